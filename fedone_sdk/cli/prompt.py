@@ -54,6 +54,9 @@ class FormName(StrEnum):
     text = "text"
     template = "template"
     dspy = "dspy"
+    mlflow = "mlflow"
+    langfuse = "langfuse"
+    promptfoo = "promptfoo"
 
 
 @app.command(epilog="Example: fedone prompt verify sst2.prompt.json --against fedone.db")
@@ -138,8 +141,8 @@ def use(
         FormName,
         typer.Option(
             "--as",
-            help="Without --data: print the prompt to the letter, the input that it makes, or "
-            "what DSPy loads.",
+            help="Without --data: print the prompt to the letter, the input that it makes, what "
+            "DSPy loads, what MLflow and Langfuse register, or a configuration of promptfoo.",
         ),
     ] = FormName.template,
     run_path: Annotated[
@@ -178,7 +181,8 @@ def use(
     if data is None:
         if run_path is not None or model is not None or any_model:
             raise SpecError("--data: is required to ask a model", source="arguments")
-        _say(in_form(artefact, form.value), target)
+        with naming(str(path)):
+            _say(in_form(artefact, form.value), target)
         return
     examples = _examples(data, artefact.task)
     backend = _backend(run_path, model)
