@@ -24,6 +24,8 @@ __all__ = ["init"]
 
 _DEV_SHARE = 0.2
 _SAMPLES = 6
+_ROUNDS = 10
+"""Rounds of a new run, as a multiple of those that its cap pays for."""
 _SMALL = "smollm2-135m-instruct"
 
 
@@ -223,7 +225,7 @@ class _Draft:
             prompt=_WORDS if masked else _SLOTS,
             samples=_SAMPLES,
             queries=self.queries,
-            rounds=max(1, self.queries // _SAMPLES),
+            rounds=_ROUNDS * max(1, self.queries // _SAMPLES),
             backend=_yaml(dict(self.backend)),
         )
         validate_spec(RunSpec, yaml.safe_load(document), source="the new run")
@@ -280,6 +282,7 @@ method: {{name: thompson, num_samples: {samples}, batch_size: 16}}
 participation: {{exchange: losses}}
 # Never overshot. A higher number lets the same run go on.
 budget: {{queries: {queries}}}
+# More than the budget pays for, so that a higher one has work to pay for.
 rounds: {rounds}
 # 0 measures the ends only.
 evaluation: {{every: 0}}

@@ -35,7 +35,7 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     spec = RunSpec.load("run.yaml")
     # Words of the labels that are one token of the model.
     assert spec.task.labels == {"Good": " good", "unsatisfactory_service": " service"}
-    assert (spec.budget and spec.budget.queries, spec.rounds) == (12, 2)
+    assert (spec.budget and spec.budget.queries, spec.rounds) == (12, 20)
     rows = [json.loads(line) for line in Path("my-tickets.dev.jsonl").read_text().splitlines()]
     assert len(rows) == 16
     assert {row["label"] for row in rows} == set(spec.task.labels)
@@ -43,6 +43,12 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     assert len(train) == 64
     assert not {json.loads(line)["text"] for line in train} & {row["text"] for row in rows}
     assert fedone("tune", "run.yaml", "--transport", "memory").code == 0
+    # What the file says of a higher number is true.
+    text = Path("run.yaml").read_text()
+    Path("run.yaml").write_text(text.replace("queries: 12", "queries: 18"))
+    code, _, err = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+    assert (code, json.loads(Path("r.json").read_bytes())["spent"]["queries"]) == (0, 18)
+    assert "raising queries 12 -> 18 after round 2" in err
     # Nothing is overwritten.
     before = Path("run.yaml").read_bytes()
     outcome = fedone("init", "my tickets.csv", "--model", "roberta-mini")

@@ -36,7 +36,9 @@ def raised(rules: Rules, event: RaiseAsked, state: RunState, now: float) -> Tran
     if ended and state.status != "budget_exhausted" and not _has_more(rules, state, cap):
         done = f"after {state.round} of {rules.spec.rounds} rounds"
         raise ProblemError(
-            "run_conflict", f"the run is {state.status} {done}: a higher cap gives it no more work"
+            "run_conflict",
+            f"the run is {state.status} {done}: a higher cap gives it no more work; a run with "
+            "more rounds takes another name",
         )
     state = replace(state, account=replace(account, cap=cap))
     if ended:
