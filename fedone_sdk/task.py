@@ -120,6 +120,8 @@ TextPrompt = str | Filling
 
 
 _FUNCTION = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+_NAMED = r"^([A-Za-z_][\w.]*:[A-Za-z_]\w*|[A-Za-z_][\w-]*)$"
+"""A function, or an entry point."""
 
 
 def _known_metric(name: str) -> str:
@@ -195,8 +197,8 @@ class TaskSpec(BaseModel):
         label_field: The column with the label or the reference text. Unused by ``score``, whose
             function gets the whole example.
         max_tokens: The longest text to generate for ``score``, tokens.
-        score: ``package.module:function`` for ``score``: imported by `fedone tune` and
-            `fedone score`, never because of a message.
+        score: For ``score``: ``package.module:function``, or the name of an entry point of the
+            group ``fedone.scores``. A local run imports it, never a message.
         bias: Added to the label words' log-probabilities before losses and predictions, one number
             per label, nats. A label that the model did not write stays impossible. Null for
             none.
@@ -216,7 +218,7 @@ class TaskSpec(BaseModel):
     label_field: str = "label"
     description: Description | None = Field(default=None, exclude_if=_is_none)
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
-    score: Annotated[str, Field(pattern=_FUNCTION)] | None = None
+    score: Annotated[str, Field(pattern=_NAMED, max_length=200)] | None = None
     bias: tuple[Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)], ...] | None = None
 
     @model_validator(mode="before")

@@ -24,8 +24,8 @@ __all__ = ["init"]
 
 _DEV_SHARE = 0.2
 _SAMPLES = 6
-_MOST = 10
-"""How many times the cap its rounds could pay for: a raised cap needs rounds."""
+_ROUNDS = 10
+"""Rounds of a new run, as a multiple of those that its cap pays for."""
 _SMALL = "smollm2-135m-instruct"
 
 
@@ -225,7 +225,7 @@ class _Draft:
             prompt=_WORDS if masked else _SLOTS,
             samples=_SAMPLES,
             queries=self.queries,
-            rounds=_MOST * max(1, self.queries // _SAMPLES),
+            rounds=_ROUNDS * max(1, self.queries // _SAMPLES),
             backend=_yaml(dict(self.backend)),
         )
         validate_spec(RunSpec, yaml.safe_load(document), source="the new run")
@@ -282,7 +282,7 @@ method: {{name: thompson, num_samples: {samples}, batch_size: 16}}
 participation: {{exchange: losses}}
 # A hard cap. A higher number continues the same run.
 budget: {{queries: {queries}}}
-# The most that there will be: the cap ends the run before them.
+# More than the budget pays for, so that a higher one has work to pay for.
 rounds: {rounds}
 # 0 measures only before and after the run.
 evaluation: {{every: 0}}

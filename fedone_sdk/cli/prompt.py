@@ -56,6 +56,9 @@ class FormName(StrEnum):
     text = "text"
     template = "template"
     dspy = "dspy"
+    mlflow = "mlflow"
+    langfuse = "langfuse"
+    promptfoo = "promptfoo"
 
 
 @app.command(epilog="Example: fedone prompt verify sst2.prompt.json --against fedone.db")
@@ -140,8 +143,8 @@ def use(
         FormName,
         typer.Option(
             "--as",
-            help="Without --data: print the prompt's exact text, the input with it, or "
-            "a program for DSPy.",
+            help="Without --data: print the prompt's exact text, the input with it, a program for "
+            "DSPy, a prompt for MLflow or Langfuse, or a configuration of promptfoo.",
         ),
     ] = FormName.template,
     run_path: Annotated[
@@ -185,7 +188,8 @@ def use(
     if data is None:
         if run_path is not None or model is not None or any_model:
             raise SpecError("--data: is required to use a model", source="arguments")
-        _say(in_form(artefact, form.value), target)
+        with naming(str(path)):
+            _say(in_form(artefact, form.value), target)
         return
     examples = _examples(data, artefact.task)
     backend = _backend(run_path, model)

@@ -135,10 +135,7 @@ def tune(
     state = None if no_store else _state(run, store)
     known = None if state is None else _find(run, federation, state, fresh=fresh)
     if known is not None and known.raised:
-        print(
-            f"raised {', '.join(known.raised)}; continues after round {known.round}",
-            file=sys.stderr,
-        )
+        print(f"raising {', '.join(known.raised)} after round {known.round}", file=sys.stderr)
     kept = KeptRun(None if state is None else state.store)
     with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, transport, state, kept, tracking))

@@ -9,6 +9,7 @@ from fedone_sdk.reports.artefact import (
 )
 from fedone_sdk.reports.comparison import Change, changed_answers
 from fedone_sdk.reports.forms import FORMS, dspy_state, in_form, ready_text
+from fedone_sdk.reports.prompt_tools import langfuse_prompt, mlflow_prompt, promptfoo_config
 from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive
 from fedone_sdk.reports.start import start_of
 from fedone_sdk.reports.use import Labelled, label_examples
@@ -30,6 +31,9 @@ __all__ = [
     "dspy_state",
     "in_form",
     "label_examples",
+    "langfuse_prompt",
+    "mlflow_prompt",
+    "promptfoo_config",
     "read_artefact",
     "read_run",
     "ready_text",

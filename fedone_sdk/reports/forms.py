@@ -1,4 +1,4 @@
-"""Forms of an artefact: plain text, template, DSPy program."""
+"""Forms of an artefact: plain text, template, and those of DSPy, MLflow, Langfuse, promptfoo."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedone_sdk.reports.artefact import PromptArtefact
+from fedone_sdk.reports.prompt_tools import langfuse_prompt, mlflow_prompt, promptfoo_config
 from fedone_sdk.task import TaskSpec, TextPrompt, placed
 
 __all__ = ["FORMS", "dspy_state", "in_form", "ready_messages", "ready_text"]
@@ -75,7 +76,10 @@ def dspy_state(artefact: PromptArtefact) -> dict[str, Any]:
 FORMS: Mapping[str, Callable[[PromptArtefact], str]] = {
     "text": lambda artefact: artefact.prompt.text,
     "template": lambda artefact: ready_text(artefact.task, artefact.prompt.prompt),
-    "dspy": lambda artefact: json.dumps(dspy_state(artefact), indent=2, ensure_ascii=False) + "\n",
+    "dspy": lambda artefact: _document(dspy_state(artefact)),
+    "mlflow": lambda artefact: _document(mlflow_prompt(artefact)),
+    "langfuse": lambda artefact: _document(langfuse_prompt(artefact)),
+    "promptfoo": lambda artefact: _document(promptfoo_config(artefact)),
 }
 """The forms by their names."""
 
@@ -86,14 +90,20 @@ def in_form(artefact: PromptArtefact, form: str) -> str:
     Args:
         artefact: The artefact.
         form: One of `FORMS`: ``text`` is the prompt's exact text; ``template`` is `ready_text`;
-            ``dspy`` is the JSON of `dspy_state`.
+            ``dspy``, ``mlflow``, ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`,
+            `mlflow_prompt`, `langfuse_prompt` and `promptfoo_config`.
 
     Raises:
+        SpecError: The prompt does not go into that form.
         ValueError: There is no such form.
     """
     if form not in FORMS:
         raise ValueError(f"no form {form!r}; forms: {', '.join(FORMS)}")
     return FORMS[form](artefact)
+
+
+def _document(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def _plain(text: str) -> str:

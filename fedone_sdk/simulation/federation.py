@@ -147,7 +147,7 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
         return None
     if task.score is None:
         raise SpecError("task.score: is required for loss score: package.module:function")
-    found: ScoreFunction = load_object("task.score", task.score, base_dir)
+    found: ScoreFunction = load_object("task.score", task.score, base_dir, group="fedone.scores")
     return found
 
 

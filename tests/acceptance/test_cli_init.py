@@ -43,6 +43,12 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     assert len(train) == 64
     assert not {json.loads(line)["text"] for line in train} & {row["text"] for row in rows}
     assert fedone("tune", "run.yaml", "--transport", "memory").code == 0
+    # What the file says of a higher number is true.
+    text = Path("run.yaml").read_text()
+    Path("run.yaml").write_text(text.replace("queries: 12", "queries: 18"))
+    code, _, err = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+    assert (code, json.loads(Path("r.json").read_bytes())["spent"]["queries"]) == (0, 18)
+    assert "raising queries 12 -> 18 after round 2" in err
     # Nothing is overwritten.
     before = Path("run.yaml").read_bytes()
     outcome = fedone("init", "my tickets.csv", "--model", "roberta-mini")

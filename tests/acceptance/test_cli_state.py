@@ -143,7 +143,7 @@ def test_a_raised_cap_lets_the_run_go_on(
     raised = ["--raise", "queries=12"] if how == "--raise" else []
     code, out, err = tune(*raised)
     assert code == 0
-    assert "raised queries 8 -> 12; continues after round 2" in err
+    assert "raising queries 8 -> 12 after round 2" in err
     # The run called "whole" has asked it all before.
     assert "continued after round 2; 4 answers free, paid for before" in err
     assert "12 of 12" in out

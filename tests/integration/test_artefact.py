@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import fedone_sdk
 from fedone_sdk.aggregator.serving.archive import export_run
 from fedone_sdk.errors import ArchiveError, SpecError
+from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import (
     PromptArtefact,
     artefact_of,
@@ -20,6 +22,9 @@ from fedone_sdk.reports import (
     dspy_state,
     in_form,
     label_examples,
+    langfuse_prompt,
+    mlflow_prompt,
+    promptfoo_config,
     read_artefact,
     read_run,
     ready_text,
@@ -231,8 +236,66 @@ async def test_forms() -> None:
     assert state["signature"]["instructions"] == (
         f"{artefact.prompt.text.strip()}\n\nAnswer with exactly one of: terrible, great."
     )
-    with pytest.raises(ValueError, match="forms: text, template, dspy"):
+    with pytest.raises(ValueError, match="forms: text, template, dspy, mlflow"):
         in_form(artefact, "yaml")
+
+
+def lettered(value: object) -> Any:
+    """As a file has it."""
+    return json.loads(json.dumps(value))
+
+
+async def test_forms_of_other_tools_say_where_a_prompt_comes_from() -> None:
+    artefact = artefact_of(await run_of_archive((await small()).archive))
+    mlflow, langfuse = (json.loads(in_form(artefact, form)) for form in ("mlflow", "langfuse"))
+    assert mlflow == lettered(mlflow_prompt(artefact))
+    assert langfuse == lettered(langfuse_prompt(artefact))
+    text = f"{artefact.prompt.text} {{{{text}}}} It was"
+    assert (mlflow["template"], langfuse["prompt"]) == (text, text)
+    assert (mlflow["name"], langfuse["name"], langfuse["type"]) == ("small", "small", "text")
+    metric = artefact.evaluation.metric
+    said = f"accuracy {metric.no_prompt:.3f} -> {metric.after:.3f}"
+    assert mlflow["commit_message"].endswith(said)
+    assert langfuse["commitMessage"] == mlflow["commit_message"]
+    assert mlflow["tags"]["fedone.sha256"] == artefact.sha256
+    assert all(isinstance(value, str) for value in mlflow["tags"].values())
+    assert langfuse["config"]["fedone"]["sha256"] == artefact.sha256
+    assert langfuse["config"]["label_words"] == {"0": "terrible", "1": "great"}
+    assert langfuse["labels"] == [], "a person promotes it"
+
+
+async def test_a_promptfoo_configuration_asks_the_model_that_answered() -> None:
+    artefact = await artefact_with(models=("small-2", "other"))
+    config = json.loads(in_form(artefact, "promptfoo"))
+    assert config == lettered(promptfoo_config(artefact))
+    (provider,), (prompt,) = config["providers"], config["prompts"]
+    assert provider["id"] == "openai:chat:small-2"
+    assert json.loads(prompt["raw"]) == [
+        {"role": "user", "content": f"{artefact.prompt.text} {{{{text}}}} It was"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "problem"),
+    [
+        ("mlflow", "a {{b", "'{{', which MLflow does not keep as text"),
+        ("mlflow", "a {% b", "'{%', which MLflow does not keep as text"),
+        ("langfuse", "a {{b", "'{{', which Langfuse does not keep as text"),
+        ("promptfoo", "{% endraw %}", "'endraw', which promptfoo does not keep as text"),
+    ],
+)
+async def test_what_a_tool_would_read_as_its_own_is_refused(
+    form: str, text: str, problem: str
+) -> None:
+    artefact = await artefact_with(prompt=PromptReport(text=text, tokens=(text,)))
+    with pytest.raises(SpecError, match=re.escape(problem)):
+        in_form(artefact, form)
+
+
+async def test_a_mask_is_no_question_for_promptfoo() -> None:
+    task = TaskSpec(template="{text} It was{prompt} {mask}.", labels={0: " bad", 1: " good"})
+    with pytest.raises(SpecError, match=re.escape("fills {mask}; promptfoo asks for answers")):
+        promptfoo_config(await artefact_with(task=task))
 
 
 # Use

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedone_sdk import objects
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LOG_ZERO, Query, Want, want_of
@@ -592,6 +595,17 @@ class TestLoading:
         found = self.load(tmp_path, "score", data, score=f"{module}:score")
         assert found.score is not None
         assert found.score("", {}) == 0.25
+
+    def test_a_score_function_by_entry_point(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        point = EntryPoint("half-marks", "operator:itemgetter", "fedone.scores")
+        monkeypatch.setattr(
+            objects, "entry_points", lambda *, group: [point] if group == point.group else []
+        )
+        task = {**GENERATION, "loss": "score"}
+        named = TaskSpec.model_validate({**task, "score": "half-marks"})
+        assert load_score(named) is operator.itemgetter
+        with pytest.raises(SpecError, match=r"package\.module:object or one of half-marks"):
+            load_score(TaskSpec.model_validate({**task, "score": "no-marks"}))
 
     @pytest.mark.parametrize(
         ("name", "told"),

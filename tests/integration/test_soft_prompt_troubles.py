@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -45,7 +46,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
 from fedone_sdk.simulation import Federation, MemoryTransport, plan_run
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ManualClock, ScriptedBackend
@@ -246,6 +247,16 @@ class TestHostileServers:
             raise MessageError("the aggregator's answer is malformed: method: an unknown tag")
 
         await self.declined(TUNING, "cannot be understood", task=unknown)
+
+    async def test_a_method_of_the_server_s_own_loads_nothing(self) -> None:
+        def own(found: RunTask) -> RunTask:
+            rows, columns = found.method.shape(found.prompt_len, found.vocab_size)
+            method = OwnMethodSpec(name="own", object="antigravity:fly", num_samples=2)
+            changes = {"method": method, "prompt_len": rows, "vocab_size": columns}
+            return found.model_copy(update=changes)
+
+        await self.declined(BBT_SPEC, "does not fit its run", task=own)
+        assert "antigravity" not in sys.modules
 
     async def declined(self, method: dict[str, Any], reason: str, **lies: Any) -> None:
         told = []

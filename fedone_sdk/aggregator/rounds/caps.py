@@ -38,8 +38,8 @@ def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float)
         done = f"after {state.round} of {rules.spec.rounds} rounds"
         raise ProblemError(
             "run_conflict",
-            f"the run is {state.status} {done}: a higher cap gives it no more work, and more "
-            "rounds are another run, with a name of its own",
+            f"the run is {state.status} {done}: a higher cap gives it no more work; a run with "
+            "more rounds takes another name",
         )
     state = replace(state, account=replace(account, cap=cap))
     if ended:

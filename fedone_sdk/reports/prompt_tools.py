@@ -1,0 +1,193 @@
+"""A prompt for the tools that teams keep prompts in: MLflow, Langfuse, promptfoo.
+
+Their templates have ``{{name}}`` for a text field, and they send the text alone. A label bias has
+no place there, and is in the metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable
+from typing import Any
+
+from fedone_sdk.errors import SpecError
+from fedone_sdk.reports.artefact import PromptArtefact
+from fedone_sdk.task import TaskSpec, placed
+
+__all__ = ["langfuse_prompt", "mlflow_prompt", "promptfoo_config"]
+
+_MAX_WRITTEN = 16
+"""Tokens that promptfoo lets a model write for a label."""
+
+
+def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
+    """Return the arguments of ``mlflow.genai.register_prompt``.
+
+    Raises:
+        SpecError: A text holds what MLflow reads as a variable or a statement.
+    """
+    facts = _facts(artefact)
+    return {
+        "name": artefact.name,
+        "template": _template(artefact, _refusing("MLflow", "{{", "{%")),
+        "commit_message": _message(artefact),
+        "tags": {f"fedone.{name}": str(value) for name, value in facts.items()},
+    }
+
+
+def langfuse_prompt(artefact: PromptArtefact) -> dict[str, Any]:
+    """Return the body of Langfuse's ``POST /api/public/v2/prompts``.
+
+    No label is set, so that no deployment takes the prompt before a person says so.
+
+    Raises:
+        SpecError: A text holds what Langfuse reads as a variable.
+    """
+    template = _template(artefact, _refusing("Langfuse", "{{"))
+    return {
+        "type": "text" if isinstance(template, str) else "chat",
+        "name": artefact.name,
+        "prompt": template,
+        "config": {
+            "label_words": _words(artefact),
+            "label_bias": artefact.prompt.bias,
+            "fedone": _facts(artefact),
+        },
+        "labels": [],
+        "tags": ["fedone"],
+        "commitMessage": _message(artefact),
+    }
+
+
+def promptfoo_config(artefact: PromptArtefact) -> dict[str, Any]:
+    """Return a configuration of promptfoo, without tests: ``promptfoo eval -c FILE -t ROWS.csv``.
+
+    Rows have the text fields and, for label words, the label field. The model is asked by OpenAI's
+    API: ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` say where. An answer is right if it begins with
+    the label word of the row's label.
+
+    Raises:
+        SpecError: The model fills a mask.
+    """
+    task = artefact.asked
+    if "{mask}" in "".join(text for _, text in task.messages):
+        raise SpecError("the prompt is for a model that fills {mask}; promptfoo asks for answers")
+    template = _template(artefact, _raw)
+    messages = [{"role": "user", "content": template}] if isinstance(template, str) else template
+    config: dict[str, Any] = {
+        "description": _message(artefact),
+        "prompts": [{"id": artefact.name, "label": artefact.name, "raw": _json(messages)}],
+        "providers": [
+            {
+                "id": f"openai:chat:{_model(artefact)}",
+                "config": {"temperature": 0, "max_tokens": task.max_written or _MAX_WRITTEN},
+            }
+        ],
+        "metadata": {f"fedone.{name}": value for name, value in _facts(artefact).items()},
+    }
+    if task.label_words:
+        config["defaultTest"] = {"assert": [{"type": "javascript", "value": _right(task)}]}
+    return config
+
+
+def _right(task: TaskSpec) -> str:
+    """Whether an answer begins with the row's label word; of several words the longest counts."""
+    words = {label: word.strip().lower() for label, word in task.labels.items()}
+    return (
+        f"Object.entries({_json(words)})"
+        ".filter(([, word]) => output.trim().toLowerCase().startsWith(word))"
+        ".sort(([, one], [, other]) => other.length - one.length)"
+        f".map(([label]) => label)[0] === String(context.vars[{_json(task.label_field)}])"
+    )
+
+
+def _template(artefact: PromptArtefact, plain: Callable[[str], str]) -> str | list[dict[str, str]]:
+    """The task's text or messages with the prompt in its place and ``{{name}}`` for a field.
+
+    Args:
+        artefact: The artefact.
+        plain: Makes what the tool shows as a text of a text.
+    """
+    task = artefact.asked
+    texts = placed(task, artefact.prompt.prompt)
+
+    def filled(template: str) -> str:
+        parts = [""]
+        fields = []
+        for text, name, _, _ in string.Formatter().parse(template):
+            parts[-1] += text
+            if name in texts:
+                parts[-1] += texts[name]
+            elif name is not None:
+                fields.append(f"{{{{{name}}}}}")
+                parts.append("")
+        return "".join(
+            each for pair in zip(map(plain, parts), [*fields, ""], strict=True) for each in pair
+        )
+
+    said = [(role or "user", filled(text)) for role, text in task.messages]
+    if task.template is not None:
+        return said[0][1]
+    return [{"role": role, "content": text} for role, text in said if text or role == "user"]
+
+
+def _refusing(tool: str, *marks: str) -> Callable[[str], str]:
+    def plain(text: str) -> str:
+        for mark in marks:
+            if mark in text:
+                raise SpecError(f"the prompt holds {mark!r}, which {tool} does not keep as text")
+        return text
+
+    return plain
+
+
+def _raw(text: str) -> str:
+    """A text as Nunjucks shows it to the letter."""
+    if not any(mark in text for mark in ("{{", "{%", "{#")):
+        return text
+    if "endraw" in text:
+        raise SpecError("the prompt holds 'endraw', which promptfoo does not keep as text")
+    return f"{{% raw %}}{text}{{% endraw %}}"
+
+
+def _words(artefact: PromptArtefact) -> dict[str, str]:
+    return {label: word.strip() for label, word in artefact.asked.labels.items()}
+
+
+def _model(artefact: PromptArtefact) -> str:
+    """What the provider calls the model, or else what the SDK does."""
+    return artefact.models[0] if artefact.models else artefact.model or "model"
+
+
+def _facts(artefact: PromptArtefact) -> dict[str, Any]:
+    """Where the prompt comes from, without what is not known."""
+    measured = artefact.evaluation
+    facts: dict[str, Any] = {
+        "run_id": artefact.run_id,
+        "sha256": artefact.sha256,
+        "model": artefact.model,
+        "method": artefact.method,
+        "rounds": artefact.rounds,
+        "label_words": _json(_words(artefact)) if artefact.asked.label_words else None,
+        "label_bias": None if artefact.prompt.bias is None else _json(artefact.prompt.bias),
+        "metric": measured.metric.name,
+        "metric_no_prompt": measured.metric.no_prompt,
+        "metric_after": measured.metric.after,
+        "examples": measured.examples,
+        "sdk_version": artefact.sdk_version,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _message(artefact: PromptArtefact) -> str:
+    metric = artefact.evaluation.metric
+    found = f"FedOne run {artefact.run_id}, {artefact.rounds} rounds"
+    if metric.after is None:
+        return found
+    before = "" if metric.no_prompt is None else f"{metric.no_prompt:.3f} -> "
+    return f"{found}: {metric.name} {before}{metric.after:.3f}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
