@@ -43,6 +43,7 @@ class Condition:
         self._only_when = only_when
         self._teller = teller
         self._held = True
+        self._failing = False
 
     async def holds(self) -> bool:
         """Whether the device may work now; not when the app's function fails."""
@@ -51,9 +52,11 @@ class Condition:
         try:
             found = self._only_when()
             held = bool(await found if inspect.isawaitable(found) else found)
+            self._failing = False
         except Exception as exc:
-            _log.warning("only_when failed", error=type(exc).__name__)
-            held = False
+            if not self._failing:
+                _log.warning("only_when failed: no work until it answers", error=type(exc).__name__)
+            held, self._failing = False, True
         if held != self._held:
             self._held = held
             self._teller.tell("resumed" if held else "paused")

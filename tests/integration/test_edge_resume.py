@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -412,6 +413,17 @@ class TestPrivacy:
         ):
             assert await client.run_once() == "worked"
         return updates[0]
+
+
+def test_a_journal_that_holds_no_number_is_read_without_it(tmp_path: Path) -> None:
+    """Older versions kept what a model of the device's own had answered."""
+    from fedone_sdk.client.journal import Journal
+
+    shelf = shelf_of(tmp_path, "memory:")
+    rows = {"wrong": (math.nan, 0.5), "endless": (math.inf,), "right": (0.1, None)}
+    Journal(shelf, "a").keep(rows, "m")
+    again = Journal(shelf, "a")
+    assert [again.row(key) for key in rows] == [None, None, ((0.1, None), "m")]
 
 
 def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:
