@@ -420,10 +420,13 @@ def test_a_journal_that_holds_no_number_is_read_without_it(tmp_path: Path) -> No
     from fedone_sdk.client.journal import Journal
 
     shelf = shelf_of(tmp_path, "memory:")
-    rows = {"wrong": (math.nan, 0.5), "endless": (math.inf,), "right": (0.1, None)}
+    rows = {"right": (0.1, None), "wrong": (math.nan, 0.5), "after it": (0.2,)}
     Journal(shelf, "a").keep(rows, "m")
     again = Journal(shelf, "a")
-    assert [again.row(key) for key in rows] == [None, None, ((0.1, None), "m")]
+    # What follows a line that is wrong is scored again.
+    assert [again.row(key) for key in rows] == [((0.1, None), "m"), None, None]
+    again.keep({"after it": (0.2,)}, "m")
+    assert Journal(shelf, "a").row("after it") == ((0.2,), "m")
 
 
 def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:
