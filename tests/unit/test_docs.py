@@ -189,3 +189,13 @@ def test_every_key_of_a_run_is_on_the_reference_page() -> None:
         if key not in documented
     }
     assert missing == set()
+
+
+def test_the_readme_s_server_has_the_model_of_its_run(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")):
+        if block.language == "yaml":
+            (tmp_path / "block.yaml").write_text(block.text, encoding="utf-8")
+            document = load_yaml(tmp_path / "block.yaml")
+            found["run" if "prompt" in document else "server"] = document
+    assert found["server"]["backend"] == found["run"]["backend"]
