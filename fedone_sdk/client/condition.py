@@ -44,6 +44,7 @@ class Condition:
         self._only_when = only_when
         self._events = events
         self._held = True
+        self._failing = False
 
     async def holds(self) -> bool:
         """Return whether the device may work now; False if the app's function fails."""
@@ -52,9 +53,11 @@ class Condition:
         try:
             found = self._only_when()
             held = bool(await found if inspect.isawaitable(found) else found)
+            self._failing = False
         except Exception as exc:
-            _log.warning("only_when failed", error=type(exc).__name__)
-            held = False
+            if not self._failing:
+                _log.warning("only_when failed: no work until it answers", error=type(exc).__name__)
+            held, self._failing = False, True
         if held != self._held:
             self._held = held
             self._events.emit("resumed" if held else "paused")

@@ -146,7 +146,7 @@ async def walk(
         await stage.reach(60)
         await expect(page.get_by_role("heading", level=1)).to_contain_text(re.compile(ENDED))
         worth = page.get_by_role("region", name="Was it worth it?")
-        await expect(worth).to_contain_text("One answer for everything")
+        await expect(worth).to_contain_text("One answer for everything", timeout=15_000)
         yield "run-ended", page
 
         await stage.add_run("urgency", task=URGENCY)

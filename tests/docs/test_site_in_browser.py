@@ -16,6 +16,11 @@ pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 PAGES = (
     "docs/index.html",
+    "docs/quickstart.html",
+    "docs/guides/reports.html",
+    "docs/operations/dashboard.html",
+    "docs/operations/serve.html",
+    "docs/reference/run-yaml.html",
     "docs/tutorials/paid-api.html",
     "docs/explanation/algorithm.html",
     "docs/reference/api/fedone_sdk.client.html",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
@@ -114,6 +115,25 @@ class TestEvents:
         async with serving(spec_of()) as service, client_of(service, on_event=broken) as client:
             await client.run_forever()
             assert service.runs["run"].state.status == "completed"
+
+    async def test_a_condition_that_fails_is_said_once(self) -> None:
+        answers: list[bool] = []
+
+        def condition() -> bool:
+            if not answers:
+                raise RuntimeError("no sensor")
+            return answers[0]
+
+        async with (
+            serving(spec_of()) as service,
+            client_of(service, only_when=condition) as client,
+        ):
+            with capture_logs() as logs:
+                assert [await client.run_once() for _ in range(3)] == ["paused"] * 3
+            (line,) = [line for line in logs if line["event"].startswith("only_when failed")]
+            assert line["error"] == "RuntimeError"
+            answers.append(True)
+            assert await client.run_once() == "worked"
 
     async def test_declined_and_refused(self) -> None:
         told: list[ClientEvent] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -414,6 +415,20 @@ class TestPrivacy:
         ):
             assert (await client.run_once()).outcome == "worked"
         return updates[0]
+
+
+def test_a_journal_that_holds_no_number_is_read_without_it(tmp_path: Path) -> None:
+    """Older versions kept what a model of the device's own had answered."""
+    from fedone_sdk.client.journal import Journal
+
+    shelf = shelf_of(tmp_path, "memory:")
+    rows = {"right": (0.1, None), "wrong": (math.nan, 0.5), "after it": (0.2,)}
+    Journal(shelf, "a").keep(rows, "m")
+    again = Journal(shelf, "a")
+    # What follows a line that is wrong is scored again.
+    assert [again.row(key) for key in rows] == [((0.1, None), "m"), None, None]
+    again.keep({"after it": (0.2,)}, "m")
+    assert Journal(shelf, "a").row("after it") == ((0.2,), "m")
 
 
 def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:

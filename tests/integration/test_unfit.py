@@ -13,6 +13,8 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import Aggregator, EdgeClient
 from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, digest
+from fedone_sdk.aggregator.telemetry.metrics import Metrics
+from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import HttpTransport
 from fedone_sdk.data.misfit import Rows
@@ -104,6 +106,29 @@ async def test_devices_of_another_run_do_not_end_this_one() -> None:
         rows = [{"text": "a", "label": "low"}, {"text": "b", "label": "high"}]
         async with client_of(aggregator, rows) as other:  # the run has waited for it
             assert (await other.run_once()).outcome == "worked"
+
+
+async def test_the_figures_that_the_alert_of_a_starving_run_reads() -> None:
+    metrics = Metrics()
+    aggregator = Aggregator(
+        backend=BACKEND, enrolment_tokens=[TOKEN], observers=Observers(metrics=metrics)
+    )
+    async with aggregator:
+        for spec in (
+            spec_of("tickets", ("billing", "login"), rounds=100),
+            spec_of("urgency", ("low", "high")),
+        ):
+            await aggregator.add_run(spec, WORDS)
+        async with client_of(aggregator) as one, client_of(aggregator) as other:
+            for _ in range(4):
+                await one.run_once()
+                await other.run_once()
+            url = await aggregator.listen_metrics()
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as found:
+                lines = (await found.text()).splitlines()
+    for run, fit in (("tickets", 2), ("urgency", 0)):
+        assert f'fedone_run_devices_connected{{run="{run}"}} 2.0' in lines
+        assert f'fedone_run_devices_fit{{run="{run}"}} {fit}.0' in lines
 
 
 async def test_new_data_is_offered_work_again() -> None:

@@ -199,3 +199,13 @@ def test_the_architecture_names_modules_that_exist() -> None:
         assert (package / name).is_file() or (package / "aggregator" / name).is_file(), name
     walk = page.partition("## The path of one loss")[2].partition("\n## ")[0]
     assert 15 < len(set(re.findall(r"`[\w/]+\.py`", walk))) <= 25
+
+
+def test_the_readme_s_server_has_the_model_of_its_run(tmp_path: Path) -> None:
+    found: dict[str, Any] = {}
+    for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")):
+        if block.language == "yaml":
+            (tmp_path / "block.yaml").write_text(block.text, encoding="utf-8")
+            document = load_yaml(tmp_path / "block.yaml")
+            found["run" if "prompt" in document else "server"] = document
+    assert found["server"]["backend"] == found["run"]["backend"]
