@@ -11,10 +11,9 @@ from urllib.parse import quote
 
 import aiohttp
 from pydantic import TypeAdapter, ValidationError
-from yarl import URL
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.client.network import Network
+from fedone_sdk.client.network import Network, server_url
 from fedone_sdk.errors import MessageError, SpecError, TransportError
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,
@@ -77,7 +76,7 @@ class AdminClient:
     """
 
     def __init__(self, url: str, token: str, *, network: Network | None = None) -> None:
-        self._base = _base(url)
+        self._base = server_url(url)
         if not token or not is_sendable(token):
             raise SpecError("token: must be printable ASCII, at least one", source="arguments")
         self._headers = {
@@ -332,20 +331,6 @@ class AdminClient:
 
 def _run(run_id: str, *rest: str) -> str:
     return "/".join(("/v1/runs", quote(run_id, safe=""), *rest))
-
-
-def _base(text: str) -> URL:
-    try:
-        base = URL(text)
-        (base.raw_host or "").encode("idna")  # as the resolver does
-    except ValueError:
-        base = URL()
-    if base.scheme not in ("http", "https") or not base.host:
-        raise SpecError(f"server: {text!r} is not an http(s) URL", source="arguments")
-    if base.user is not None or base.password is not None:
-        # aiohttp would send them instead of the token.
-        raise SpecError("server: must not hold a user or password", source="arguments")
-    return base
 
 
 def _log_lines(body: bytes) -> bytes:

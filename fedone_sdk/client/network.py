@@ -17,7 +17,29 @@ from fedone_sdk.errors import SpecError
 if TYPE_CHECKING:
     from fedone_sdk.client.transport import Transport
 
-__all__ = ["Network", "Proxy"]
+__all__ = ["Network", "Proxy", "server_url"]
+
+
+def server_url(text: str) -> URL:
+    """Parse the base URL of an aggregator.
+
+    Args:
+        text: The URL.
+
+    Raises:
+        SpecError: It is not an http(s) URL, or it has a user or password.
+    """
+    try:
+        url = URL(text)
+        (url.raw_host or "").encode("idna")  # as the resolver does
+    except ValueError:
+        url = URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise SpecError(f"server: {text!r} is not an http(s) URL", source="arguments")
+    if url.user is not None or url.password is not None:
+        # aiohttp would send them instead of the credential.
+        raise SpecError("server: must not have a user or password", source="arguments")
+    return url
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,13 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
-from fedone_sdk.client.network import Network
+from fedone_sdk.client.network import Network, server_url
 from fedone_sdk.client.reasons import problem_of
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import (
     MessageError,
     MissingExtraError,
     ProblemError,
-    SpecError,
     TransportError,
 )
 from fedone_sdk.messages import (
@@ -161,15 +160,7 @@ class HttpTransport:
     def __init__(
         self, server: str, *, network: Network | None = None, clock: Clock | None = None
     ) -> None:
-        try:
-            self._base = URL(server)
-        except ValueError:
-            self._base = URL()
-        if self._base.scheme not in ("http", "https") or not self._base.host:
-            raise SpecError(f"server: {server!r} is not an http(s) URL", source="arguments")
-        if self._base.user is not None or self._base.password is not None:
-            # aiohttp would send them instead of the credential.
-            raise SpecError("server: must not hold a user or password", source="arguments")
+        self._base = server_url(server)
         network = network or Network()
         self._timeout_s = network.timeout_s
         self._ssl = network.context()

@@ -479,7 +479,7 @@ def test_a_mistake_is_one_line(
         ),
         (
             ["runs", "list", "--server", "http://me:secret@h", "--admin-token", "secret"],
-            "arguments: server: must not hold a user or password",
+            "arguments: server: must not have a user or password",
         ),
         *(
             (

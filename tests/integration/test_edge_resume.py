@@ -299,7 +299,7 @@ async def test_another_model_than_before(tmp_path: Path) -> None:
         async with client_of(service, tmp_path, backend=other, transport=transport) as client:
             assert (await client.run_once()).outcome == "declined"
     (message,) = declined
-    assert message.reason == "the model changed while the work was under way"
+    assert message.reason == "the model changed during the work"
     assert message.usage.requests >= 5 + len(other.asked)
     assert list((tmp_path / folder_name(tmp_path)).glob("journal-*")) == []
 

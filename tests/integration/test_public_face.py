@@ -194,7 +194,7 @@ class TestAdminClient:
         ("url", "token", "told"),
         [
             ("ftp://host", "admin", "is not an http"),
-            ("http://user:secret@host", "admin", "must not hold a user"),
+            ("http://user:secret@host", "admin", "must not have a user"),
             ("http://host", "", "printable ASCII"),
             ("http://host", "line\n", "printable ASCII"),
         ],
@@ -202,7 +202,7 @@ class TestAdminClient:
     def test_bad_arguments(self, url: str, token: str, told: str) -> None:
         with pytest.raises(SpecError, match=told) as caught:
             AdminClient(url, token)
-        assert "secret" not in str(caught.value) or "secret" not in token
+        assert "secret" not in str(caught.value)
 
     async def test_failures(self) -> None:
         async with serving() as (_, url):
