@@ -92,7 +92,7 @@ class Usage(BaseModel):
 
     def without_queries(self) -> Usage:
         """The same amount with no queries: evaluation is billed, but is not training."""
-        return self.model_copy(update={"queries": 0})
+        return self.model_copy(update={"queries": 0}) if self.queries else self
 
 
 NOTHING = Usage()

@@ -58,6 +58,13 @@ class RetryPolicy:
             TransportError: The server cannot be reached.
             ProblemError: The server refuses, or is not able to answer for some time.
         """
+        try:
+            return await self._once(call)
+        except Exception as exc:
+            if not is_retryable(exc):
+                raise
+            failure: Exception | None = exc
+        # Built for calls that failed only: it costs as much as the message that a call sends.
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(is_retryable),
             wait=_wait_s,
@@ -68,14 +75,20 @@ class RetryPolicy:
         )
         async for attempt in retrying:
             with attempt:
-                try:
-                    result = await call()
-                except Exception as exc:
-                    self._failed(exc)
-                    raise
-                self._succeeded()
-                return result
+                if failure is not None:
+                    first, failure = failure, None
+                    raise first
+                return await self._once(call)
         raise AssertionError("unreachable: retrying ends by returning or raising")
+
+    async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            result = await call()
+        except Exception as exc:
+            self._failed(exc)
+            raise
+        self._succeeded()
+        return result
 
     def _gives_up(self, state: tenacity.RetryCallState) -> bool:
         tried_enough = state.attempt_number >= _ATTEMPTS

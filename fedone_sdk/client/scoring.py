@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import structlog
@@ -66,7 +67,7 @@ class Losses:
     class_counts: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One local step: prompts to score on one mini-batch.
 
@@ -90,13 +91,14 @@ class Step:
     score: ScoreFunction | None = None
     by_class: bool = False
 
-    def keys(self) -> list[str]:
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
         """The prompts' names in the journal."""
         digest = self.batch.sha256
-        return [
+        return tuple(
             prompt_key(self.number, position, row, digest)
             for position, row in enumerate(self.prompts.rows())
-        ]
+        )
 
     def keep(
         self,
@@ -181,7 +183,7 @@ async def score_step(
         Declining: The model failed on too many examples, or the score function did.
         SpecError: The backend cannot answer what the task's loss needs.
     """
-    keys = step.keys()
+    keys = step.keys
     missing = [place for place, key in enumerate(keys) if not step.knows(key)]
     step.told(len(keys) - len(missing))
     if missing:
@@ -273,7 +275,7 @@ class GatewayOracle:
         Raises:
             Declining: The score function is broken, or no message can carry the step.
         """
-        keys, wanted = step.keys(), set(missing)
+        keys, wanted = step.keys, set(missing)
         count, length = step.prompts.shape
         parts = cuts(count, len(step.batch.texts))
         size = len(step.prompts.to_bytes()) // max(count, 1)

@@ -28,6 +28,8 @@ async def run_shielded(work: Coroutine[Any, Any, T], *, of: object) -> T:
         work: What is to be done.
         of: Whose it is: the store that it changes.
     """
+    if asyncio.current_task() in _UNDER_WAY:
+        return await work  # What this is a part of is shielded already.
     task = asyncio.create_task(work)
     _UNDER_WAY[task] = of
     task.add_done_callback(_UNDER_WAY.pop)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,9 @@ _MAX_BATCH = 128
 """The first of those that share a transaction waits for the last."""
 
 _NUM_READERS = 4
+
+_Outcomes = Sequence[tuple[Any, BaseException | None]]
+"""Of each work what it returned, or what it raised."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +81,7 @@ class SqliteDatabase(Alone):
         self._writer: Connection | None = None
         self._threads = _Threads()
         self._waiting: deque[_Write] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[_Outcomes] | None = None
 
     async def open(self, *, serving: bool, upgrading: bool) -> None:
         """Connects; creates and upgrades the tables."""
@@ -110,7 +114,7 @@ class SqliteDatabase(Alone):
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        if self._writing is not None:
+        while self._writing is not None:
             await asyncio.wait({self._writing})
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -163,19 +167,18 @@ class SqliteDatabase(Alone):
         write = _Write(work)
         self._waiting.append(write)
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write_all(), name="store writes")
+            self._write_next()
         with self._translated():
             try:
-                result: T = await asyncio.shield(write.done)
+                result: T = await write.done
             except asyncio.CancelledError:
                 # Who goes away while others write leaves the queue: otherwise callers that give
                 # up and ask again, as devices do, would make it longer than it can ever be
                 # worked off. What has begun is carried out.
                 if write in self._waiting:
                     self._waiting.remove(write)
-                else:
-                    await asyncio.wait({write.done})
-                    write.done.exception()
+                elif self._writing is not None:
+                    await asyncio.wait({self._writing})
                 raise
         return result
 
@@ -183,29 +186,27 @@ class SqliteDatabase(Alone):
         """Stores an event's changes; the signal is for nobody."""
         await self.write(lambda connection: statements.commit(connection, run_id, version, commit))
 
-    async def _write_all(self) -> None:
-        """Carries out what waits, until nothing does."""
-        try:
-            while self._waiting:
-                size = min(len(self._waiting), _MAX_BATCH)
-                await self._write_together([self._waiting.popleft() for _ in range(size)])
-        finally:
-            self._writing = None
+    def _write_next(self) -> None:
+        """Carries out what waits, as much as one transaction may hold.
 
-    async def _write_together(self, batch: list[_Write]) -> None:
-        """Carries out a batch in one transaction, and tells who waits only after it."""
+        No task stands between the callers and the thread: each would be a turn of the event loop.
+        """
+        size = min(len(self._waiting), _MAX_BATCH)
+        batch = [self._waiting.popleft() for _ in range(size)]
         works = [write.work for write in batch]
-        try:
-            if self._writer is None or self._engine is None:
-                raise FedOneError(f"store {self._path} is not open")
-            outcomes = await run_shielded(self._threads.write(_do_all, self._writer, works))
-        except BaseException as error:
-            for write in batch:
-                write.done.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-            return
+        self._writing = self._threads.begin_write(_do_all, self._writer, works)
+        self._writing.add_done_callback(partial(self._written, batch))
+
+    def _written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
+        """Tells who waits what became of a transaction, after it, and begins the next one."""
+        self._writing = None
+        if self._waiting:
+            self._write_next()
+        error = asyncio.CancelledError() if writing.cancelled() else writing.exception()
+        outcomes = [(None, error)] * len(batch) if error is not None else writing.result()
         for write, (result, failure) in zip(batch, outcomes, strict=True):
+            if write.done.cancelled():
+                continue
             if failure is None:
                 write.done.set_result(result)
             else:
@@ -231,6 +232,9 @@ class _Threads:
     async def write(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, work, *arguments)
 
+    def begin_write(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._writer, work, *arguments)
+
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
 
@@ -240,9 +244,7 @@ class _Threads:
         self._readers.shutdown()
 
 
-def _do_all(
-    connection: Connection, works: list[Callable[[Connection], Any]]
-) -> list[tuple[Any, Exception | None]]:
+def _do_all(connection: Connection, works: list[Callable[[Connection], Any]]) -> _Outcomes:
     """Does all works in one transaction; what one raises is its outcome and harms no other.
 
     An error of a savepoint itself is raised: then the transaction is lost for all.
