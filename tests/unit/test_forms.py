@@ -294,6 +294,7 @@ class TestChoice:
         """An encoder does not ask the schema, which takes long to make."""
         kinds = [getattr(messages, name) for name in messages.__all__]
         kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Message)]
+        kinds.remove(messages.Array)
         assert len(kinds) > 40
         for kind in kinds:
             assert forms._may_hold_arrays(kind) == has_arrays(kind), kind
