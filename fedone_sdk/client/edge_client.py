@@ -477,11 +477,8 @@ class EdgeClient:
                     journal.drop()
                     self._teller.tell("declined", reason=message.reason, **facts)
                     return "declined"
-                # Kept before it is sent, and the losses only then given up: a device that dies
-                # here has one of them.
-                self._outbox.put(unsent)
-                journal.drop()
                 await self._hand_in(unsent)
+                journal.drop()
         except ProblemError as exc:
             if is_retryable(exc) or exc.code == "unauthorized":
                 raise
@@ -496,7 +493,7 @@ class EdgeClient:
     async def _done(
         self, assignment: Assigned, held: Sequence[Example], journal: Journal, lease: Lease
     ) -> Unsent:
-        """Scores what the assignment asks for."""
+        """Scores what the assignment asks for, and keeps the update until it is handed in."""
         try:
             run = await self._known.task(assignment.run_id, assignment.vocabulary_version)
         except MessageError as exc:
@@ -550,7 +547,16 @@ class EdgeClient:
         )
         update, memory = await work.update(lambda: self._memories.of(assignment.run_id))
         update = update.model_copy(update={"usage": self._shown(update.usage)})
-        return Unsent(update=update, memory=memory, **_facts(assignment))
+        unsent = Unsent(update=update, memory=memory, **_facts(assignment))
+        # Kept before it is sent, and the losses only then given up: a device that dies here has
+        # one of them.
+        if self._outbox.put(unsent):
+            journal.drop()
+        elif run.privacy is not None:
+            # After a restart, the same work would get other noise.
+            self._outbox.drop(unsent.assignment_id)
+            raise Declining("the noised update cannot be kept", update.usage)
+        return unsent
 
     def _shown(self, usage: Usage) -> Usage:
         """What the server may know of what work has cost."""

@@ -138,9 +138,12 @@ class Journal:
         self._add(b"".join(lines))
 
     def charge(self, step: int, spent: Usage) -> None:
-        """Keeps what a step has cost so far, and may cost by what is under way."""
+        """Keeps what a step has cost so far, and may cost by what is under way.
+
+        Whatever the journal's size: after a restart nothing must count as not spent.
+        """
         self._spent[step] = spent
-        self._add(_spent_line(step, spent))
+        self._shelf.append(self._name, _spent_line(step, spent))
 
     def release(
         self, keys: Sequence[str], noised: Callable[[], tuple[float, ...]]
@@ -152,12 +155,17 @@ class Journal:
         Args:
             keys: The prompts' names.
             noised: Draws the noise.
+
+        Raises:
+            OSError: The noise cannot be kept.
         """
         step = hashlib.sha256("".join(keys).encode()).hexdigest()[:32]
         if step not in self._released:
-            self._released[step] = noised()
+            released = noised()
             # Whatever the journal's size: a few numbers that must not be drawn twice.
-            self._shelf.append(self._name, _released_line(step, self._released[step]))
+            if not self._shelf.append(self._name, _released_line(step, released)):
+                raise OSError("the noised losses cannot be kept")
+            self._released[step] = released
         return self._released[step]
 
     @property

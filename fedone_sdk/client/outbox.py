@@ -49,8 +49,12 @@ class Outbox:
     def __init__(self, shelf: StateDir) -> None:
         self._shelf = shelf
 
-    def put(self, unsent: Unsent) -> None:
-        """Keeps finished work until it is dropped; beyond a bound the oldest makes room."""
+    def put(self, unsent: Unsent) -> bool:
+        """Keeps finished work until it is dropped; beyond a bound the oldest makes room.
+
+        Returns:
+            Whether it is kept as it should be; False where the disk did not take it.
+        """
         document = {
             "run_id": unsent.run_id,
             "assignment_id": unsent.assignment_id,
@@ -58,9 +62,10 @@ class Outbox:
             "update": unsent.update.model_dump_json(),
             "memory": base64.b64encode(unsent.memory).decode("ascii"),
         }
-        self._shelf.write(_name(unsent.assignment_id), json.dumps(document).encode())
+        kept = self._shelf.write(_name(unsent.assignment_id), json.dumps(document).encode())
         for name in self._shelf.keep_newest("unsent-*.json", _MOST):
             _log.warning("finished work given up: too much waits", file=name)
+        return kept
 
     def drop(self, assignment_id: str) -> None:
         """Forgets work that the server has taken or refused."""

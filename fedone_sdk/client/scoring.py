@@ -180,7 +180,8 @@ async def score_step(
         before_noise: Told what the step has cost before its noise is drawn.
 
     Raises:
-        Declining: The model failed on too many examples, or the score function did.
+        Declining: The model failed on too many examples, the score function did, or noise cannot
+            be kept.
         SpecError: The backend cannot answer what the task's loss needs.
     """
     keys = step.keys
@@ -212,7 +213,10 @@ async def score_step(
             before_noise(usage)
             return private_losses(losses, noise)
 
-        values = step.journal.release(keys, noised)
+        try:
+            values = step.journal.release(keys, noised)
+        except OSError as exc:
+            raise Declining(str(exc), usage) from exc
     else:
         values = tuple(math.fsum(row) / len(row) for row in losses)
     by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())
