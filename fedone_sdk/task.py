@@ -7,6 +7,7 @@ import operator
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
@@ -378,7 +379,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
     for role, template in task.messages:
         if role is not None:
             parts.append(Part("role", role))
-        for text, name, _, _ in string.Formatter().parse(template):
+        for text, name in _pieces(template):
             if text:
                 parts.append(Part("text", text))
             if name in texts:
@@ -391,6 +392,12 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             # The line feed after an instruction separates it from text; here none follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
+
+
+@lru_cache(maxsize=256)
+def _pieces(template: str) -> tuple[tuple[str, str | None], ...]:
+    """The literal texts of a template, each with the name of the field after it."""
+    return tuple((text, name) for text, name, _, _ in string.Formatter().parse(template))
 
 
 def form_of(task: TaskSpec) -> Rendered:

@@ -233,9 +233,11 @@ class Vocabulary(_Frozen):
         Raises:
             IndexError: An index is not one of its position's candidates.
         """
+        rows = [slot.candidates for slot in self.slots for _ in range(slot.repeat)]
+        alike = self.candidates
         chosen = []
         for position, index in enumerate(indices):
-            candidates = self.of_position(position)
+            candidates = rows[position] if rows else alike
             # Python would accept -1 as the last candidate and hide the error.
             if not 0 <= index < len(candidates):
                 raise IndexError(f"candidate {index} is not in [0, {len(candidates)})")

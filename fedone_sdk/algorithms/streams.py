@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -13,6 +14,7 @@ __all__ = ["stream", "stream_seed"]
 _WORD = 2**32
 
 
+@lru_cache(maxsize=4096, typed=True)  # A round asks for each of its seeds several times.
 def stream_seed(
     run_seed: int, purpose: str, round_number: int, client_index: int = 0, step: int = 0
 ) -> int:

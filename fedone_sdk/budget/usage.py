@@ -92,7 +92,7 @@ class Usage(BaseModel):
 
     def without_queries(self) -> Usage:
         """Return the amount without queries, for evaluation, which costs money but no queries."""
-        return self.model_copy(update={"queries": 0})
+        return self.model_copy(update={"queries": 0}) if self.queries else self
 
 
 NOTHING = Usage()

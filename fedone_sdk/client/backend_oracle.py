@@ -55,7 +55,7 @@ class BackendOracle:
             Declining: The model failed, or the score function is broken.
             SpecError: The backend cannot answer what the task's loss needs.
         """
-        keys, rows = step.keys(), step.prompts.rows()
+        keys, rows = step.keys, step.prompts.rows()
         bill = BudgetGuard(None, name="client")
         before = step.journal.spent(step.number)
         self._bills[step.number] = before, bill
@@ -81,8 +81,10 @@ class BackendOracle:
             for prompt, query in queries.items()
         }
 
+        risked = sum(at_risk.values(), before)
+
         async def spent() -> Usage:
-            return sum(at_risk.values(), before + (await bill.account()).spent)
+            return risked + (await bill.account()).spent
 
         async def answered(query: Query, prompt: TextPrompt | SoftPrompt, answer: Answer) -> None:
             try:
@@ -90,7 +92,8 @@ class BackendOracle:
             except ValueError as exc:  # Before the journal has it: a restart would read it again.
                 raise BackendError(f"the model's answer cannot be used: {exc}") from exc
             found = rows_of(query, answer)
-            at_risk.pop(prompt)
+            nonlocal risked
+            risked = risked.beyond(at_risk.pop(prompt))
             rows = {key: found for key in places[prompt]}
             step.keep(rows, self._backend.fingerprint, await spent())
 

@@ -137,9 +137,12 @@ class Journal:
         self._add(b"".join(lines))
 
     def charge(self, step: int, spent: Usage) -> None:
-        """Set what a step has cost so far, including the bound of queries in progress."""
+        """Set what a step has cost so far, including the bound of queries in progress.
+
+        Not subject to the size bound: after a restart nothing may count as unspent.
+        """
         self._spent[step] = spent
-        self._add(_spent_line(step, spent))
+        self._state.append(self._name, _spent_line(step, spent))
 
     def release(
         self, keys: Sequence[str], noised: Callable[[], tuple[float, ...]]
@@ -151,12 +154,17 @@ class Journal:
         Args:
             keys: The prompts' keys.
             noised: Draws the noise.
+
+        Raises:
+            OSError: The noise cannot be stored.
         """
         step = hashlib.sha256("".join(keys).encode()).hexdigest()[:32]
         if step not in self._released:
-            self._released[step] = noised()
+            released = noised()
             # Not subject to the size bound: these few numbers must not be drawn twice.
-            self._state.append(self._name, _released_line(step, self._released[step]))
+            if not self._state.append(self._name, _released_line(step, released)):
+                raise OSError("the noised losses cannot be stored")
+            self._released[step] = released
         return self._released[step]
 
     @property

@@ -48,8 +48,12 @@ class Outbox:
     def __init__(self, state: StateDir) -> None:
         self._state = state
 
-    def put(self, unsent: Unsent) -> None:
-        """Store an update until it is dropped; beyond a bound the oldest one is deleted."""
+    def put(self, unsent: Unsent) -> bool:
+        """Store an update until it is dropped; beyond a bound the oldest one is deleted.
+
+        Returns:
+            Whether it is stored; False if the disk failed and it is in memory only.
+        """
         document = {
             "run_id": unsent.run_id,
             "assignment_id": unsent.assignment_id,
@@ -57,9 +61,10 @@ class Outbox:
             "update": unsent.update.model_dump_json(),
             "memory": base64.b64encode(unsent.memory).decode("ascii"),
         }
-        self._state.write(_name(unsent.assignment_id), json.dumps(document).encode())
+        stored = self._state.write(_name(unsent.assignment_id), json.dumps(document).encode())
         for name in self._state.keep_newest("unsent-*.json", _MOST):
             _log.warning("unsent update deleted: too many are waiting", file=name)
+        return stored
 
     def drop(self, assignment_id: str) -> None:
         """Delete an update that the server has accepted or refused."""

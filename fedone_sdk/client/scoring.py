@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import structlog
@@ -67,7 +68,7 @@ class Losses:
     class_counts: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """One local step: prompts to score on one mini-batch.
 
@@ -91,13 +92,14 @@ class Step:
     score: ScoreFunction | None = None
     by_class: bool = False
 
-    def keys(self) -> list[str]:
-        """Return the prompts' keys in the journal."""
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The prompts' keys in the journal."""
         digest = self.batch.sha256
-        return [
+        return tuple(
             prompt_key(self.number, position, row, digest)
             for position, row in enumerate(self.prompts.rows())
-        ]
+        )
 
     def keep(
         self,
@@ -179,10 +181,11 @@ async def score_step(
         before_noise: Called with the step's cost before its noise is drawn.
 
     Raises:
-        Declining: The model failed on too many examples, or the score function did.
+        Declining: The model failed on too many examples, the score function did, or noise cannot
+            be kept.
         SpecError: The backend cannot answer what the task's loss needs.
     """
-    keys = step.keys()
+    keys = step.keys
     missing = [place for place, key in enumerate(keys) if not step.has(key)]
     step.on_scored(len(keys) - len(missing))
     if missing:
@@ -210,7 +213,10 @@ async def score_step(
             before_noise(usage)
             return private_losses(losses, noise)
 
-        values = step.journal.release(keys, noised)
+        try:
+            values = step.journal.release(keys, noised)
+        except OSError as exc:
+            raise Declining(str(exc), usage) from exc
     else:
         values = tuple(math.fsum(row) / len(row) for row in losses)
     by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())
@@ -273,7 +279,7 @@ class GatewayOracle:
         Raises:
             Declining: The score function is broken, or no message can carry the step.
         """
-        keys, wanted = step.keys(), set(missing)
+        keys, wanted = step.keys, set(missing)
         count, length = step.prompts.shape
         parts = cuts(count, len(step.batch.texts))
         size = len(step.prompts.to_bytes()) // max(count, 1)

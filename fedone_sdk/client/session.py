@@ -161,6 +161,13 @@ class Session:
             self._events.emit("online")
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await self._once(call)
+        except Exception as exc:
+            if not is_retryable(exc):
+                raise
+            failure: Exception | None = exc
+        # Built for failed calls only: it costs as much as the message that a call sends.
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception(is_retryable),
             wait=_wait_s,
@@ -171,14 +178,20 @@ class Session:
         )
         async for attempt in retrying:
             with attempt:
-                try:
-                    result = await call()
-                except (TransportError, MessageError) as exc:
-                    self.set_offline(exc)
-                    raise
-                self._set_online()
-                return result
+                if failure is not None:
+                    first, failure = failure, None
+                    raise first
+                return await self._once(call)
         raise AssertionError("unreachable: retrying ends by returning or raising")
+
+    async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
+        try:
+            result = await call()
+        except (TransportError, MessageError) as exc:
+            self.set_offline(exc)
+            raise
+        self._set_online()
+        return result
 
     def _gives_up(self, state: tenacity.RetryCallState) -> bool:
         long = retry_after_s(_failure(state)) > MAX_CALL_WAIT_S

@@ -77,11 +77,15 @@ class StateDir:
             return False
         return True
 
-    def append(self, name: str, content: bytes) -> None:
-        """Append to a file; a crash may leave a part of `content` there."""
+    def append(self, name: str, content: bytes) -> bool:
+        """Append to a file; a crash may leave a part of `content` there.
+
+        Returns:
+            As of `write`.
+        """
         if self._path is None or name in self._in_memory:
             self._in_memory[name] = self._in_memory.get(name, b"") + content
-            return
+            return self._path is None
         file = self._path / name
         try:
             is_new = not file.exists()
@@ -95,6 +99,8 @@ class StateDir:
         except OSError as exc:
             self._in_memory[name] = (self.read(name) or b"") + content
             _log.warning("state file cannot be written", file=name, reason=str(exc))
+            return False
+        return True
 
     def remove(self, name: str) -> None:
         """Remove a file if it exists."""

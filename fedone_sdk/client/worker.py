@@ -155,11 +155,8 @@ class Worker:
                     journal.drop()
                     self._events.emit("declined", reason=message.reason, **facts)
                     return Turn(outcome="declined", reason=message.reason, **facts)
-                # The update is written before it is sent, and the journal dropped after that: a
-                # device that dies in between has one of the two.
-                self._outbox.put(unsent)
-                journal.drop()
                 await self._send(unsent)
+                journal.drop()
         except ProblemError as exc:
             if is_retryable(exc) or exc.code == "unauthorized":
                 raise
@@ -173,7 +170,7 @@ class Worker:
     async def _done(
         self, assignment: Assigned, held: Sequence[Example], journal: Journal, lease: Lease
     ) -> Unsent:
-        """Score what the assignment contains."""
+        """Score what the assignment contains, and store the update until it is sent."""
         try:
             run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
         except MessageError as exc:
@@ -227,7 +224,16 @@ class Worker:
         )
         update, memory = await work.update(lambda: self._memory.of(assignment.run_id))
         update = update.model_copy(update={"usage": self._reported(update.usage)})
-        return Unsent(update=update, memory=memory, **_facts(assignment))
+        unsent = Unsent(update=update, memory=memory, **_facts(assignment))
+        # The update is written before it is sent, and the journal dropped after that: a device
+        # that dies in between has one of the two.
+        if self._outbox.put(unsent):
+            journal.drop()
+        elif run.privacy is not None:
+            # After a restart, the same work would get other noise.
+            self._outbox.drop(unsent.assignment_id)
+            raise Declining("the noised update cannot be stored", update.usage)
+        return unsent
 
     def _reported(self, usage: Usage) -> Usage:
         """Return the usage that the server may see."""

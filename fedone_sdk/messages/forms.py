@@ -8,8 +8,18 @@ file, and ``message`` in its ``__metadata__`` is the JSON, in which an array is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from functools import cache, lru_cache
+from typing import (
+    Annotated,
+    Any,
+    ForwardRef,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+)
 
 from pydantic import BaseModel, TypeAdapter
 
@@ -67,7 +77,7 @@ def encode(message: Message, accept: str = "") -> Body:
         message: The message.
         accept: Value of the reader's ``Accept``; JSON is implied.
     """
-    if _takes_tensors(accept):
+    if _takes_tensors(accept) and _may_hold_arrays(type(message)):
         tensors = {
             place: Tensor(array.dtype, array.shape, array.to_bytes())
             for place, array in _arrays(message, "")
@@ -122,6 +132,29 @@ def has_arrays(kind: Any) -> bool:
     return Array.__name__ in TypeAdapter(kind).json_schema().get("$defs", {})
 
 
+@cache
+def _may_hold_arrays(kind: Any) -> bool:
+    """As `has_arrays`, of the type of a message that exists; costs no JSON schema."""
+    return _mentions_arrays(kind, set())
+
+
+def _mentions_arrays(kind: Any, seen: set[Any]) -> bool:
+    if get_origin(kind) is Literal:
+        return False
+    if get_origin(kind) is Annotated:
+        return _mentions_arrays(get_args(kind)[0], seen)
+    if kind in (Array, Any, object) or isinstance(kind, (str, ForwardRef)):
+        return True  # or it cannot be said
+    if kind in seen:
+        return False
+    seen.add(kind)
+    parts = get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        parts = tuple(field.annotation for field in kind.model_fields.values())
+    return any(_mentions_arrays(part, seen) for part in parts)
+
+
+@lru_cache(maxsize=64)
 def _takes_tensors(accept: str) -> bool:
     """Whether an ``Accept`` includes the tensor form and does not prefer JSON."""
     weights = {JSON: 0.0, TENSORS: 0.0}

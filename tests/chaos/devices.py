@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import random
 import sys
 import tempfile
@@ -38,7 +39,18 @@ from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 from tests.power import Disk, Left
 
-__all__ = ["KINDS", "SCENARIOS", "Death", "Figures", "Scenario", "campaign", "main", "pairs"]
+__all__ = [
+    "KINDS",
+    "SCENARIOS",
+    "Death",
+    "Figures",
+    "Scenario",
+    "add",
+    "campaign",
+    "every",
+    "main",
+    "pairs",
+]
 
 Kind = Literal["kill", "nothing", "names", "half", "chance"]
 """``kill`` ends the process; the others cut the power, and leave so much of the cache."""
@@ -50,6 +62,8 @@ _WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
 _ROWS: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
 _SAMPLES, _MULTIPLIER = 3, 4.0
 _MOST_TURNS = 50
+_FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
+"""In memory: whether it is synced is what the test says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +284,10 @@ async def play(scenario: Scenario, deaths: Sequence[Death]) -> Figures:
     await service.start()
     await service.add_run(scenario.spec, _WORDS)
     try:
-        with tempfile.TemporaryDirectory(prefix="fedone-device-") as name, _watching(seen):
+        with (
+            tempfile.TemporaryDirectory(prefix="fedone-device-", dir=_FOLDER) as name,
+            _watching(seen),
+        ):
             life, epsilon = Life(None), 0.0
             # One disk for all lives: a later cut also loses the cache of a process before.
             with Disk(Path(name), lambda what: life.point(what)) as disk:
@@ -362,7 +379,7 @@ async def campaign(scenario: Scenario, deaths: Iterable[Death]) -> Figures:
     """
     total = Figures()
     for death in deaths:
-        if not await _add(total, scenario, [death]):
+        if not await add(total, scenario, [death]):
             break
     return total
 
@@ -374,7 +391,7 @@ async def pairs(scenario: Scenario, kinds: Sequence[Kind] = ("nothing", "chance"
         for kind in kinds:
             for second in itertools.count(1):
                 deaths = [Death(first, "kill"), Death(second, kind)]
-                died = await _add(total, scenario, deaths)
+                died = await add(total, scenario, deaths)
                 if died < 2:
                     break
         if not died:
@@ -382,7 +399,7 @@ async def pairs(scenario: Scenario, kinds: Sequence[Kind] = ("nothing", "chance"
     return total
 
 
-async def _add(total: Figures, scenario: Scenario, deaths: Sequence[Death]) -> int:
+async def add(total: Figures, scenario: Scenario, deaths: Sequence[Death]) -> int:
     """Plays a run; returns how often its device died."""
     try:
         found = await play(scenario, deaths)

@@ -454,3 +454,6 @@ def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:
     assert (folder / "journal-big.jsonl").stat().st_size <= 8 * 1024 * 1024
     assert big.row("key 199") == (row, "m")
     assert Journal(shelf, "big").row("key 0") == (row, "m")
+    # What was spent is not forgotten, however much is kept.
+    big.charge(3, Usage(requests=7))
+    assert Journal(shelf, "big").spent(3) == Usage(requests=7)

@@ -219,6 +219,39 @@ async def test_what_cannot_be_counted_is_not_given_away(
             assert client.epsilon > 0.0
 
 
+@pytest.mark.parametrize(
+    ("exchange", "target", "file"),
+    [
+        ("losses", "losses", "journal-"),
+        ("alpha", "losses", "journal-"),
+        ("losses", "losses", "unsent-"),
+        ("alpha", "alpha", "unsent-"),
+    ],
+)
+async def test_noise_that_cannot_be_kept_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, target: str, file: str
+) -> None:
+    """After a restart the same work would get other noise."""
+    async with serving(noisy(exchange, target=target), ScriptedBackend()) as service:
+        transport = Watched(service)
+        async with device(transport, tmp_path) as client:
+            await client.enrol()
+            opened = os.open
+
+            def full(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+                if flags & os.O_CREAT and file in Path(path).name:
+                    raise OSError(28, "No space left on device")
+                return opened(path, flags, *rest, **more)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "open", full)
+                assert await client.run_once() == "declined"
+            assert transport.updates == []
+            assert "cannot be kept" in transport.declined[0].reason
+            assert transport.declined[0].usage.queries > 0
+            assert await client.run_once() == "worked"
+
+
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"losses": -1, "alpha": 0}', "{"])
 def test_a_count_that_cannot_be_read_is_not_taken_for_zero(tmp_path: Path, content: str) -> None:
     (tmp_path / "privacy.json").write_text(content)

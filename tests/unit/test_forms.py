@@ -39,6 +39,7 @@ from fedone_sdk.messages import (
     Step,
     decode,
     encode,
+    forms,
     has_arrays,
 )
 from fedone_sdk.messages.tensors import MAX_HEADER_BYTES, load_tensors
@@ -288,6 +289,15 @@ class TestChoice:
         assert has_arrays(messages.Assignment)
         assert not has_arrays(Claim)
         assert not has_arrays(messages.RunTask)
+
+    def test_what_a_message_says_of_itself_is_what_its_schema_says(self) -> None:
+        """An encoder does not ask the schema, which takes long to make."""
+        kinds = [getattr(messages, name) for name in messages.__all__]
+        kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Message)]
+        kinds.remove(messages.Array)
+        assert len(kinds) > 40
+        for kind in kinds:
+            assert forms._may_hold_arrays(kind) == has_arrays(kind), kind
 
 
 class TestLimits:

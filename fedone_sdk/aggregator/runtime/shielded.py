@@ -28,6 +28,8 @@ async def run_shielded(work: Coroutine[Any, Any, T], *, of: object) -> T:
         work: The coroutine.
         of: Its owner: the store that it changes.
     """
+    if asyncio.current_task() in _PENDING:
+        return await work  # The caller is shielded.
     task = asyncio.create_task(work)
     _PENDING[task] = of
     task.add_done_callback(_PENDING.pop)

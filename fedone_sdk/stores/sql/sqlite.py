@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,6 +36,9 @@ _MAX_BATCH = 128
 """Maximal number of writes per transaction: the first one waits for the last."""
 
 _NUM_READERS = 4
+
+_Outcomes = Sequence[tuple[Any, BaseException | None]]
+"""Per work: its result, or its exception."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,7 +80,7 @@ class SqliteDatabase(Alone):
         self._writer: Connection | None = None
         self._threads = _Threads()
         self._waiting: deque[_Write] = deque()
-        self._writing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[_Outcomes] | None = None
 
     async def open(self, *, serving: bool, upgrading: bool) -> None:
         """Connect; create or upgrade the tables."""
@@ -109,7 +113,7 @@ class SqliteDatabase(Alone):
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        if self._writing is not None:
+        while self._writing is not None:
             await asyncio.wait({self._writing})
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -162,18 +166,17 @@ class SqliteDatabase(Alone):
         write = _Write(work)
         self._waiting.append(write)
         if self._writing is None:
-            self._writing = asyncio.create_task(self._write_all(), name="store writes")
+            self._write_next()
         with self._translate_errors():
             try:
-                result: T = await asyncio.shield(write.done)
+                result: T = await write.done
             except asyncio.CancelledError:
                 # A cancelled caller leaves the queue; otherwise retries would make it grow without
                 # bound. Writes that have started are completed.
                 if write in self._waiting:
                     self._waiting.remove(write)
-                else:
-                    await asyncio.wait({write.done})
-                    write.done.exception()
+                elif self._writing is not None:
+                    await asyncio.wait({self._writing})
                 raise
         return result
 
@@ -181,29 +184,27 @@ class SqliteDatabase(Alone):
         """Store an event's changes; there are no listeners for the signal."""
         await self.write(lambda connection: statements.commit(connection, run_id, version, commit))
 
-    async def _write_all(self) -> None:
-        """Run queued writes until the queue is empty."""
-        try:
-            while self._waiting:
-                size = min(len(self._waiting), _MAX_BATCH)
-                await self._commit_batch([self._waiting.popleft() for _ in range(size)])
-        finally:
-            self._writing = None
+    def _write_next(self) -> None:
+        """Run queued writes in one transaction, up to its bound.
 
-    async def _commit_batch(self, batch: list[_Write]) -> None:
-        """Run a batch in one transaction; resolve its futures after the commit."""
+        No task stands between the callers and the thread: each would be a turn of the event loop.
+        """
+        size = min(len(self._waiting), _MAX_BATCH)
+        batch = [self._waiting.popleft() for _ in range(size)]
         works = [write.work for write in batch]
-        try:
-            if self._writer is None or self._engine is None:
-                raise FedOneError(f"store {self._path} is not open")
-            outcomes = await run_shielded(self._threads.write(_run_batch, self._writer, works))
-        except BaseException as error:
-            for write in batch:
-                write.done.set_exception(error)
-            if not isinstance(error, Exception):
-                raise
-            return
+        self._writing = self._threads.start_write(_run_batch, self._writer, works)
+        self._writing.add_done_callback(partial(self._on_written, batch))
+
+    def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
+        """Start the next transaction, and resolve the futures of this one."""
+        self._writing = None
+        if self._waiting:
+            self._write_next()
+        error = asyncio.CancelledError() if writing.cancelled() else writing.exception()
+        outcomes = [(None, error)] * len(batch) if error is not None else writing.result()
         for write, (result, failure) in zip(batch, outcomes, strict=True):
+            if write.done.cancelled():
+                continue
             if failure is None:
                 write.done.set_result(result)
             else:
@@ -229,6 +230,9 @@ class _Threads:
     async def write(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, work, *arguments)
 
+    def start_write(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._writer, work, *arguments)
+
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
 
@@ -238,9 +242,7 @@ class _Threads:
         self._readers.shutdown()
 
 
-def _run_batch(
-    connection: Connection, works: list[Callable[[Connection], Any]]
-) -> list[tuple[Any, Exception | None]]:
+def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]]) -> _Outcomes:
     """Run all works in one transaction; an error of one is its outcome and affects no other.
 
     An error of a savepoint is raised and rolls the whole transaction back.
