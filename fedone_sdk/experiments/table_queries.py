@@ -68,9 +68,10 @@ CONTENDERS: Mapping[str, Contender] = {
     "gs-bdpl-tau0.1": Contender(
         row=_GS_BDPL.variant("GS-BDPL (tau = 0.1)", tau=0.1, learning_rate=1e-2), gains=_GS_GAINS
     ),
+    # At 0.01 nats K*=1 is there at its first measurement, so that the target tells nothing.
     "gs-bdpl-tuned": Contender(
         row=_GS_BDPL.variant("GS-BDPL (tau = 1), a rate for each K*", OWN_RATES, tau=1.0),
-        gains=_GS_GAINS,
+        gains={"expected_loss": 0.03},
     ),
     "bdpl-tuned": Contender(
         row=_BDPL.variant("BDPL, a rate for each K*", OWN_RATES), gains=_BDPL_GAINS
