@@ -77,7 +77,8 @@ def _panel(task: str, runs: Runs) -> Panel:
         lines.append(Line(x=list(runs), y=means, error=(spread, spread), label=label, style="o-"))
     return Panel(
         lines=lines,
-        levels={"no prompt": float(_metric(runs)["no_prompt"])},
+        level=float(_metric(runs)["no_prompt"]),
+        level_label="no prompt",
         x="positions n",
         y=str(_metric(runs)["name"]),
         title=task,

@@ -194,7 +194,7 @@ class _Measured:
                 lines.append(Line(x=grid, y=known, style=style, label=label))
         return Panel(
             lines=lines,
-            levels={" cap": cap},
+            level=cap,
             ticks={k: str(k) for k in self.medians},
             log="xy",
             x="clients per round, K*",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.experiments.experiment import Draw
@@ -47,7 +47,8 @@ class Panel:
         x: Name of the horizontal axis.
         y: Name of the vertical axis.
         title: Above the panel.
-        levels: Dotted horizontal lines by their labels; a label that starts with a space is hidden.
+        level: Height of a dotted horizontal line; None draws none.
+        level_label: Its name in the legend; empty leaves it out.
         ticks: Labels of the horizontal axis by their places; None leaves them to matplotlib.
         log: The axes with a logarithmic scale, of ``xy``.
     """
@@ -56,7 +57,8 @@ class Panel:
     x: str
     y: str
     title: str = ""
-    levels: Mapping[str, float] = field(default_factory=dict)
+    level: float | None = None
+    level_label: str = ""
     ticks: Mapping[float, str] | None = None
     log: str = ""
 
@@ -111,9 +113,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
             low = [value - error for value, error in zip(line.y, line.error[0], strict=True)]
             high = [value + error for value, error in zip(line.y, line.error[1], strict=True)]
             axes.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.2, lw=0)
-    for label, level in panel.levels.items():
-        hidden = label.startswith(" ")
-        axes.axhline(level, color="grey", linestyle=":", lw=1, label=None if hidden else label)
+    if panel.level is not None:
+        label = panel.level_label or None
+        axes.axhline(panel.level, color="grey", linestyle=":", lw=1, label=label)
     axes.set(xlabel=panel.x, ylabel=panel.y, title=panel.title)
     if "x" in panel.log:
         axes.set_xscale("log")

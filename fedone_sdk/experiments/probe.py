@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fedone_sdk.errors import BackendError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedone_sdk.algorithms import Method, State
     from fedone_sdk.backends import LLMBackend, Show
     from fedone_sdk.spec import RunSpec
-    from fedone_sdk.task import Example, TaskSpec
+    from fedone_sdk.task import Example
     from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["Probe", "Probing", "noises", "sampled"]
@@ -47,60 +47,51 @@ class Probe:
     """Measures states of one run, always on the same dev rows and with the same noise.
 
     Args:
+        spec: The run.
+        method: Its method.
         backend: The model.
         show: How the method's prompts look to it.
-        task: The task.
-        method: The method.
         dev: Held-out rows.
         probing: How much is measured.
-        seed: Of the run.
 
     Attributes:
-        asked: Queries put to the model so far, known answers included.
+        asked: Queries to the model so far, with known answers.
     """
 
     def __init__(
         self,
-        backend: LLMBackend,
-        *,
-        show: Show,
-        task: TaskSpec,
+        spec: RunSpec,
         method: Method,
+        *,
+        backend: LLMBackend,
+        show: Show,
         dev: Sequence[Example],
         probing: Probing,
-        seed: int,
     ) -> None:
         from fedone_sdk.algorithms import stream_seed
         from fedone_sdk.data import draw_minibatch
 
         def rows(purpose: str, number: int, count: int) -> list[Example]:
-            drawn = draw_minibatch(len(dev), count, stream_seed(seed, purpose, 0, number))
+            drawn = draw_minibatch(len(dev), count, stream_seed(spec.seed, purpose, 0, number))
             return [dev[index] for index in drawn]
 
         self.asked = 0
         self._backend = backend
         self._show = show
-        self._task = task
+        self._task = spec.task
         self._method = method
-        self._noise = noises(method.shape, count=probing.prompts, seed=seed)
+        self._noise = noises(method.shape, count=probing.prompts, seed=spec.seed)
         self._rows = [rows("probe-rows", n, probing.rows) for n in range(probing.prompts)]
         self._prompt_rows = rows("probe-prompt-rows", 0, probing.prompt_rows)
 
     @classmethod
     async def of(
-        cls,
-        spec: RunSpec,
-        vocabulary: Vocabulary,
-        method: Method,
-        *,
-        backend: LLMBackend,
-        dev: Sequence[Example],
-        probing: Probing,
+        cls, spec: RunSpec, vocabulary: Vocabulary, method: Method, **settings: Any
     ) -> Self:
         """The probe of a run.
 
         Raises:
-            BackendError: The model cannot be looked at.
+            BackendError: The model cannot be queried.
             SpecError: The model takes no such prompts.
         """
         from fedone_sdk.backends import shown_by
@@ -110,17 +101,9 @@ class Probe:
             prompt_len=spec.prompt.length,
             task=spec.task,
             vocabulary=vocabulary,
-            backend=backend,
+            backend=settings["backend"],
         )
-        return cls(
-            backend,
-            show=show,
-            task=spec.task,
-            method=method,
-            dev=dev,
-            probing=probing,
-            seed=spec.seed,
-        )
+        return cls(spec, method, show=show, **settings)
 
     async def measure(self, state: State, *, domain: str = "tokens") -> dict[str, float]:
         """Measures a state.

@@ -169,7 +169,7 @@ class Repeats:
         return (
             Panel(
                 lines=dots,
-                levels={" cap": self.cap},
+                level=self.cap,
                 ticks={place: str(clients) for place, clients in enumerate(self.present)},
                 x="clients per round, K*",
                 y="queries to the target (above the line: never)",
@@ -177,7 +177,7 @@ class Repeats:
             ),
             Panel(
                 lines=curves,
-                levels={" target": -self.gains[target]},
+                level=-self.gains[target],
                 x="training queries",
                 y=f"{target} - untrained, nats",
             ),
