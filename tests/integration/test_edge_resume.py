@@ -421,7 +421,7 @@ def test_a_journal_that_holds_no_number_is_read_without_it(tmp_path: Path) -> No
     """Older versions kept what a model of the device's own had answered."""
     from fedone_sdk.client.journal import Journal
 
-    shelf = shelf_of(tmp_path, "memory:")
+    shelf = server_state(tmp_path, "memory:")
     rows = {"right": (0.1, None), "wrong": (math.nan, 0.5), "after it": (0.2,)}
     Journal(shelf, "a").keep(rows, "m")
     again = Journal(shelf, "a")
