@@ -590,7 +590,7 @@ def test_serve_check(
         assert (code, err) == (0, "")
         store = "other.db" if new == "other.db" else "fedone.db"
         assert out == (
-            f"config.yaml: would serve 1 run at 127.0.0.1:8080; would make {store}\n"
+            f"config.yaml: would serve 1 run at 127.0.0.1:8080; would create {store}\n"
             "tiny: measured on 16 rows\n"
         )
     else:

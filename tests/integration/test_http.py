@@ -482,11 +482,11 @@ class TestRuns:
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A slow reader misses nothing."""
-        from fedone_sdk.aggregator.routes import people
+        from fedone_sdk.aggregator.routes import runs as run_routes
 
         credential = await server.enrol()
         await server.update(credential, await server.claim(credential))
-        write, names = people._event, []
+        write, names = run_routes._event, []
 
         async def slowly(response: Any, name: str, message: Any) -> None:
             names.append((name, getattr(message, "round", None)))
@@ -495,7 +495,7 @@ class TestRuns:
                     await server.update(credential, await server.claim(credential))
             await write(response, name, message)
 
-        monkeypatch.setattr(people, "_event", slowly)
+        monkeypatch.setattr(run_routes, "_event", slowly)
         async with asyncio.timeout(10):
             await server.events()
         assert names == [("round", 0), ("round", 1), ("round", 2), ("end", None)]

@@ -125,9 +125,7 @@ async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) 
         (spec_of("thompson", exchange="alpha"), 6, False),
     ],
 )
-def test_a_step_is_slow_step_by_its_method_and_its_size(
-    spec: RunSpec, size: int, slow: bool
-) -> None:
+def test_a_step_is_slow_by_its_method_and_its_size(spec: RunSpec, size: int, slow: bool) -> None:
     machine = RoundMachine("run", spec, vocab_size=size)
     assert machine.is_slow is slow
     asked = WorkRequested(client=0, assignment_id="work")

@@ -86,7 +86,7 @@ async def test_a_text_is_what_is_bettered(method: dict[str, Any], exchange: str)
     assert snapshot is not None
     assert compare(snapshot).difference is None
     # The run was begun with the text, says its log.
-    start = machine_of(snapshot).start().method
+    start = machine_of(snapshot).initial_state().method
     assert start.alpha.max() > start.alpha.min()
 
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
 __all__ = [
+    "CONTEXT",
     "DOCUMENT",
     "DRAIN",
-    "CONTEXT",
-    "RequestContext",
     "METRICS",
     "READINESS",
+    "RequestContext",
     "SERVICE",
     "authorize",
     "client_of",

@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, RequestContex
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 
-__all__ = ["record_problem", "observing", "stamp"]
+__all__ = ["observing", "record_problem", "stamp"]
 
 _log = structlog.get_logger(__name__)
 
