@@ -40,6 +40,7 @@ export interface Claim {
   run_id?: string | null;
   own_model?: boolean;
   model?: string | null;
+  changed?: boolean;
 }
 /**
  * Work in the `alpha` exchange: run ask and tell for the steps, or train; return your alpha.
@@ -126,7 +127,7 @@ export interface RunTask {
   calibration?: CalibrationSpec;
 }
 /**
- * A task put to a language model as a cloze, a question, a beginning to go on with, or a chat.
+ * A task for a language model, as a cloze, a question, a text to continue, or a chat.
  */
 export interface TaskSpec {
   template?: string | null;
@@ -144,7 +145,7 @@ export interface TaskSpec {
   bias?: number[] | null;
 }
 /**
- * The messages that put a task to an instruct model, each a template.
+ * The messages of a task for an instruct model; each is a template.
  */
 export interface ChatSpec {
   system?: string | null;
@@ -152,7 +153,7 @@ export interface ChatSpec {
   assistant?: string | null;
 }
 /**
- * What is classified, and by what: the words in which shipped instructions speak of a task.
+ * What is classified, and by what, in the words of the shipped instructions.
  */
 export interface Description {
   text?: string;
@@ -190,7 +191,7 @@ export interface BdplSpec {
   projection?: "simplex" | "capped";
 }
 /**
- * A population of prompts: children of the elite, leaders evaluated again.
+ * Evolution of a population of prompts: mutations of the elite, and incumbents re-evaluated.
  */
 export interface EvolutionSpec {
   num_samples?: number;
@@ -204,7 +205,7 @@ export interface EvolutionSpec {
   mutation_rate?: number | null;
 }
 /**
- * Random prompts, the best of them evaluated again.
+ * Random prompts, with the best of them re-evaluated.
  */
 export interface RandomSpec {
   num_samples?: number;
@@ -217,7 +218,7 @@ export interface RandomSpec {
   name: "random";
 }
 /**
- * Thompson sampling from a Gaussian process over what prompts have in common.
+ * Thompson sampling from a Gaussian process over the prompts' shared features.
  */
 export interface ThompsonSpec {
   num_samples?: number;
@@ -230,7 +231,7 @@ export interface ThompsonSpec {
   name: "thompson";
 }
 /**
- * The Tree-structured Parzen Estimator of Optuna (extra `optuna`), to compare with.
+ * The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
  */
 export interface TpeSpec {
   num_samples?: number;
@@ -245,7 +246,7 @@ export interface TpeSpec {
 /**
  * Black-box tuning of a soft prompt by CMA-ES (Sun et al. 2022).
  *
- * It needs a model that takes input embeddings.
+ * It needs a model that accepts input embeddings.
  */
 export interface BbtSpec {
   num_samples?: number;
@@ -262,7 +263,7 @@ export interface BbtSpec {
 /**
  * Prompt tuning (Lester et al. 2021): clients train n input embeddings by gradients.
  *
- * It needs the model's weights on the clients; no query is asked in training.
+ * It needs the model's weights on the clients; training uses no queries.
  */
 export interface PromptTuningSpec {
   local_steps?: number;
@@ -277,7 +278,7 @@ export interface PromptTuningSpec {
 /**
  * P-tuning v2 (Liu et al. 2022): clients train n keys and values for every layer.
  *
- * It needs the model's weights on the clients; no query is asked in training.
+ * It needs the model's weights on the clients; training uses no queries.
  */
 export interface PTuningV2Spec {
   local_steps?: number;
@@ -302,7 +303,7 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * What is done about label bias (docs/explanation/calibration.md); its kind for short.
+ * Correction of label bias (docs/explanation/calibration.md); may be written as its kind.
  */
 export interface CalibrationSpec {
   kind?: "auto" | "none" | "labels" | "contextual" | "batch";
@@ -319,7 +320,7 @@ export interface VocabularyList {
   version?: number;
 }
 /**
- * A place of the prompt with candidates of its own.
+ * A part of the prompt with its own candidates.
  */
 export interface Slot {
   name: string;
@@ -383,6 +384,7 @@ export interface Usage {
 export interface Decline {
   reason: string;
   usage?: Usage;
+  unfit?: boolean;
 }
 /**
  * The answer to an accepted update; the same body again gets the same receipt.
