@@ -1,4 +1,4 @@
-"""FedOne: tune a short prompt for a language model that can only be asked, on private data."""
+"""FedOne: federated tuning of a short prompt for a black-box language model, on private data."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def _exported(
         params = {"credentials": str(with_credentials).lower()}
         path = f"/v1/runs/{run_id}/export"
         data = call(server, _required(token), "GET", path, params=params)
-        _snapshot(data, run_id, server)  # checked, as it may replace a valid archive
+        _snapshot(data, run_id, server)  # Checked, because it may replace a valid archive.
         return data
     return _in_store(
         store or "",

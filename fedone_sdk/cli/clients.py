@@ -49,7 +49,7 @@ def revoke(
     token: Token,
     json_file: JsonFile = None,
 ) -> None:
-    """Shut a client out for good."""
+    """Revoke a client permanently."""
     output = Output(json_file)
     path = f"/v1/clients/{client_id}/revoke"
     revoked = parse(ClientInfo.model_validate_json, call(server, token, "POST", path))
