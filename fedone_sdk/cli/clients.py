@@ -1,4 +1,4 @@
-"""`fedone clients`: the devices that have enrolled."""
+"""`fedone clients`: enrolled devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedone_sdk.messages import ClientInfo, ClientList
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at the devices that have enrolled, and shut them out.",
+    help="List enrolled devices, and revoke them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: fedone clients list --server https://fedone.example",
