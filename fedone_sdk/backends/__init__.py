@@ -1,4 +1,4 @@
-"""Language models that can only be asked, and wrappers around them."""
+"""Backends: adapters to black-box language models, and wrappers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fedone_sdk.backends.vllm import VllmBackend
     from fedone_sdk.backends.wrappers.cache import CachedBackend
 else:
-    # An edge device that asks through the gateway never pays for a model library.
+    # An edge device that uses the gateway imports no model library.
     __getattr__, __dir__ = lazy(
         globals(),
         {

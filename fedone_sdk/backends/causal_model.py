@@ -49,7 +49,7 @@ class CausalModel(TorchModel):
         ends: list[list[tuple[int, int, int]]] = []
         num_tokens = 0
         for rendered, follow in zip(inputs, texts, strict=True):
-            # The last token of a text is only asked about, the model never reads it.
+            # The last token of a text is scored, but not part of the input.
             reserve = max(map(len, follow), default=1) - 1
             start = self.encoder.encode(rendered, reserve=reserve + prefix, num_soft=num_soft)
             num_tokens += len(start) + reserve
@@ -109,10 +109,10 @@ class CausalModel(TorchModel):
         """The generated tokens, shape (rows, at most `max_tokens`)."""
         given = self._arguments(ids, mask, vectors)
         if vectors is not None and vectors.kind == "key_values":
-            # The library cuts off the ids of what its cache holds, so there must be some.
+            # The library drops the ids of cached positions, so placeholders are needed.
             blank = ids.new_full((len(ids), vectors.length), self.pad_id)
             given["input_ids"] = self._torch.cat([blank, ids], dim=1)
-        # Of an input without ids only what is written comes back.
+        # For an input without ids only generated tokens are returned.
         known = given["input_ids"].shape[1] if "input_ids" in given else 0
         return self.module.generate(**given, max_new_tokens=max_tokens)[:, known:]
 

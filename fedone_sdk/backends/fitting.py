@@ -280,7 +280,7 @@ class CausalEncoder(_Encoder):
         def ids(text: str, *, special: bool = False) -> list[int]:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-        # Whatever the tokeniser puts before a text, but nothing of what it puts after one.
+        # The special tokens that the tokeniser puts before a text, without those after it.
         plain, whole = ids("a"), ids("a", special=True)
         starts = [
             index for index in range(len(whole)) if whole[index : index + len(plain)] == plain
@@ -427,7 +427,7 @@ class CausalEncoder(_Encoder):
         if num_soft:
             _check_place(parts)
             stands["prompt"] = [SOFT] * num_soft
-        # A chat template has the token that starts a text, where the model wants one.
+        # A chat template includes the start token, if the model has one.
         start = [] if is_chat(parts) else self._start
         framed = self.framed(parts, soft=bool(num_soft))
         ids, whole = self._fitted(framed, len(start) + reserve, stands)

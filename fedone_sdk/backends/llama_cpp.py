@@ -191,7 +191,7 @@ class LlamaCppBackend(LLMBackend):
     def _model(self) -> _Model:
         with self._loading:
             if self._loaded is None:
-                _ = self.fingerprint  # Hashed here rather than on the event loop.
+                _ = self.fingerprint  # Hashed in the worker thread, because it blocks.
                 engine = LlamaEngine(
                     self._file,
                     context_length=self.max_length,
@@ -227,7 +227,7 @@ class _Model:
     ) -> None:
         self._engine, self._encoder = engine, encoder
         self._multi_token_labels = multi_token_labels
-        # A query is quoted and then asked: it is tokenised once.
+        # A query is tokenised once for its quote and its score.
         self._plan = lru_cache(maxsize=16)(self._planned)
 
     def check(self, label_words: Sequence[str], form: Rendered) -> None:

@@ -147,7 +147,7 @@ class OnnxBackend(LLMBackend):
         with self._loading:
             if self._model is None:
                 self._model = _MaskedModel(self._model_file, self._tokenizer_file, self.max_length)
-                _ = self.fingerprint  # Hashed here rather than on the event loop.
+                _ = self.fingerprint  # Hashed in the worker thread, because it blocks.
             return self._model
 
     def _label_ids(self, label_words: Sequence[str]) -> list[int]:
@@ -181,7 +181,7 @@ class _MaskedModel:
         options = onnxruntime.SessionOptions()
         # One core per pass, because a sum over several threads rounds differently.
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # Failures come as exceptions; stderr is not ours.
+        options.log_severity_level = 4  # Failures are exceptions, so logging to stderr is disabled.
         try:
             self._session = onnxruntime.InferenceSession(
                 str(model_file), options, providers=["CPUExecutionProvider"]
@@ -189,7 +189,7 @@ class _MaskedModel:
         except Exception as exc:  # The library has no base class of its own.
             raise BackendError(f"{model_file.parent}: cannot load the model: {exc}") from exc
         self.encoder = ClozeEncoder(tokenizer_file, max_length)
-        # A query is quoted and then asked: it is tokenised once.
+        # A query is tokenised once for its quote and its score.
         self.clozes = lru_cache(maxsize=16)(self._clozes)
 
     def _clozes(self, inputs: tuple[Rendered, ...]) -> tuple[Cloze, ...]:

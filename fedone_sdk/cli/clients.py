@@ -1,4 +1,4 @@
-"""`fedone clients`: the devices that have enrolled."""
+"""`fedone clients`: enrolled devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedone_sdk.messages import ClientInfo
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Look at the devices that have enrolled, and shut them out.",
+    help="List enrolled devices, and revoke them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="Example: fedone clients list --server https://fedone.example",
@@ -43,7 +43,7 @@ def revoke(
     token: Token,
     json_file: JsonFile = None,
 ) -> None:
-    """Shut a client out for good."""
+    """Revoke a client permanently."""
     output = Output(json_file)
     revoked = call(server, token, lambda admin: admin.revoke_client(client_id))
     output.write_json(revoked.model_dump(mode="json"))

@@ -75,7 +75,7 @@ def reproduce(
     device: Device = "auto",
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--task", metavar="TASK", help="Only this GLUE task; may stand repeatedly."),
+        typer.Option("--task", metavar="TASK", help="Only this GLUE task; repeatable."),
     ] = None,
     options: Set = None,
     cap: Annotated[

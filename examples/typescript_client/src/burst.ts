@@ -5,7 +5,7 @@ import { systemClock } from "./clock.js";
  * Works for as long as the system lets a background job: turn after turn while there is work.
  *
  * @param client Works.
- * @param options.seconds Ends the turn under way after so long; what is done is kept.
+ * @param options.seconds Maximum duration of the turn; its results so far are kept.
  * @param options.signal Ends it at once, as the system does when the time is over.
  * @param options.waitS How long each request for work may stay open, seconds.
  * @returns What the last turn came to.

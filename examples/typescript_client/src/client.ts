@@ -96,7 +96,7 @@ export interface Status {
   readonly online: boolean;
   /** Finished updates that wait to be sent. */
   readonly unsent: number;
-  /** The work under way, and how many of its prompts have their losses. */
+  /** The current work, and how many of its prompts have their losses. */
   readonly work?: WorkFacts & { readonly done: number; readonly total: number };
   /** What the last turn came to. */
   readonly outcome?: Outcome;
@@ -170,7 +170,7 @@ export class EdgeClient {
    * Works until the aggregator says that its runs have ended, or the signal is aborted. The
    * aggregator may restart or be out of reach meanwhile.
    *
-   * @param options.signal Ends it at once; work under way is gone on with next time.
+   * @param options.signal Stops it at once; current work continues next time.
    * @throws ProblemError The aggregator does not let this device in, or not this version.
    * @throws ArgumentError There is neither an identity nor a token.
    * @throws UnsupportedError The run of `runId` asks for what this client does not do.
@@ -484,7 +484,7 @@ export interface RunOnceOptions {
   readonly signal?: AbortSignal;
 }
 
-/** Whether work that ended so is gone, kept, or gone on with later; else it is given back. */
+/** Whether work that ended so is lost, kept, or continued later; else it is declined. */
 function isNotDeclined(error: unknown): boolean {
   if (error instanceof MessageError || error instanceof TransportError) return true;
   if (error instanceof PutOff || error instanceof Stopped) return true;

@@ -49,7 +49,7 @@ export class ProblemError extends FedOneError {
   }
 }
 
-/** Work that cannot be done well enough to be worth sending; it is given back. */
+/** Work that cannot be completed; it is declined. */
 export class Declining extends FedOneError {
   override name = "Declining";
 }

@@ -2,7 +2,7 @@
 export type ClientEvent =
   /** The device has an identity. */
   | { readonly kind: "enrolled" }
-  /** It asks for work; or, with `retryAfterS`, it was told when to ask again. */
+  /** The device waits for work; `retryAfterS` is the delay that the server requested. */
   | { readonly kind: "waiting"; readonly retryAfterS?: number }
   /** It has work. */
   | ({ readonly kind: "assigned" } & WorkFacts)

@@ -11,7 +11,7 @@ interface Document {
   readonly nonce?: string;
 }
 
-/** Who a device is to one server: credential and enrolment nonce, kept across restarts. */
+/** A device's identity at one server: credential and enrolment nonce, kept across restarts. */
 export class Identity {
   readonly #kept: Kept<Document>;
   #document: Document;

@@ -29,7 +29,7 @@ const NOTHING: Required<Usage> = {
 };
 
 /**
- * The losses and the spending of the work under way, until it is finished. It holds numbers and
+ * The losses and the usage of the current work, until it is finished. It holds numbers and
  * digests, no text.
  */
 export class Journal {

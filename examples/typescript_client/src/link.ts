@@ -38,7 +38,7 @@ export class Link {
 
   /**
    * @param transport Reaches the server.
-   * @param identity Who calls.
+   * @param identity The client's identity.
    * @param token Enrols the device; undefined where it has an identity.
    * @param name What people may call the device.
    * @param clock Measures the waits between attempts.

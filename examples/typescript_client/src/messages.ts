@@ -192,7 +192,7 @@ export interface BdplSpec {
   projection?: "simplex" | "capped";
 }
 /**
- * A population of prompts: children of the elite, leaders evaluated again.
+ * Evolution of a population of prompts: mutations of the elite, and incumbents re-evaluated.
  */
 export interface EvolutionSpec {
   num_samples?: number;
@@ -206,7 +206,7 @@ export interface EvolutionSpec {
   mutation_rate?: number | null;
 }
 /**
- * Random prompts, the best of them evaluated again.
+ * Random prompts, with the best of them re-evaluated.
  */
 export interface RandomSpec {
   num_samples?: number;
@@ -219,7 +219,7 @@ export interface RandomSpec {
   name: "random";
 }
 /**
- * Thompson sampling from a Gaussian process over what prompts have in common.
+ * Thompson sampling from a Gaussian process over the prompts' shared features.
  */
 export interface ThompsonSpec {
   num_samples?: number;
@@ -232,7 +232,7 @@ export interface ThompsonSpec {
   name: "thompson";
 }
 /**
- * The Tree-structured Parzen Estimator of Optuna (extra `optuna`), to compare with.
+ * The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
  */
 export interface TpeSpec {
   num_samples?: number;
@@ -247,7 +247,7 @@ export interface TpeSpec {
 /**
  * Black-box tuning of a soft prompt by CMA-ES (Sun et al. 2022).
  *
- * It needs a model that takes input embeddings.
+ * It needs a model that accepts input embeddings.
  */
 export interface BbtSpec {
   num_samples?: number;
@@ -278,7 +278,7 @@ export interface JsonValue {}
 /**
  * Prompt tuning (Lester et al. 2021): clients train n input embeddings by gradients.
  *
- * It needs the model's weights on the clients; no query is asked in training.
+ * It needs the model's weights on the clients; training uses no queries.
  */
 export interface PromptTuningSpec {
   local_steps?: number;
@@ -293,7 +293,7 @@ export interface PromptTuningSpec {
 /**
  * P-tuning v2 (Liu et al. 2022): clients train n keys and values for every layer.
  *
- * It needs the model's weights on the clients; no query is asked in training.
+ * It needs the model's weights on the clients; training uses no queries.
  */
 export interface PTuningV2Spec {
   local_steps?: number;
@@ -318,7 +318,7 @@ export interface PrivacySpec {
   max_epsilon?: number | null;
 }
 /**
- * What is done about label bias (docs/explanation/calibration.md); its kind for short.
+ * Correction of label bias (docs/explanation/calibration.md); may be written as its kind.
  */
 export interface CalibrationSpec {
   kind?: "auto" | "none" | "labels" | "contextual" | "batch";

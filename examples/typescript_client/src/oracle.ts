@@ -13,7 +13,7 @@ export type Oracle = (step: Step, missing: readonly number[]) => Promise<void>;
 /** (prompt, example) pairs of one request to the gateway. */
 const PAIRS = 512;
 
-/** Queries to the device's own model that are under way at once. */
+/** Maximum concurrent queries to the device's own model. */
 const CONCURRENCY = 4;
 
 const WANTS = {
@@ -131,7 +131,7 @@ export function ownOracle(
         }
       }
     };
-    // Those under way are waited for: they are paid.
+    // Pending queries complete, because they are paid.
     const done = await Promise.allSettled(Array.from({ length: CONCURRENCY }, work));
     for (const one of done) if (one.status === "rejected") throw one.reason;
   };

@@ -23,7 +23,7 @@ export interface Request {
   readonly body?: string;
   /** How much longer than usual the answer may take, seconds. */
   readonly patienceS?: number;
-  /** Who signs; undefined for a request that is not signed. */
+  /** The signer; undefined for an unsigned request. */
   readonly clientId?: string;
   readonly signal?: AbortSignal | undefined;
 }
@@ -153,14 +153,14 @@ export class Transport {
   }
 }
 
-/** The device's clock is wrong by so much; for signatures alone. */
+/** Correction of the device's clock, for signatures only. */
 class Skewed extends Error {
   constructor(readonly skewS: number) {
     super("clock_skew");
   }
 }
 
-/** Seconds; a date, as proxies may send it, is by the clock of who sent it. */
+/** Seconds; a date, which proxies may send, is relative to the sender's clock. */
 function readRetryAfter(headers: Headers): number | undefined {
   const asked = headers.get("Retry-After");
   if (asked === null) return undefined;

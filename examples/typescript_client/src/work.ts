@@ -35,7 +35,7 @@ export interface Work {
  * Scores what an assignment asks for.
  *
  * @param work The work.
- * @param oracle Who answers.
+ * @param oracle The loss oracle.
  * @returns The update.
  * @throws Declining It cannot be done well enough.
  */
