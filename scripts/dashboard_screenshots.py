@@ -17,7 +17,7 @@ from tests.browser.states import STATES, walk
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "images" / "dashboard"
 WHOLE = ("run", "run-waiting", "run-ended", "run-unfit")
-"""States of which the whole page is shown, not what fits into the window."""
+"""States of which a desktop shows the whole page, not what fits into the window."""
 WANTED = {
     ("light", DESKTOP): STATES,
     ("dark", DESKTOP): ("run",),
@@ -41,7 +41,9 @@ async def take_all(chromium: Chromium) -> None:
         async for name, page in walk(chromium, size=size, scheme=scheme):
             if name in wanted:
                 form = ("-phone" if size == PHONE else "") + ("-dark" if scheme == "dark" else "")
-                await take(page, FOLDER / f"{name}{form}.png", whole=name in WHOLE)
+                await take(
+                    page, FOLDER / f"{name}{form}.png", whole=name in WHOLE and size == DESKTOP
+                )
 
 
 async def main() -> None:

@@ -33,8 +33,7 @@ def test_a_table_becomes_a_tuned_prompt(start: Start, tmp_path: Path) -> None:
     assert "training queries 12 at most, cap 12 (6 per round)\n" in plain(plan.out)
     assert "cap suffices yes: pays about 2 of 2 rounds, 2 at worst\n" in plain(plan.out)
 
-    files = ("--report", "report.html", "--artefact", "prompt.json", "--json", "result.json")
-    tune = start("tune", "run.yaml", *files)
+    tune = start("tune", "run.yaml", "--artefact", "prompt.json", "--json", "result.json")
     assert tune.ended() == 0, tune.err
     result = RunResult.model_validate_json((tmp_path / "result.json").read_bytes())
     verdict = result.verdict
@@ -53,8 +52,6 @@ def test_a_table_becomes_a_tuned_prompt(start: Start, tmp_path: Path) -> None:
     assert "a higher cap lets the run continue: in the file, or by --raise UNIT=N\n" in tune.err
     artefact = json.loads((tmp_path / "prompt.json").read_text())
     assert artefact["evaluation"]["verdict"]["text"] == verdict.text
-    report = (tmp_path / "report.html").read_text()
-    assert 0 < report.index(verdict.text[1:]) < report.index("<h2")
 
     # More budget: in the file, or by the option; what was paid for is not paid again.
     again = start("tune", "run.yaml", "--raise", "queries=24", "--json", "result.json")
@@ -76,7 +73,8 @@ def test_a_table_becomes_a_tuned_prompt(start: Start, tmp_path: Path) -> None:
     assert "start over with --fresh, which keeps the answers" in other.err
     assert RunSpec.load(tmp_path / "run.yaml").name == "tickets"
 
-    report = start("report", "tickets", "--store", ".fedone/tickets.db", "-o", "again.html")
+    report = start("report", "tickets", "-o", "report.html")
     assert report.ended() == 0, report.err
+    page = (tmp_path / "report.html").read_text()
     assert more.verdict is not None
-    assert more.verdict.text[1:] in (tmp_path / "again.html").read_text()
+    assert page.index("Was it worth it?") < page.index(more.verdict.text[1:]) < page.index("<table")

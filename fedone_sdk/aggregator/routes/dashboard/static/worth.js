@@ -18,6 +18,7 @@ export function worthPanel() {
     ["Prompt", "Value", "95 % interval", "Tuned gains"].map((text, at) => ({ text, number: at > 0 })),
   );
   const node = panel("Was it worth it?", verdict, list);
+  node.classList.add("worth");
   return {
     node,
     update({ result }) {
