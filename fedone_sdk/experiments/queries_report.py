@@ -21,7 +21,7 @@ from fedone_sdk.experiments.statistics import (
 )
 from fedone_sdk.experiments.summary import Column, mean_sd_text, table
 
-__all__ = ["TRIM", "Repeats", "finite", "interval_text", "queries_text"]
+__all__ = ["Repeats", "TRIM", "finite", "interval_text", "queries_text"]
 
 TRIM = 0.1
 """Share of the repeats that the trimmed mean leaves out at each end."""

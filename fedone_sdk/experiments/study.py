@@ -12,7 +12,7 @@ from fedone_sdk.experiments.federated import Tuning, tuning_trial
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import Column, mean_sd_text
 
-__all__ = ["METRIC_COLUMNS", "Design", "Point", "Runs", "Study", "changed", "metrics"]
+__all__ = ["Design", "METRIC_COLUMNS", "Point", "Runs", "Study", "changed", "metrics"]
 
 Point = Mapping[str, Any]
 """A value on each axis."""
