@@ -44,7 +44,7 @@ def check_artefact(artefact: PromptArtefact) -> list[Check]:
     return [
         _same("digest of the file", artefact.sha256, artefact.digest),
         _same(
-            f"prompt consists of its {'tokens' if prompt.slots is None else 'slots'}",
+            f"prompt is made of its {'tokens' if prompt.slots is None else 'slots'}",
             prompt.text,
             "".join(prompt.tokens if prompt.slots is None else prompt.slots.values()),
         ),

@@ -141,7 +141,7 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
 def test_verify(fedone: Fedone, folder: Path) -> None:
     fedone("runs", "export", "tiny", "--store", "run.db", "-o", "tiny.fedone")
     code, out, _ = fedone("prompt", "verify", "prompt.json")
-    assert (code, "--against holds it against its run" in out) == (0, True)
+    assert (code, "--against compares it with its run" in out) == (0, True)
     for against in ("tiny.fedone", "run.db"):
         code, out, err = fedone(
             "prompt", "verify", "prompt.json", "--against", against, "--json", "checks.json"

@@ -193,7 +193,7 @@ def test_a_cap_that_pays_for_no_round_is_no_success(tune: Fedone, folder: Path) 
     code, out, err = tune("--cap", 1)
     assert code == 1
     assert "budget_exhausted, 0 rounds" in out
-    assert "no round was done: the caps pay for none" in err
+    assert "no round was done, because the caps do not suffice for one" in err
 
 
 def test_another_name_goes_on_from_the_same_answers(tune: Fedone, folder: Path) -> None:

@@ -107,7 +107,7 @@ async def test_another_prompt_ledger_task_or_metric() -> None:
 
     prompt = artefact.prompt.model_copy(update={"text": " better"})
     assert changed(prompt=prompt) == {"prompt"}
-    assert "prompt consists of its tokens" in differing(
+    assert "prompt is made of its tokens" in differing(
         check_artefact(artefact.model_copy(update={"prompt": prompt}))
     )
     biased = artefact.prompt.model_copy(update={"bias": (0.0, 1.0, 2.0)})

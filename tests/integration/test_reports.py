@@ -413,7 +413,7 @@ def test_where_no_such_program_can_be_written() -> None:
         return len(programs), note
 
     count, note = of(loss="nll", labels={}, metric="loss")
-    assert (count, "scores a text that is given" in note) == (0, True)
+    assert (count, "scores given texts" in note) == (0, True)
     assert of("onnx:roberta-mini:0")[0] == 1
     count, note = of("vllm:m:512")  # A run of a server whose model is another one.
     assert (count, "vllm:m:512" in note) == (0, True)
