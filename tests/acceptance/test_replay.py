@@ -579,12 +579,12 @@ class TestHostileArchives:
     @pytest.mark.parametrize(
         ("change", "match"),
         [
-            (lambda a: a.clear(), "no archive"),
+            (lambda a: a.clear(), "not an archive"),
             (lambda a: a[0].update(format="tar"), "not an archive of a run"),
             (lambda a: a[0].update(version=2), "has version 2, this fedone-sdk reads 1"),
             (lambda a: a[0].update(run_id="other"), "described as"),
-            (lambda a: a.pop(1), "does not begin with a run"),
-            (lambda a: a.append(a[1]), "stands twice"),
+            (lambda a: a.pop(1), "first line is not a run"),
+            (lambda a: a.append(a[1]), "occurs twice"),
             (lambda a: a[1].update(more=1), "more"),
             (lambda a: a[1].update(spec="{}"), "damaged"),
             (lambda a: a[1].update(document="[" * 100_000), "damaged"),

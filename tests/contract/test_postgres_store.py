@@ -601,7 +601,7 @@ class TestLostAnswers:
 
     async def test_nonce_is_not_called_used(self, store: SqlStore, proxy: Proxy) -> None:
         proxy.lose_answer.add(b"COMMIT;")
-        with pytest.raises(FedOneError, match="cannot tell"):
+        with pytest.raises(FedOneError, match="used before is unknown"):
             await store.use_nonce("a", 1.0, 2.0)
         proxy.lose_question.add(b"COMMIT;")
         assert await store.use_nonce("b", 1.0, 2.0)
