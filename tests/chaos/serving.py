@@ -48,7 +48,7 @@ __all__ = [
 
 TOKEN = "enrolment-token-of-the-chaos"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine", " poor"))
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 """How long a run may take; it is a second of work."""
 
 _PROCESSES = multiprocessing.get_context("forkserver")

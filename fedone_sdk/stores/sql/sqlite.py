@@ -113,7 +113,7 @@ class SqliteDatabase(Alone):
         engine, self._engine = self._engine, None
         if engine is None:
             return
-        while self._writing is not None:
+        if self._writing is not None:
             await asyncio.wait({self._writing})
         writer, self._writer = self._writer, None
         if writer is not None:
@@ -147,7 +147,7 @@ class SqliteDatabase(Alone):
     async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
         """Run `work` on a connection of the pool, always with one snapshot."""
         if self._engine is None:
-            raise FedOneError(f"store {self._path} is not open")
+            raise self._not_open()
 
         def transaction(engine: Engine) -> T:
             with engine.connect() as connection:
@@ -162,7 +162,7 @@ class SqliteDatabase(Alone):
         There are no listeners for the signals.
         """
         if self._engine is None:
-            raise FedOneError(f"store {self._path} is not open")
+            raise self._not_open()
         write = _Write(work)
         self._waiting.append(write)
         if self._writing is None:
@@ -198,7 +198,12 @@ class SqliteDatabase(Alone):
     def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
         """Start the next transaction, and resolve the futures of this one."""
         self._writing = None
-        if self._waiting:
+        if self._engine is None:
+            while self._waiting:  # They came too late: the store is being closed.
+                done = self._waiting.popleft().done
+                if not done.cancelled():
+                    done.set_exception(self._not_open())
+        elif self._waiting:
             self._write_next()
         error = asyncio.CancelledError() if writing.cancelled() else writing.exception()
         outcomes = [(None, error)] * len(batch) if error is not None else writing.result()
@@ -209,6 +214,9 @@ class SqliteDatabase(Alone):
                 write.done.set_result(result)
             else:
                 write.done.set_exception(failure)
+
+    def _not_open(self) -> FedOneError:
+        return FedOneError(f"store {self._path} is not open")
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
