@@ -438,7 +438,7 @@ async def test_a_run_moves_amid_its_work(tmp_path: Path) -> None:
             game = moved
             await game.run.load(record)
             assert game.run.state.status == "stopped"
-            assert "moved here" in (game.run.state.reason or "")
+            assert "imported" in (game.run.state.reason or "")
             assert len(game.run.result().history) == 3
             await game.run.apply(ResumeRequested())
         for work in works:

@@ -189,7 +189,7 @@ async def test_a_run_whose_devices_have_spent_their_epsilon_ends(
     result = await noised(exchange, target, 50, max_epsilon=3.0)
     assert result.status == "stopped"
     assert result.reason is not None
-    assert result.reason.startswith("privacy.max_epsilon: 5 devices have spent it")
+    assert result.reason.startswith("privacy.max_epsilon: 5 devices have reached it")
     assert result.rounds == 2 * CLIENTS
     assert result.privacy is not None
     assert (result.privacy.releases, result.privacy.spent_up) == (2, CLIENTS)

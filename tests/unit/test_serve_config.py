@@ -225,7 +225,7 @@ class TestStore:
         before = contents(tmp_path)
         assert await store.check(tmp_path) == f"would use {tmp_path}/fedone.db"
         assert contents(tmp_path) == before
-        with pytest.raises(SpecError, match=r"store: .*no folder to write to"):
+        with pytest.raises(SpecError, match=r"store: .*is not a writable folder"):
             await store.check(tmp_path / "nowhere")
         (tmp_path / "fedone.db").write_text("not a database, but long enough to be looked at")
         with pytest.raises(SpecError, match="is not a database that can be used"):
