@@ -327,5 +327,5 @@ async def test_references_are_labels(tmp_path: Path) -> None:
 
 
 def test_it_needs_a_folder() -> None:
-    with pytest.raises(SpecError, match="policy.privacy: needs state_dir"):
+    with pytest.raises(SpecError, match=r"policy\.privacy: needs state_dir"):
         edge_client("http://x", data=DATA, require_privacy=RequiredPrivacy(max_epsilon=8))
