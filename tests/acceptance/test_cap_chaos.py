@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import structlog
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.backends import Query
+from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
@@ -183,10 +183,10 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             failed.append(event["traceback"])
         raise structlog.DropEvent
 
-    async def impatiently(self: EdgeClient, seconds: float) -> None:
+    async def impatiently(self: StopSignal, seconds: float) -> None:
         await asyncio.sleep(seconds / 50)
 
-    monkeypatch.setattr(EdgeClient, "_pause", impatiently)
+    monkeypatch.setattr(StopSignal, "sleep", impatiently)
     structlog.configure(processors=[keep])
     yield failed
     structlog.reset_defaults()
