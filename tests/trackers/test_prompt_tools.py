@@ -113,7 +113,7 @@ class OneWord(FakeModel):
 async def test_promptfoo_evaluates_the_prompt(tmp_path: Path, task: dict[str, Any]) -> None:
     program = shutil.which("promptfoo")
     if program is None:
-        pytest.skip("scripts/test-trackers installs promptfoo")
+        pytest.skip("scripts/test-promptfoo installs promptfoo")
     text = "Keep {{this}} and {%that%}"
     config = promptfoo_config(await artefact_with(task, text))
     (tmp_path / "prompt.json").write_text(json.dumps(config))
