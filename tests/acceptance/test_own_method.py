@@ -199,7 +199,7 @@ class TestTuned:
             ("runs", "replay", "climb", "the same alpha"),
             ("runs", "export", "climb", "-o", "c.fedone", "run climb"),
             ("runs", "export", "climb", "--as", "prompt", "-o", "p.json", "prompt of run climb"),
-            ("runs", "import", "c.fedone", "--store", "other.db", "taken in"),
+            ("runs", "import", "c.fedone", "--store", "other.db", "imported"),
             ("report", "climb", "-o", "c.md", "run climb"),
             ("prompt", "verify", "p.json", "--against", "c.fedone", "agrees"),
         ):

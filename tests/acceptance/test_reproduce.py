@@ -317,7 +317,7 @@ def test_quick(
         ),
         (
             ["table1", "--data", ".", "--set", "methods=bdpl,magic"],
-            "arguments: --set: methods: there is no 'magic'; no-prompt, ",
+            "arguments: --set methods: there is no magic; no-prompt, ",
         ),
         (["table1", "--json", "absent/x.json"], "arguments: --json: there is no folder absent"),
     ],

@@ -158,7 +158,7 @@ def test_the_edge_image_has_an_edge_client_and_no_more(edge_image: Image) -> Non
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "Take part in prompt tuning" in done.stdout
+    assert "Tune prompts as an edge client" in done.stdout
     installed = {path.name for path in edge_image.folder.glob("opt/fedone/lib/*/site-packages/*")}
     assert "fedone_sdk" in installed
     assert not installed & {"sqlalchemy", "onnxruntime", "openai", "torch"}

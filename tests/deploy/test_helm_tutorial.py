@@ -49,8 +49,9 @@ def test_the_values_go_together(number: int) -> None:
 
 def test_the_readmes_values_go_together() -> None:
     found = pages.blocks((CHART / "README.md").read_text())
-    (values,) = [yaml.safe_load(block.text) for block in found if block.language == "yml"]
-    assert render(values).get("Deployment", "fedone-vllm")
+    values = [yaml.safe_load(block.text) for block in found if block.language == "yml"]
+    manifests = [render(each) for each in values]
+    assert manifests[-1].get("Deployment", "fedone-vllm")
 
 
 def test_the_secrets_of_the_page_are_those_that_pods_ask_for() -> None:

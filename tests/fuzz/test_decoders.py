@@ -31,7 +31,7 @@ from fedone_sdk.backends._codec import (
 from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.backends.cassette import CassetteBackend
 from fedone_sdk.budget import Usage
-from fedone_sdk.cli.runs import _events
+from fedone_sdk.client.admin import _server_sent
 from fedone_sdk.client.transport import _refusal, _retry_after_s
 from fedone_sdk.errors import (
     BackendUnavailable,
@@ -177,7 +177,7 @@ def test_event_streams(seed: int) -> None:
     rng = random.Random(seed)
 
     async def read(data: bytes) -> list[tuple[str, bytes]]:
-        return [found async for found in _events(_Chunks(rng, data))]  # type: ignore[arg-type]
+        return [found async for found in _server_sent(_Chunks(rng, data))]  # type: ignore[arg-type]
 
     good = asyncio.run(read(STREAM))
     assert [name for name, _ in good] == ["round", "end"]

@@ -129,11 +129,11 @@ class TestEvents:
             client_of(service, only_when=condition) as client,
         ):
             with capture_logs() as logs:
-                assert [await client.run_once() for _ in range(3)] == ["paused"] * 3
+                assert [(await client.run_once()).outcome for _ in range(3)] == ["paused"] * 3
             (line,) = [line for line in logs if line["event"].startswith("only_when failed")]
             assert line["error"] == "RuntimeError"
             answers.append(True)
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
 
     async def test_declined_and_refused(self) -> None:
         told: list[ClientEvent] = []

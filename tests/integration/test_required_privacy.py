@@ -245,11 +245,11 @@ async def test_noise_that_cannot_be_kept_is_not_sent(
 
             with monkeypatch.context() as patch:
                 patch.setattr(os, "open", full)
-                assert await client.run_once() == "declined"
+                assert (await client.run_once()).outcome == "declined"
             assert transport.updates == []
-            assert "cannot be kept" in transport.declined[0].reason
+            assert "cannot be stored" in transport.declined[0].reason
             assert transport.declined[0].usage.queries > 0
-            assert await client.run_once() == "worked"
+            assert (await client.run_once()).outcome == "worked"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"losses": -1, "alpha": 0}', "{"])

@@ -138,7 +138,7 @@ class TestLogs:
         pages = server.aggregator.service.export_pages(await server.aggregator.service.run("run"))
         await anext(pages)
         await server.store.trim("run", log=True)
-        with pytest.raises(ArchiveError, match="removed meanwhile"):
+        with pytest.raises(ArchiveError, match="removed during the export"):
             async for _ in pages:
                 pass
         with pytest.raises(ArchiveError, match="there is no run"):

@@ -67,7 +67,7 @@ def test_does_my_data_fit(start: Start, folder: Path) -> None:
     path, nobody = client(f"{url}/v2"), client(f"http://127.0.0.1:{free_port()}")
     assert fits.ended() == 0, fits.err
     told = fits.out.splitlines()
-    assert told[:2] == [f"{url} lets this client in", "your rows fit tickets 12 of 12"]
+    assert told[:2] == [f"{url} accepts this client", "your rows fit tickets 12 of 12"]
     why = "field 'label' is 'bad', not one of: low, high"
     assert told[2:] == [f"your rows fit urgency 0 of 12 because {why}"]
     assert field.ended() == 1

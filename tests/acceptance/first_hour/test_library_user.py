@@ -68,7 +68,7 @@ async def main():
                 if outcome in ("ended", "paused") or not run.state.running:
                     break
         if not run.state.paused:
-            await aggregator.wait(run)
+            await run.wait()
         result = run.result()
         print("status:", result.status, "reason:", result.reason)
         print("verdict:", result.verdict and result.verdict.text)

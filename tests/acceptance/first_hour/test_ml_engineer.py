@@ -56,13 +56,13 @@ def test_a_table_becomes_a_tuned_prompt(start: Start, tmp_path: Path) -> None:
     # More budget: in the file, or by the option; what was paid for is not paid again.
     again = start("tune", "run.yaml", "--raise", "queries=24", "--json", "result.json")
     assert again.ended() == 0, again.err
-    assert "raised queries 12 -> 24; goes on after round 2\n" in again.err
+    assert "raising queries 12 -> 24 after round 2\n" in again.err
     more = RunResult.model_validate_json((tmp_path / "result.json").read_bytes())
     assert (more.rounds, more.spent.queries) == (4, 24)
     assert more.history[:2] == result.history
     # No prompt and the untrained one were measured already.
-    assert "went on after round 2; " in again.err
-    free = int(again.err.split("went on after round 2; ")[1].split(" answers free")[0])
+    assert "continued after round 2; " in again.err
+    free = int(again.err.split("continued after round 2; ")[1].split(" answers free")[0])
     assert free >= 6
 
     spec = (tmp_path / "run.yaml").read_text()
