@@ -20,6 +20,27 @@ if find_spec("hypothesis") is not None:  # some extras are tested without it
     settings.load_profile("fedone")
 
 
+_SLOW = (
+    *("acceptance", "browser", "deploy", "docs", "flower", "llama_cpp", "tutorials"),
+    *("contract/test_postgres_store.py", "fuzz/test_openapi.py"),
+)
+"""Tests of processes, browsers, models and pages; scripts/test-slow runs them."""
+_FAST = (
+    *("acceptance/first_hour", "acceptance/test_cap_chaos.py", "acceptance/test_cli_state.py"),
+    *("acceptance/test_replay.py", "docs/test_reference.py"),
+)
+"""Exceptions: the promises that scripts/test checks too."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow tests by their place."""
+    tests = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(tests).as_posix()
+        if path.startswith(_SLOW) and not path.startswith(_FAST):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ctrl_c_is_heard() -> Iterator[None]:
     """Where the tests are a background job, the shell had it ignored, for what we start too."""
