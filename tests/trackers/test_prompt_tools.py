@@ -10,6 +10,7 @@ import csv
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,22 @@ async def artefact_with(task: dict[str, Any], text: str = TEXT) -> PromptArtefac
     return artefact.model_copy(update=changes).signed()
 
 
-@pytest.mark.parametrize("task", [CHAT, PLAIN], ids=["chat", "template"])
-async def test_mlflow_registers_the_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: dict[str, Any]
-) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="scripts/test-trackers installs mlflow")
+@pytest.fixture
+def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """MLflow with an empty registry."""
+    module = pytest.importorskip("mlflow", reason="scripts/test-trackers installs mlflow")
     monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    mlflow.set_registry_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    for choose in (module.set_tracking_uri, module.set_registry_uri):
+        choose(f"sqlite:///{tmp_path}/mlflow.db")
+    yield module
+    # MLflow keeps them in this process, and in its environment.
+    module.set_registry_uri("")
+    module.set_tracking_uri(None)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+
+
+@pytest.mark.parametrize("task", [CHAT, PLAIN], ids=["chat", "template"])
+async def test_mlflow_registers_the_prompt(mlflow: Any, task: dict[str, Any]) -> None:
     artefact = await artefact_with(task)
     document = json.loads(json.dumps(mlflow_prompt(artefact)))
     mlflow.genai.register_prompt(**json.loads(json.dumps(document)))  # It adds to the tags.
