@@ -97,7 +97,7 @@ async def test_an_ended_run_says_whether_it_was_worth_it(chromium: Chromium, sta
         stage.start_devices()
         stage.answering.set()
         await stage.rest()
-        await stage.run.wait()
+        await run.wait()
         verdict = run.result().verdict
         assert verdict is not None
         await expect(worth).to_contain_text(verdict.text[1:], timeout=15_000)
