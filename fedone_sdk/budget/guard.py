@@ -93,6 +93,8 @@ class BudgetGuard:
         try:
             await asyncio.shield(reserving)
         except asyncio.CancelledError:
+            # A refusal has no receiver left: without this, asyncio logs it as never retrieved.
+            reserving.add_done_callback(lambda done: done.cancelled() or done.exception())
             # Shielded: a second cancellation must not leave the lease open.
             await asyncio.shield(self._give_back(lease, reserving))
             raise
