@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -13,7 +12,8 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.client.network import Network, server_url
+from fedone_sdk.client.connection import Connection
+from fedone_sdk.client.network import Network
 from fedone_sdk.errors import MessageError, SpecError, TransportError
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,
@@ -76,20 +76,20 @@ class AdminClient:
     """
 
     def __init__(self, url: str, token: str, *, network: Network | None = None) -> None:
-        self._base = server_url(url)
+        network = network or Network()
+        self._connection = Connection(url, network)
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_S, sock_read=network.timeout_s
+        )
         if not token or not is_sendable(token):
             raise SpecError("token: must be printable ASCII, at least one", source="arguments")
         self._headers = {
             "Authorization": f"Bearer {token}",
             PROTOCOL_HEADER: str(PROTOCOL_VERSION),
         }
-        self._network = network or Network()
-        self._proxy = self._network.proxy_for(self._base)
-        self._ssl: ssl.SSLContext | None = self._network.context()
-        self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
-        return f"AdminClient({str(self._base)!r})"
+        return f"AdminClient({str(self._connection.base)!r})"
 
     async def __aenter__(self) -> Self:
         return self
@@ -104,9 +104,7 @@ class AdminClient:
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._connection.aclose()
 
     # Runs
 
@@ -219,7 +217,7 @@ class AdminClient:
                     yield _parse(RunResult.model_validate_json, data)
                     return
                 yield _parse(RoundReport.model_validate_json, data)
-        raise TransportError(f"{self._base}: closed the stream before the run ended")
+        raise TransportError(f"{self._connection.base}: closed the stream before the run ended")
 
     async def export_run(self, run_id: str, *, with_credentials: bool = False) -> bytes:
         """Return a run as an archive.
@@ -295,38 +293,21 @@ class AdminClient:
         content_type: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; the yielded answer is a success, with an unread body."""
-        if self._session is None:
-            # Created here, not in __init__: a session belongs to the loop that uses it.
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(
-                    total=None, sock_connect=_CONNECT_S, sock_read=self._network.timeout_s
-                )
-            )
         headers = dict(self._headers)
         if body is not None:
             headers["Content-Type"] = content_type
-        options: dict[str, Any] = {"headers": headers}
-        if self._ssl is not None:
-            options["ssl"] = self._ssl
-        url = self._base.joinpath(path.lstrip("/"), encoded=True)
-        if self._proxy is not None:
-            options |= self._proxy.options(url, headers)
-        try:
-            async with self._session.request(
-                method,
-                url,
-                params=params,
-                data=body,
-                allow_redirects=False,  # a redirect would carry the token elsewhere
-                **options,
-            ) as response:
-                if response.status >= 300:
-                    problem = _parse(Problem.model_validate_json, await response.read())
-                    raise problem.error()
-                yield response
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            reason = str(exc) or type(exc).__name__
-            raise TransportError(f"{self._base}: cannot be reached: {reason}") from exc
+        async with self._connection.request(
+            method,
+            self._connection.url(path),
+            params=params,
+            body=body,
+            headers=headers,
+            timeout=self._timeout,
+        ) as response:
+            if response.status >= 300:
+                problem = _parse(Problem.model_validate_json, await response.read())
+                raise problem.error()
+            yield response
 
 
 def _run(run_id: str, *rest: str) -> str:

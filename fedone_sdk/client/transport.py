@@ -11,7 +11,8 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
-from fedone_sdk.client.network import Network, server_url
+from fedone_sdk.client.connection import Connection
+from fedone_sdk.client.network import Network
 from fedone_sdk.client.reasons import problem_of
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import (
@@ -160,11 +161,9 @@ class HttpTransport:
     def __init__(
         self, server: str, *, network: Network | None = None, clock: Clock | None = None
     ) -> None:
-        self._base = server_url(server)
         network = network or Network()
         self._timeout_s = network.timeout_s
-        self._ssl = network.context()
-        self._proxy = network.proxy_for(self._base)
+        self._connection = Connection(server, network, decompress=False)
         self._clock = clock or SystemClock()
         self._skew_s = 0.0
         # Whether the server supports tensor files; None until it has sent an alpha.
@@ -172,7 +171,6 @@ class HttpTransport:
         # Fields of a claim that this (older) server refuses, with their defaults.
         self._unknown: dict[str, Any] = {}
         self._signer: tuple[str, Signer] | None = None
-        self._session: aiohttp.ClientSession | None = None
 
     def sign_as(self, client_id: str, private_key: str) -> None:
         """Sign all further requests.
@@ -290,9 +288,7 @@ class HttpTransport:
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        await self._connection.aclose()
 
     async def _exchange(
         self, path: str, credential: str, message: Message, **options: Any
@@ -324,7 +320,7 @@ class HttpTransport:
         max_bytes: int = _MAX_SHORT_BYTES,
         accept: str = JSON,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        url = self._base.joinpath(path.lstrip("/"), encoded=True)
+        url = self._connection.url(path)
         content = b"" if message is None else message.content
         headers = {
             "Authorization": f"Bearer {token}",
@@ -376,35 +372,20 @@ class HttpTransport:
         timeout_s: float,
         max_bytes: int,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        if self._session is None:
-            # Created here, not in __init__: a session belongs to the loop that uses it.
-            self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
-            )
-        options: dict[str, Any] = {"headers": headers}
-        if self._ssl is not None:
-            options["ssl"] = self._ssl
-        if self._proxy is not None:
-            options |= self._proxy.options(url, headers)
-        try:
-            async with self._session.request(
-                method,
-                url,
-                data=content or None,
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-                allow_redirects=False,  # a redirect would carry the credential elsewhere
-                **options,
-            ) as response:
-                most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
-                body = bytearray()
-                async for chunk in response.content.iter_any():
-                    body += chunk
-                    if len(body) > most:
-                        raise MessageError(f"{url.path}: the answer is over {most} bytes")
-                return response.status, response.headers, bytes(body)
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            reason = str(exc) or type(exc).__name__
-            raise TransportError(f"{self._base}: cannot be reached: {reason}") from exc
+        async with self._connection.request(
+            method,
+            url,
+            headers=headers,
+            body=content or None,
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+        ) as response:
+            most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
+            body = bytearray()
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > most:
+                    raise MessageError(f"{url.path}: the answer is over {most} bytes")
+            return response.status, response.headers, bytes(body)
 
 
 def new_private_key() -> str:
