@@ -16,7 +16,8 @@ import pytest
 
 from fedone_sdk import assets
 from fedone_sdk.messages import RunResult
-from tests.acceptance.processes import Start, free_port, starting, until
+from tests.acceptance.processes import Start, starting
+from tests.processes import free_port, until
 
 RUN = """\
 name: tiny
@@ -84,9 +85,9 @@ def test_ctrl_c_ends_a_run_with_what_it_learnt(start: Start, folder: Path) -> No
     assert found.status == "stopped"
     assert 0 < found.rounds < 5000
     assert found.prompt.text
-    assert "stopped (interrupted)" in run.out
+    assert "stopped (interrupted)" in run.log
     assert "Traceback" not in run.err
-    assert "\x1b" not in run.out + run.err
+    assert "\x1b" not in run.log + run.err
 
 
 def test_ctrl_c_twice_aborts(start: Start, folder: Path) -> None:
@@ -102,7 +103,7 @@ def test_ctrl_c_twice_aborts(start: Start, folder: Path) -> None:
     assert run.ended() == 130
     assert "Traceback" not in run.err
     assert f"Continue with: fedone tune {run_file} --json r.json\n" in run.err
-    assert run.out == ""
+    assert run.log == ""
     assert not (folder / "r.json").exists()
 
 
@@ -116,7 +117,7 @@ def test_the_same_command_goes_on(start: Start, folder: Path, number: signal.Sig
     assert run.ended() == (-9 if number == signal.SIGKILL else 130)
     if number != signal.SIGKILL:
         assert f"interrupted; continue with: fedone tune {run_file} --json r.json\n" in run.err
-        assert "prompt so far" in run.out
+        assert "prompt so far" in run.log
     run = start(*tune)
     assert run.ended() == 0
     found = result(folder / "r.json")
@@ -140,18 +141,18 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
         start("client", "--server", url, "--data", f"{name}.jsonl", "--state", name)
         for name in ("one", "two")
     ]
-    assert [client.ended() for client in clients] == [0, 0], server.out
+    assert [client.ended() for client in clients] == [0, 0], server.log
     assert watching.ended() == 0
-    assert watching.out.startswith("round 1, loss")
+    assert watching.log.startswith("round 1, loss")
     found = result(folder / "watched.json")
     assert (found.status, found.rounds, found.spent.queries) == ("completed", 12, 48)
-    assert '"event": "prompts are measured"' in server.out
+    assert '"event": "prompts are measured"' in server.log
 
     def judged() -> bool:
         show = start("runs", "show", "tiny", "--server", url, "--json", "judged.json")
         assert show.ended() == 0
         verdict = result(folder / "judged.json").verdict
-        return verdict is not None and verdict.source == "dev" and verdict.text in show.out
+        return verdict is not None and verdict.source == "dev" and verdict.text in show.log
 
     until(judged, server)
     verdict = result(folder / "judged.json").verdict
@@ -164,12 +165,12 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     stopping = start("runs", "stop", "tiny", "--server", url)
     wrong = start("runs", "show", "nope", "--server", url)
     assert listing.ended() == 0
-    heads, row = (re.split(r"  +", line.strip()) for line in listing.out.strip().splitlines())
+    heads, row = (re.split(r"  +", line.strip()) for line in listing.log.strip().splitlines())
     assert heads == ["run", "status", "rounds", "metric", "devices", "last update", "USD"]
     assert row[:3] == ["tiny", "completed", "12 of 12"]
     assert row[-1] == "0.0000"
     assert logged.ended() == 0
-    kinds = [json.loads(line)["kind"] for line in logged.out.splitlines()]
+    kinds = [json.loads(line)["kind"] for line in logged.log.splitlines()]
     assert (kinds.count("round"), kinds.count("outcomes")) == (12, 3)
     assert stopping.ended() == wrong.ended() == 2
     assert stopping.err == "run_conflict: the run has ended: completed\n"
@@ -178,11 +179,11 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     server.popen.send_signal(signal.SIGTERM)
     assert server.ended() == 0
     for process in (server, *clients):
-        events = [json.loads(line) for line in process.out.splitlines()]
+        events = [json.loads(line) for line in process.log.splitlines()]
         assert all({"event", "level", "timestamp"} <= event.keys() for event in events)
         assert process.err == ""
-        assert ADMIN not in process.out
-        assert "enrol-me-please" not in process.out
+        assert ADMIN not in process.log
+        assert "enrol-me-please" not in process.log
 
 
 def test_serve_survives_kill_9_while_a_client_waits(start: Start, folder: Path) -> None:
@@ -196,7 +197,7 @@ def test_serve_survives_kill_9_while_a_client_waits(start: Start, folder: Path) 
     assert server.ended() == -9
     assert watching.ended() == 2
     server = start("serve", "config.yaml")
-    assert client.ended() == 0, client.out
+    assert client.ended() == 0, client.log
     show = start("runs", "show", "tiny", "--server", url, "--json", "r.json")
     assert show.ended() == 0
     found = result(folder / "r.json")
@@ -204,7 +205,7 @@ def test_serve_survives_kill_9_while_a_client_waits(start: Start, folder: Path) 
     assert found.spent.queries <= 240
     assert found.rounds >= 55
     assert len({entry.client_id for entry in found.history}) == 1
-    assert '"event": "run loaded"' in server.out
+    assert '"event": "run loaded"' in server.log
 
 
 def test_a_client_stops_when_told(start: Start, folder: Path) -> None:

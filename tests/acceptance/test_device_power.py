@@ -27,7 +27,7 @@ async def test_one_death(name: str) -> None:
 
 
 async def test_a_kill_and_a_power_cut_after_it() -> None:
-    """What a killed process left in the machine's cache is on the disk before it is relied on."""
+    """A new process syncs the files of a killed one before it relies on them."""
     scenario = devices.SCENARIOS["alpha, own model, noise on alpha"]
     figures = devices.Figures()
     for first in range(30, 66, 5):

@@ -12,7 +12,6 @@ import pty
 import re
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +26,7 @@ from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -81,11 +81,6 @@ async def printed(process: asyncio.subprocess.Process, wanted: str) -> str:
         if re.fullmatch(wanted, line.decode().rstrip("\n")):
             return line.decode().rstrip("\n")
     raise AssertionError(f"the program never printed {wanted!r}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def texts(model: ScriptedBackend) -> set[str]:

@@ -154,7 +154,7 @@ def tuned(fedone: Fedone, *arguments: str) -> RunResult:
 
 @pytest.fixture
 def archive(fedone: Fedone, folder: Path) -> bytes:
-    """What `fedone runs export` writes of the run."""
+    """The archive of the run by `fedone runs export`."""
     tuned(fedone)
     assert fedone("runs", "export", "climb", "-o", "c.fedone", "--run", "run.yaml").code == 0
     return Path("c.fedone").read_bytes()
@@ -285,12 +285,12 @@ class TestServed:
         self, folder: Path, unused_tcp_port: int
     ) -> None:
         config = self.config()
-        begun = await self.serve(config, 2, unused_tcp_port)
-        assert begun.status == "running"
+        partial = await self.serve(config, 2, unused_tcp_port)
+        assert partial.status == "running"
         forget()
         ended = await self.serve(config, 6, unused_tcp_port)
         assert (ended.status, ended.rounds) == ("completed", 6)
-        assert ended.history[: begun.rounds] == begun.history
+        assert ended.history[: partial.rounds] == partial.history
         store = SqlStore.sqlite("fedone.db", serving=False)
         await store.open()
         snapshot = await store.snapshot("climb")

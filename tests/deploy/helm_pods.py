@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.deploy.helm_chart import Manifests
-from tests.deploy.processes import Process, free_port, running
+from tests.processes import Process, free_port, running
 
 __all__ = ["Kubelet", "Pod"]
 

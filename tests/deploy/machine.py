@@ -20,9 +20,9 @@ import yaml
 
 from fedone_sdk.client import EdgeClientThread
 from tests.deploy.images import CONTAINERS
-from tests.deploy.processes import Process, fetch, free_port, until
 from tests.deploy.units import SYSTEMD, Unit
 from tests.edge import edge_client
+from tests.processes import Process, fetch, free_port, until
 
 __all__ = ["Machine"]
 

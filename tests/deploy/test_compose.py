@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from tests.deploy.images import CONTAINERS, Image
-from tests.deploy.processes import Process, fetch, free_port, running, tool, until
 from tests.postgres import PASSWORD, Cluster
+from tests.processes import Process, fetch, free_port, running, tool, until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "deploy" / "compose"

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from tests.deploy.helm_chart import CASES, CHART, render
-from tests.deploy.processes import tool
 from tests.integration.test_observing import ADMIN, serving
+from tests.processes import tool
 
 SCRAPED = {"job", "namespace"}
 """Labels that Prometheus adds."""

@@ -17,8 +17,8 @@ import yaml
 from tests import pages
 from tests.deploy.helm_chart import CHART, Manifests, render
 from tests.deploy.helm_pods import Kubelet, Pod
-from tests.deploy.processes import Process, fetch, running, until
 from tests.postgres import PASSWORD, Cluster
+from tests.processes import Process, fetch, running, until
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()

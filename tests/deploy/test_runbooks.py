@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.machine import Machine
-from tests.deploy.processes import Process, fetch, free_port, running, tool
 from tests.pages import blocks
 from tests.postgres import Cluster
+from tests.processes import Process, fetch, free_port, running, tool
 
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "operations" / "runbooks"
 

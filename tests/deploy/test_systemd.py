@@ -14,8 +14,8 @@ import pytest
 from fedone_sdk import assets
 from tests.deploy.images import Image
 from tests.deploy.machine import Machine
-from tests.deploy.processes import running, tool, until
 from tests.deploy.units import SYSTEMD, Unit
+from tests.processes import running, tool, until
 
 EXAMPLES = assets.path("companion_feedback") / "train.jsonl"
 INSTANCES = {

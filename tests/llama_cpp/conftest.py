@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.processes import free_port
+from tests.processes import free_port
 
 KEY = "sk-llama-0123456789"
 ALIAS = "smollm2"

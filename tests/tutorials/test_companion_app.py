@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.deploy.processes import free_port, until
+from tests.processes import free_port, until
 from tests.tutorials.tutorial import Running, Tutorial
 
 

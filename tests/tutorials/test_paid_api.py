@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
-from tests.deploy.processes import free_port
 from tests.fake_openai import Received, read_log
+from tests.processes import free_port
 from tests.tutorials.tutorial import Tutorial
 
 

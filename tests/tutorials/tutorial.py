@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.deploy.processes import Process, until
 from tests.pages import Block, blocks
+from tests.processes import Process, until
 
 __all__ = ["PAGES", "ROOT", "Running", "Tutorial"]
 

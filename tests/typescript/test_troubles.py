@@ -20,8 +20,8 @@ from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation
 from fedone_sdk.vocabulary import Vocabulary
-from tests.acceptance.test_cli_processes import free_port
 from tests.chaos.proxy import ChaosProxy
+from tests.processes import free_port
 from tests.typescript.devices import NodeDevice, node_device
 
 pytestmark = pytest.mark.typescript

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.deploy.processes import free_port
+from tests.processes import free_port
 from tests.tutorials.tutorial import Tutorial
 
 

@@ -11,7 +11,8 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from fedone_sdk import assets
-from tests.acceptance.processes import Process, Start, free_port
+from tests.acceptance.processes import Start
+from tests.processes import Process, free_port
 
 __all__ = [
     "ADMIN",

@@ -87,12 +87,12 @@ def program(tmp_path: Path) -> str:
 def test_one_program(start: Start, program: str) -> None:
     run = start(program, "works", program=True)
     assert run.ended() == 0, run.err
-    assert "status: budget_exhausted" in run.out or "status: completed" in run.out
-    (verdict,) = (line for line in run.out.splitlines() if line.startswith("verdict: "))
+    assert "status: budget_exhausted" in run.log or "status: completed" in run.log
+    (verdict,) = (line for line in run.log.splitlines() if line.startswith("verdict: "))
     assert "over no prompt" in verdict or "no better than guessing" in verdict
     assert "for 16 queries" in verdict
     assert run.err == ""
-    assert "Jane" not in run.out
+    assert "Jane" not in run.log
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_one_program(start: Start, program: str) -> None:
 def test_a_model_with_a_bug(start: Start, program: str, bug: str, line: str) -> None:
     run = start(program, bug, program=True)
     assert run.ended() == 0, run.err
-    assert line in run.out
-    assert "[warning  ] run paused" in run.out
-    assert "status: stopped reason: " in run.out
-    assert "verdict: None" in run.out
+    assert line in run.log
+    assert "[warning  ] run paused" in run.log
+    assert "status: stopped reason: " in run.log
+    assert "verdict: None" in run.log
     # A traceback shows the code; the texts that the code had at hand stay private.
-    assert "Jane" not in run.out + run.err
+    assert "Jane" not in run.log + run.err

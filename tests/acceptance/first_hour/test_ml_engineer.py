@@ -15,7 +15,7 @@ def test_the_quickstart_ends_with_a_verdict(start: Start, tmp_path: Path) -> Non
     run = start("quickstart", "--model", "mini", "--cap", 50, "--json", "result.json")
     assert run.ended() == 0, run.err
     verdict = json.loads((tmp_path / "result.json").read_text())["verdict"]["text"]
-    assert f"verdict {verdict}\n" in plain(run.out)
+    assert f"verdict {verdict}\n" in plain(run.log)
     assert "over no prompt with bias (95 %" in verdict
     assert "for 50 queries" in verdict
 
@@ -24,21 +24,21 @@ def test_a_table_becomes_a_tuned_prompt(start: Start, tmp_path: Path) -> None:
     tickets_csv(tmp_path)
     init = start("init", "tickets.csv", "--model", "roberta-mini", "--queries", 12)
     assert init.ended() == 0, init.err
-    assert "run.yaml: texts of 'text', labels of 'label'" in init.out
-    assert "label words bad: ' bad', good: ' good'\n" in plain(init.out)
-    assert "Next: fedone plan run.yaml, then fedone tune run.yaml" in init.out
+    assert "run.yaml: texts of 'text', labels of 'label'" in init.log
+    assert "label words bad: ' bad', good: ' good'\n" in plain(init.log)
+    assert "Next: fedone plan run.yaml, then fedone tune run.yaml" in init.log
 
     plan = start("plan", "run.yaml")
     assert plan.ended() == 0, plan.err
-    assert "training queries 12 at most, cap 12 (6 per round)\n" in plain(plan.out)
-    assert "cap suffices yes: pays about 2 of 2 rounds, 2 at worst\n" in plain(plan.out)
+    assert "training queries 12 at most, cap 12 (6 per round)\n" in plain(plan.log)
+    assert "cap suffices yes: pays about 2 of 2 rounds, 2 at worst\n" in plain(plan.log)
 
     tune = start("tune", "run.yaml", "--artefact", "prompt.json", "--json", "result.json")
     assert tune.ended() == 0, tune.err
     result = RunResult.model_validate_json((tmp_path / "result.json").read_bytes())
     verdict = result.verdict
     assert verdict is not None
-    assert verdict.text in tune.out
+    assert verdict.text in tune.log
     assert verdict.conclusion in ("worth_keeping", "unclear", "worse", "guessing")
     for baseline in (
         "One answer for everything",
@@ -47,8 +47,8 @@ def test_a_table_becomes_a_tuned_prompt(start: Start, tmp_path: Path) -> None:
         "Untrained prompt",
         "Tuned prompt",
     ):
-        assert f"  {baseline}  " in tune.out
-    assert "USD 0.0000" in tune.out  # A model of this machine is known to cost nothing.
+        assert f"  {baseline}  " in tune.log
+    assert "USD 0.0000" in tune.log  # A model of this machine is known to cost nothing.
     assert "a higher cap lets the run continue: in the file, or by --raise UNIT=N\n" in tune.err
     artefact = json.loads((tmp_path / "prompt.json").read_text())
     assert artefact["evaluation"]["verdict"]["text"] == verdict.text

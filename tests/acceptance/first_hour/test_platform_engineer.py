@@ -17,7 +17,8 @@ from tests.acceptance.first_hour.desk import (
     serve,
     write_rows,
 )
-from tests.acceptance.processes import Process, Start, until
+from tests.acceptance.processes import Start
+from tests.processes import Process, until
 
 
 def test_check_says_what_is_measured_and_which_tokens_are_weak(
@@ -33,9 +34,9 @@ def test_check_says_what_is_measured_and_which_tokens_are_weak(
     )
     check = start("serve", "server.yaml", "--check", WEAK="password1")
     assert check.ended() == 0, check.err
-    assert "server.yaml: would serve 2 runs at 0.0.0.0:0" in check.out
-    assert "tickets: measured on 20 rows\n" in check.out
-    assert "urgency: not measured: RUN.yaml names no data.dev\n" in check.out
+    assert "server.yaml: would serve 2 runs at 0.0.0.0:0" in check.log
+    assert "tickets: measured on 20 rows\n" in check.log
+    assert "urgency: not measured: RUN.yaml names no data.dev\n" in check.log
     (warning,) = check.err.splitlines()
     assert warning.startswith("warning: server.yaml: auth.enrolment_tokens.0: can be guessed, and ")
     assert "is open to a network without tls" in warning
@@ -53,8 +54,8 @@ def test_two_runs_an_outage_and_the_end(start: Start, tmp_path: Path) -> None:
     run_yaml(tmp_path, "tickets", queries=400)
     run_yaml(tmp_path, "urgency", labels='{low: " low", high: " high"}')
     server, url = serve(tmp_path, start, "tickets", "urgency")
-    assert '"event": "prompts are measured"' in server.out
-    assert '"event": "prompts are not measured"' in server.out
+    assert '"event": "prompts are measured"' in server.log
+    assert '"event": "prompts are not measured"' in server.log
 
     def runs(command: str, *arguments: object) -> Process:
         process = start("runs", command, *arguments, "--server", url)
@@ -80,10 +81,10 @@ def test_two_runs_an_outage_and_the_end(start: Start, tmp_path: Path) -> None:
     ]
     until(lambda: all(devices_of(run) == 2 for run in ("tickets", "urgency")), server)
     until(lambda: result_of("urgency")["devices"]["fit"] == 0, server)
-    listing = plain(runs("list").out)
+    listing = plain(runs("list").log)
     assert re.search(r"tickets running \d+ of 10000 \S+ 2 of 2 fit ", listing)
     assert "urgency running 0 of 10000 - 0 of 2 fit " in listing
-    shown = plain(runs("show", "urgency").out)
+    shown = plain(runs("show", "urgency").log)
     assert "status running, 0 rounds\n" in shown  # It waits; the other devices do not end it.
     assert "devices 2 connected, 0 fit: no row fits: field 'label' is " in shown
     assert ", not one of: low, high" in shown
@@ -92,9 +93,9 @@ def test_two_runs_an_outage_and_the_end(start: Start, tmp_path: Path) -> None:
     assert model()["ok"]
     (tmp_path / "down").touch()
     until(lambda: not model()["ok"], server)
-    until(lambda: '"event": "run paused"' in server.out, server)
+    until(lambda: '"event": "run paused"' in server.log, server)
     assert get(f"{url}/")[0] == 200
-    paused = plain(runs("show", "tickets").out)
+    paused = plain(runs("show", "tickets").log)
     assert "the model server is down" in paused
     (tmp_path / "down").unlink()
     until(lambda: model()["ok"], server)
@@ -102,7 +103,7 @@ def test_two_runs_an_outage_and_the_end(start: Start, tmp_path: Path) -> None:
 
     raising = runs("raise", "tickets", "--queries", 420)
     assert raising.popen.returncode == 0, raising.err
-    assert " of 420 " in plain(raising.out)
+    assert " of 420 " in plain(raising.log)
     lower = runs("raise", "tickets", "--queries", 10)
     assert lower.popen.returncode == 2
     assert len(lower.err.splitlines()) == 1
@@ -113,13 +114,13 @@ def test_two_runs_an_outage_and_the_end(start: Start, tmp_path: Path) -> None:
     show = runs("show", "tickets", "--json", "result.json")
     result = RunResult.model_validate_json((tmp_path / "result.json").read_bytes())
     assert result.verdict is not None
-    assert f"verdict {result.verdict.text}\n" in plain(show.out)
+    assert f"verdict {result.verdict.text}\n" in plain(show.log)
     assert (result.verdict.examples, len(result.verdict.standings)) == (16, 5)
     assert result.spent.queries <= 420
     assert [device.ended() for device in devices] == [0, 0]
     dry = runs("delete", "urgency", "--dry-run")
-    assert dry.out.startswith("1 run would be deleted\n")
-    assert runs("delete", "urgency").out.startswith("1 run is deleted\n")
+    assert dry.log.startswith("1 run would be deleted\n")
+    assert runs("delete", "urgency").log.startswith("1 run is deleted\n")
     gone = runs("show", "urgency")
     assert (gone.popen.returncode, gone.err) == (2, "not_found: there is no run 'urgency'\n")
 
@@ -130,4 +131,4 @@ def test_two_runs_an_outage_and_the_end(start: Start, tmp_path: Path) -> None:
     assert '<a href="../">To the dashboard</a>' in page
     status, problem = get(f"{url}/runs/tickets")
     assert (status, json.loads(problem)["code"]) == (404, "not_found")
-    assert ADMIN not in server.out
+    assert ADMIN not in server.log

@@ -24,10 +24,20 @@ _opener = build_opener(ProxyHandler({}))
 
 
 class Process:
-    """A command under way.
+    """A running command.
+
+    Args:
+        argv: The command.
+        environment: All its variables.
+        folder: Where it runs, and its output is kept.
+        name: Of the files with its output.
+        start_new_session: Whether it leads a session.
+        separate: Whether standard error is kept apart from the log, in `err`.
+        patience_s: Longest wait for it, seconds.
 
     Attributes:
         popen: The process.
+        patience_s: As given.
     """
 
     def __init__(
@@ -38,13 +48,18 @@ class Process:
         name: str,
         *,
         start_new_session: bool = False,
+        separate: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        self.patience_s = patience_s
         self._log = folder / f"{name}.log"
-        with self._log.open("ab") as log:
+        self._err = folder / f"{name}.err" if separate else None
+        with self._log.open("ab") as log, (self._err or self._log).open("ab") as err:
             self.popen = subprocess.Popen(
                 argv,
+                stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=err,
                 cwd=folder,
                 env=environment,
                 start_new_session=start_new_session,
@@ -55,15 +70,24 @@ class Process:
         """All that it wrote, and others of its name before it."""
         return self._log.read_text(errors="replace")
 
+    @property
+    def err(self) -> str:
+        """Its standard error, if that is separate."""
+        return "" if self._err is None else self._err.read_text(errors="replace")
+
     def says(self, text: str) -> None:
         """Returns once it wrote `text`."""
-        until(lambda: text in self.log, self)
+        until(lambda: text in self.log + self.err, self)
+
+    def ended(self) -> int:
+        """Its exit status, once it has ended."""
+        return self.popen.wait(self.patience_s)
 
     def stop(self) -> int:
         """Ends it as a service manager does; its exit status."""
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
-        return self.popen.wait(PATIENCE_S)
+        return self.ended()
 
 
 @contextmanager
@@ -79,13 +103,21 @@ def running(
         process.popen.wait()
 
 
-def until(true: Callable[[], object], *processes: Process, patience_s: float = PATIENCE_S) -> None:
-    """Waits for something that another process does: no manual clock reaches into it."""
+def until(true: Callable[[], object], *processes: Process, patience_s: float | None = None) -> None:
+    """Waits for something that another process does: no manual clock reaches into it.
+
+    Args:
+        true: The condition.
+        processes: An error if one of them ends before.
+        patience_s: Longest wait, seconds; by default that of the processes.
+    """
+    if patience_s is None:
+        patience_s = max((each.patience_s for each in processes), default=PATIENCE_S)
     deadline = time.monotonic() + patience_s
     while not true():
         for process in processes:
-            assert process.popen.poll() is None, f"ended early: {process.log}"
-        logs = "\n".join(process.log for process in processes)
+            assert process.popen.poll() is None, f"ended early: {process.log}{process.err}"
+        logs = "\n".join(process.log + process.err for process in processes)
         assert time.monotonic() < deadline, f"waited too long: {logs}"
         time.sleep(0.05)
 
@@ -101,7 +133,7 @@ def fetch(url: str, *, token: str | None = None) -> bytes | None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """A port of loopback without a listener."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
