@@ -37,7 +37,7 @@ _MEMBERS = (
 )
 
 _loaded: dict[str, Callable[..., Any]] = {}
-"""What was loaded, by its name in RUN.yaml: one per process, as modules are."""
+"""Loaded objects by their name in RUN.yaml; per process, like modules."""
 
 
 def load_method(spec: MethodSpec, folder: str | Path = ".") -> None:
@@ -249,7 +249,7 @@ class OwnAlgorithm:
 
 
 def _taken(make: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a signature names."""
+    """Return the arguments that a signature has."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # Written in C: it names nothing.
@@ -265,7 +265,7 @@ def _demand(fulfilled: bool, problem: str) -> None:
 
 
 def _sound_state(member: str, state: Any, space: Space) -> State:
-    """A state that can be stored and shown."""
+    """Return a state that can be stored and shown."""
     _demand(isinstance(state, State), f"{member}: must return a State")
     found: State = state
     shape = found.alpha.shape
@@ -275,7 +275,7 @@ def _sound_state(member: str, state: Any, space: Space) -> State:
 
 
 def _checked_state(member: str, state: Any, method: Algorithm, space: Space) -> State:
-    """A sound state that the method can continue from."""
+    """Return a state from which the method can continue."""
     found = _sound_state(member, state, space)
     # A server may be restarted after any round.
     method.check(load_state(dump_state(found)))

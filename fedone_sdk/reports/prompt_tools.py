@@ -1,7 +1,7 @@
-"""A prompt for the tools that teams keep prompts in: MLflow, Langfuse, promptfoo.
+"""A prompt in the formats of MLflow, Langfuse and promptfoo.
 
-Their templates have ``{{name}}`` for a text field, and they send the text alone. A label bias has
-no place there, and is in the metadata.
+Their templates have ``{{name}}`` for a text field, and they send only the text. They do not apply a
+label bias; it is in the metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
     """Return the arguments of ``mlflow.genai.register_prompt``.
 
     Raises:
-        SpecError: A text holds what MLflow reads as a variable or a statement.
+        SpecError: A text contains what MLflow parses as a variable or a statement.
     """
     facts = _facts(artefact)
     return {
@@ -39,10 +39,10 @@ def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
 def langfuse_prompt(artefact: PromptArtefact) -> dict[str, Any]:
     """Return the body of Langfuse's ``POST /api/public/v2/prompts``.
 
-    No label is set, so that no deployment takes the prompt before a person says so.
+    No label is set, so that no deployment uses the prompt before a person sets one.
 
     Raises:
-        SpecError: A text holds what Langfuse reads as a variable.
+        SpecError: A text contains what Langfuse parses as a variable.
     """
     template = _template(artefact, _refusing("Langfuse", "{{"))
     return {
@@ -63,9 +63,9 @@ def langfuse_prompt(artefact: PromptArtefact) -> dict[str, Any]:
 def promptfoo_config(artefact: PromptArtefact) -> dict[str, Any]:
     """Return a configuration of promptfoo, without tests: ``promptfoo eval -c FILE -t ROWS.csv``.
 
-    Rows have the text fields and, for label words, the label field. The model is asked by OpenAI's
-    API: ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` say where. An answer is right if it begins with
-    the label word of the row's label.
+    Rows have the text fields and, for label words, the label field. promptfoo calls the model by
+    OpenAI's API, at ``OPENAI_BASE_URL`` with ``OPENAI_API_KEY``. An answer is correct if it begins
+    with the label word of the row's label.
 
     Raises:
         SpecError: The model fills a mask.
@@ -92,7 +92,7 @@ def promptfoo_config(artefact: PromptArtefact) -> dict[str, Any]:
 
 
 def _right(task: TaskSpec) -> str:
-    """Whether an answer begins with the row's label word; of several words the longest counts."""
+    """Return JavaScript: whether an answer begins with the row's label word, the longest one."""
     words = {label: word.strip().lower() for label, word in task.labels.items()}
     return (
         f"Object.entries({_json(words)})"
@@ -107,7 +107,7 @@ def _template(artefact: PromptArtefact, plain: Callable[[str], str]) -> str | li
 
     Args:
         artefact: The artefact.
-        plain: Makes what the tool shows as a text of a text.
+        plain: Escapes a text for the tool.
     """
     task = artefact.asked
     texts = placed(task, artefact.prompt.prompt)
@@ -143,7 +143,7 @@ def _refusing(tool: str, *marks: str) -> Callable[[str], str]:
 
 
 def _raw(text: str) -> str:
-    """A text as Nunjucks shows it to the letter."""
+    """Escape a text for Nunjucks."""
     if not any(mark in text for mark in ("{{", "{%", "{#")):
         return text
     if "endraw" in text:
@@ -156,12 +156,12 @@ def _words(artefact: PromptArtefact) -> dict[str, str]:
 
 
 def _model(artefact: PromptArtefact) -> str:
-    """What the provider calls the model, or else what the SDK does."""
+    """Return the provider's name of the model, else the SDK's."""
     return artefact.models[0] if artefact.models else artefact.model or "model"
 
 
 def _facts(artefact: PromptArtefact) -> dict[str, Any]:
-    """Where the prompt comes from, without what is not known."""
+    """Return the known facts about the prompt's origin."""
     measured = artefact.evaluation
     facts: dict[str, Any] = {
         "run_id": artefact.run_id,

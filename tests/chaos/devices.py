@@ -1,4 +1,4 @@
-"""Kills a device at every write, message and model call, with and without its machine's cache.
+"""Kill a device at every write, message and model call, with and without its machine's cache.
 
 python -m tests.chaos.devices [--pairs]
 """
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 Kind = Literal["kill", "nothing", "names", "half", "chance"]
-"""``kill`` ends the process; the others cut the power, and leave so much of the cache."""
+"""``kill`` ends the process; the others cut the power, and keep that part of the cache."""
 
 KINDS: tuple[Kind, ...] = ("kill", "nothing", "names", "half", "chance")
 
@@ -68,7 +68,7 @@ _FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What a device works for.
+    """A run, and the requirements of the device that works for it.
 
     Attributes:
         exchange: The run's.
@@ -134,7 +134,7 @@ SCENARIOS = {
 
 
 class Dead(BaseException):
-    """The device's process has ended, amid what it did."""
+    """Ends the device's process at a point."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Death:
 
     @property
     def left(self) -> Left | None:
-        """What a power cut leaves; None where there is none."""
+        """The disk after a power cut; None after a kill."""
         if self.kind == "kill":
             return None
         return random.Random(f"left {self.at}") if self.kind == "chance" else self.kind
@@ -154,7 +154,7 @@ class Death:
 
 @dataclass
 class Figures:
-    """What was found."""
+    """Counts and violations of a campaign."""
 
     points: int = 0
     deaths: int = 0
@@ -166,7 +166,7 @@ class Figures:
 
 @dataclass
 class _Seen:
-    """What left the device, over all its lives."""
+    """Messages, model calls and noise of the device, over all its lives."""
 
     asked: int = 0
     kept: int = 0
@@ -237,7 +237,7 @@ class _Line(MemoryTransport):
 
 
 class _Model(ScriptedBackend):
-    """The device may die before each question to its own model, and before each answer."""
+    """The device may die before each call of its own model, and before each answer."""
 
     def __init__(self, life: Life, seen: _Seen) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class _Model(ScriptedBackend):
 
 @contextlib.contextmanager
 def _watching(seen: _Seen) -> Iterator[None]:
-    """Counts the noise that is drawn, and the prompts whose losses are kept."""
+    """Count the drawn noise, and the prompts whose losses are stored."""
     draw, keep = noise.gaussian, Journal.keep
 
     def drawn(count: int, std: float) -> list[float]:
@@ -272,7 +272,7 @@ def _watching(seen: _Seen) -> Iterator[None]:
 
 
 async def play(scenario: Scenario, deaths: Sequence[Death]) -> Figures:
-    """A run with one device, whose lives end at these deaths, one after the other."""
+    """Play a run with one device, whose lives end at these deaths in turn."""
     figures, seen = Figures(), _Seen()
     model = ScriptedBackend()
     service = Service(
@@ -319,7 +319,7 @@ async def play(scenario: Scenario, deaths: Sequence[Death]) -> Figures:
 async def _live(
     scenario: Scenario, service: Service, root: Path, life: Life, seen: _Seen, epsilon: float
 ) -> float:
-    """Lives until the run has ended, or the device dies; returns its epsilon then."""
+    """Run the device until the run has ended or the device dies; return its epsilon."""
     client: EdgeClient | None = None
     try:
         client = edge_client(
@@ -371,7 +371,7 @@ def _judge(
 
 
 async def campaign(scenario: Scenario, deaths: Iterable[Death]) -> Figures:
-    """Dies once per run, at each of these moments.
+    """Play a run per moment, in which the device dies there.
 
     Args:
         scenario: The run.
@@ -385,7 +385,7 @@ async def campaign(scenario: Scenario, deaths: Iterable[Death]) -> Figures:
 
 
 async def pairs(scenario: Scenario, kinds: Sequence[Kind] = ("nothing", "chance")) -> Figures:
-    """Is killed at each moment, and at each moment of the life after that the power is cut."""
+    """Kill the device at each moment, and cut the power at each moment of its next life."""
     total = Figures()
     for first in itertools.count(1):
         for kind in kinds:
@@ -400,7 +400,7 @@ async def pairs(scenario: Scenario, kinds: Sequence[Kind] = ("nothing", "chance"
 
 
 async def add(total: Figures, scenario: Scenario, deaths: Sequence[Death]) -> int:
-    """Plays a run; returns how often its device died."""
+    """Play a run; return the number of deaths."""
     try:
         found = await play(scenario, deaths)
     except AssertionError as exc:
@@ -414,12 +414,12 @@ async def add(total: Figures, scenario: Scenario, deaths: Sequence[Death]) -> in
 
 
 def every(kinds: Sequence[Kind] = KINDS, first: int = 1, step: int = 1) -> Iterator[Death]:
-    """Moments without end, each with every kind of death."""
+    """Yield all moments, without end, each with every kind of death."""
     return (Death(at, kind) for at in itertools.count(first, step) for kind in kinds)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; 1 if anything was violated."""
+    """Print the table; return 1 if there was a violation."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", action="store_true", help="a kill, and then a power cut")
     options = parser.parse_args(arguments)
