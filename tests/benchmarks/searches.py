@@ -31,8 +31,7 @@ from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, build_vocabulary
-from tests.benchmarks.queries.attacks import ATTACKS
-from tests.benchmarks.queries.variants import ATTACKER_SHARE
+from tests.benchmarks.attacks import ATTACKER_SHARE, ATTACKS
 
 PAIRS = ((" terrible", " great"), (" boring", " hilarious"), (" bad", " good"))
 PER_CLASS, CANDIDATES, LENGTH, BLANK = 512, 200, 8, 0
@@ -53,7 +52,7 @@ def main() -> None:
     parser.add_argument("--methods", default="thompson")
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--dirichlet", type=float, help="of clients' classes; IID without it")
-    parser.add_argument("--attack", "--lie", choices=ATTACKS, help="by a fifth of the clients")
+    parser.add_argument("--attack", choices=ATTACKS, help="by a fifth of the clients")
     args = parser.parse_args()
     if not args.table.is_file():
         text = args.train.read_text(encoding="utf-8")

@@ -5,33 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from tests.benchmarks.queries.bootstrap import median_bootstrap, paired_difference
-
-
-class TestMedian:
-    def test_lies_in_its_interval_and_covers_the_true_one(self) -> None:
-        rng = np.random.default_rng(1)
-        hits = 0
-        for _ in range(200):
-            found = median_bootstrap(rng.normal(3.0, 1.0, 21).tolist())
-            assert found.low <= found.value <= found.high
-            hits += found.low <= 3.0 <= found.high
-        assert 0.90 <= hits / 200 <= 0.99  # 95 %, and what 200 repeats leave open
-
-    def test_is_the_lower_one_and_knows_infinity(self) -> None:
-        found = median_bootstrap([1.0, 2.0, math.inf, math.inf])
-        assert found.value == 2.0
-        assert (found.low, found.high) == (1.0, math.inf)
-        assert median_bootstrap([5.0]) == (5.0, 5.0, 5.0)
-
-    @pytest.mark.parametrize("values", [[], [1.0, math.nan]])
-    def test_refuses_what_is_no_number(self, values: list[float]) -> None:
-        with pytest.raises(ValueError, match="must be numbers"):
-            median_bootstrap(values)
+from tests.benchmarks.bootstrap import paired_difference
 
 
 class TestDifference:
-    def test_pairs_take_out_what_seeds_share(self) -> None:
+    def test_pairing_removes_the_variance_between_seeds(self) -> None:
         rng = np.random.default_rng(2)
         seeds = rng.normal(0.0, 10.0, 20)
         found = paired_difference(
@@ -51,12 +29,14 @@ class TestDifference:
         assert 0.90 <= two_sided / 200 <= 0.99
         assert 0.90 <= bounded / 200 <= 0.99
 
-    def test_one_pair_bounds_nothing(self) -> None:
+    def test_one_pair_has_no_bounds(self) -> None:
         found = paired_difference([2.0], [1.5])
         assert (found.mean, found.low, found.most) == (0.5, -math.inf, math.inf)
 
-    def test_refuses_other_lengths_and_infinity(self) -> None:
+    def test_rejects_other_lengths_infinity_and_no_pairs(self) -> None:
         with pytest.raises(ValueError, match="zip"):
             paired_difference([1.0], [1.0, 2.0])
         with pytest.raises(ValueError, match="finite"):
             paired_difference([math.inf], [1.0])
+        with pytest.raises(ValueError, match="at least one"):
+            paired_difference([], [])

@@ -1,4 +1,4 @@
-"""Bootstrap intervals of few repeats: medians, and means of paired differences."""
+"""Bootstrap intervals for the means of few paired differences."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Difference", "Interval", "median_bootstrap", "paired_difference"]
-
 _DRAWS = 10_000
-
-
-class Interval(NamedTuple):
-    """A number and the ends of its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Difference(NamedTuple):
@@ -38,27 +28,6 @@ class Difference(NamedTuple):
     high: float
     most: float
     pairs: int
-
-
-def median_bootstrap(values: Sequence[float], *, confidence: float = 0.95) -> Interval:
-    """Return the lower median, and its percentile interval (Efron and Tibshirani 1993, chapter 13).
-
-    The draws have a fixed seed, so that reports are reproducible.
-
-    Args:
-        values: One per repeat; infinite where it was censored.
-        confidence: Of the interval.
-
-    Raises:
-        ValueError: There are no values, or one is not a number.
-    """
-    drawn = np.sort(_resampled(values), axis=1)[:, (len(values) - 1) // 2]
-    ordered = np.sort(drawn)
-    tail = (1.0 - confidence) / 2.0
-    # No interpolation between a number and infinity.
-    low, high = ordered[int(tail * _DRAWS)], ordered[math.ceil((1.0 - tail) * _DRAWS) - 1]
-    value = sorted(values)[(len(values) - 1) // 2]
-    return Interval(float(value), float(low), float(high))
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -92,7 +61,7 @@ def _resampled(values: Sequence[float]) -> NDArray[np.float64]:
     """Return resampled repeats, shape (draws, n)."""
     numbers = np.array(values, dtype=np.float64)
     if not len(numbers) or np.isnan(numbers).any():
-        raise ValueError("repeats must be numbers, at least one of them")
+        raise ValueError("differences must be numbers, at least one of them")
     rng = np.random.Generator(np.random.Philox(0))
     drawn: NDArray[np.float64] = numbers[rng.integers(len(numbers), size=(_DRAWS, len(numbers)))]
     return drawn

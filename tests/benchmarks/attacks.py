@@ -1,0 +1,24 @@
+"""Attacks: what malicious clients report in place of their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Numbers = NDArray[np.float64]
+
+Attack = Callable[[_Numbers, np.random.Generator], _Numbers]
+"""Losses, one per prompt along the first axis, into the reported losses."""
+
+ATTACKS: Mapping[str, Attack] = {
+    # The best prompt becomes the worst; mean and spread do not change.
+    "inverted": lambda losses, rng: 2.0 * losses.mean(axis=0) - losses,
+    "amplified": lambda losses, rng: losses.mean(axis=0) - 10.0 * (losses - losses.mean(axis=0)),
+    "random": lambda losses, rng: rng.uniform(0.0, 2.0, losses.shape) * losses.mean(axis=0),
+}
+"""By name. Curves over classes and biases are changed like losses."""
+
+ATTACKER_SHARE = 0.2
+"""Of the clients."""
