@@ -12,8 +12,6 @@ import structlog
 
 import fedone_sdk.cli
 
-__all__ = ["Fedone", "Outcome", "fedone"]
-
 
 class Outcome(NamedTuple):
     """What a command left: its exit status, and what it printed."""

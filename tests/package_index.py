@@ -10,8 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from zipfile import ZIP_DEFLATED, ZipFile
 
-__all__ = ["PackageIndex", "make_wheel", "package_index"]
-
 PATIENCE_S = 60.0
 
 

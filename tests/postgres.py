@@ -22,8 +22,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Cluster", "cluster", "database", "find_binaries", "postgres"]
-
 PASSWORD = "hunter2-of-the-tests"
 
 

@@ -15,8 +15,6 @@ from unittest import mock
 
 import pytest
 
-__all__ = ["Disk", "Left", "disk"]
-
 Left = Literal["nothing", "names", "half"] | random.Random
 """What a cut leaves of what was not synced: nothing; the names of files, and no content; names,
 and the first half of the content; or by chance some names and some content, or zeros."""

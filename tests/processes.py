@@ -16,8 +16,6 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
-__all__ = ["Process", "fetch", "free_port", "running", "tool", "until"]
-
 PATIENCE_S = 120.0
 
 _opener = build_opener(ProxyHandler({}))

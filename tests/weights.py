@@ -6,8 +6,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["as_float32", "as_folder"]
-
 
 def as_folder(model: Path, folder: Path) -> Path:
     """A folder for transformers and vLLM with the file's weights in float32."""

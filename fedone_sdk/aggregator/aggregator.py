@@ -31,8 +31,6 @@ from fedone_sdk.stores.watched import watched
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Aggregator"]
-
 _log = structlog.get_logger(__name__)
 
 

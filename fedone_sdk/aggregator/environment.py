@@ -13,8 +13,6 @@ from pydantic import BaseModel
 from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.spec import load_yaml, validate_spec
 
-__all__ = ["PREFIX", "load_settings"]
-
 PREFIX = "FEDONE_"
 """Prefix of all variables."""
 

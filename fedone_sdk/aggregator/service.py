@@ -91,8 +91,6 @@ from fedone_sdk.stores import (
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["KEEP_ALL", "Service", "check_caps"]
-
 _log = structlog.get_logger(__name__)
 
 _LOADING = "taking up runs"

@@ -13,17 +13,6 @@ from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, 
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import Part
 
-__all__ = [
-    "dump",
-    "dump_answer",
-    "dump_error",
-    "dump_query",
-    "load_answer",
-    "load_error",
-    "load_query",
-    "query_key",
-]
-
 _ERRORS = (LabelWordError, BackendUnavailable, BackendBlocked, BackendError)
 
 

@@ -13,8 +13,6 @@ from pydantic import BaseModel, Field
 from fedone_sdk.backends.base import LOG_ZERO
 from fedone_sdk.errors import SpecError
 
-__all__ = ["Choice", "Completion", "Token", "chosen_label", "label_log_probs", "spellings"]
-
 # OpenAI reports -9999 for any very unlikely token.
 _NOT_SHOWN = -9000.0
 # Relative error of the sum of the shown probabilities, which are rounded to about float32.

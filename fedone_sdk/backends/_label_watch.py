@@ -10,8 +10,6 @@ from fedone_sdk.backends._completion import Token
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import LabelsNotShown
 
-__all__ = ["LabelWatch", "NUM_WATCHED"]
-
 NUM_WATCHED = 64
 """How many answers are counted for each set of label words."""
 

@@ -11,8 +11,6 @@ import re
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import is_sendable
 
-__all__ = ["read_secret", "without_secrets"]
-
 _NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
 _LEAST_CHARS = 8
 _SHAPE = re.compile(

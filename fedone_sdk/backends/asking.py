@@ -24,17 +24,6 @@ from fedone_sdk.task import LogProbs, Loss, TaskSpec, TextPrompt, render, words_
 if TYPE_CHECKING:
     from fedone_sdk.budget import Payer
 
-__all__ = [
-    "CONCURRENCY",
-    "ask_each",
-    "check_answer",
-    "is_known",
-    "query_for",
-    "rows_of",
-    "score_all",
-    "want_of",
-]
-
 CONCURRENCY = 32
 """Number of concurrent queries. A number beyond the rate limit only delays the detection of
 failures."""

@@ -12,8 +12,6 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, SpecError
 
-__all__ = ["CassetteBackend"]
-
 
 class CassetteBackend(LLMBackend):
     """Replays the file of a `RecordingBackend`, with its fingerprint, usage and errors.

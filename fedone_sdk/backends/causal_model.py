@@ -14,8 +14,6 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError
 from fedone_sdk.task import Rendered
 
-__all__ = ["CausalModel"]
-
 
 class CausalModel(TorchModel):
     """A causal language model."""

@@ -16,21 +16,6 @@ import structlog
 from fedone_sdk.errors import BackendError
 from fedone_sdk.task import Rendered, answer_word
 
-__all__ = [
-    "ApplyTemplate",
-    "ChatFrame",
-    "MASKED",
-    "Message",
-    "TemplateWarning",
-    "answer_words",
-    "chat_frame",
-    "is_chat",
-    "messages_of",
-    "probes",
-    "refuse_chat",
-    "unpadded",
-]
-
 _log = structlog.get_logger(__name__)
 
 MASKED = "a masked model answers at {mask}, so write the task as a template"

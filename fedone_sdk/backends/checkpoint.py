@@ -11,18 +11,6 @@ from fedone_sdk.backends.chat import ApplyTemplate
 from fedone_sdk.backends.fitting import read_json
 from fedone_sdk.errors import BackendError, SpecError
 
-__all__ = [
-    "Checkpoint",
-    "WEIGHTS",
-    "chat_template",
-    "check_device",
-    "find_checkpoint",
-    "first_line",
-    "hash_folder",
-    "is_causal",
-    "load_module",
-]
-
 _NEEDED_FILES = ("config.json", "tokenizer.json")
 _TEMPLATE_FILE = "chat_template.jinja"
 _SMALL_FILES = (

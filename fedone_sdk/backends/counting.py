@@ -6,8 +6,6 @@ from fedone_sdk.backends.base import Query
 from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
 from fedone_sdk.budget import Usage
 
-__all__ = ["count_tokens"]
-
 
 def count_tokens(
     encoder: CausalEncoder | ClozeEncoder, query: Query, *, multi_token_labels: bool = False

@@ -17,8 +17,6 @@ from fedone_sdk.backends.fitting import SOFT, read_json
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import BackendError, SpecError
 
-__all__ = ["EmbeddingMatrix"]
-
 _NAMES = (
     "model.embed_tokens.weight",  # Llama, Qwen, Mistral, Phi, OLMo
     "model.language_model.embed_tokens.weight",

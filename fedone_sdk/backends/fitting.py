@@ -24,8 +24,6 @@ from fedone_sdk.backends.chat import (
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part, Rendered
 
-__all__ = ["CausalEncoder", "Cloze", "ClozeEncoder", "SOFT", "read_json", "read_max_length"]
-
 SOFT = -1
 """Placeholder token id of a soft prompt's vector."""
 

@@ -13,8 +13,6 @@ from typing import BinaryIO
 
 from fedone_sdk.errors import SpecError
 
-__all__ = ["read_gguf"]
-
 _STRING, _ARRAY = 8, 9
 # By type number; the missing two have no fixed size.
 _NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")

@@ -10,8 +10,6 @@ from fedone_sdk.candidates import shipped_label_sets
 from fedone_sdk.errors import LabelWordError
 from fedone_sdk.task import Rendered
 
-__all__ = ["check_label_words", "spellings_of", "valid_words"]
-
 _SUGGESTED = 3
 
 

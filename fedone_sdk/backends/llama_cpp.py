@@ -24,8 +24,6 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
-__all__ = ["LlamaCppBackend"]
-
 R = TypeVar("R")
 
 _CONTEXT_LENGTH = 4096

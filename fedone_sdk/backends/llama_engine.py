@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from fedone_sdk.backends.fitting import CausalEncoder
 from fedone_sdk.errors import BackendError, one_line
 
-__all__ = ["GgufEncoder", "LlamaEngine", "Written"]
-
 _TIMEOUT_S = 60.0
 """Time limit of requests for tokens or a template, which do not wait for the model."""
 

@@ -12,19 +12,6 @@ from typing import Literal
 from fedone_sdk import assets
 from fedone_sdk.errors import MissingExtraError, SpecError
 
-__all__ = [
-    "CACHE_VARIABLE",
-    "LOCAL_MODELS",
-    "LocalModel",
-    "ModelWheel",
-    "cache_folder",
-    "is_present",
-    "local_model",
-    "model_file",
-    "model_path",
-    "models_folder",
-]
-
 CACHE_VARIABLE = "FEDONE_CACHE"
 """Environment variable for the cache folder."""
 

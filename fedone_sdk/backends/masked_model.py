@@ -10,8 +10,6 @@ from fedone_sdk.backends.fitting import ClozeEncoder
 from fedone_sdk.backends.torch_model import Plan, Row, TorchModel, Vectors, room_of
 from fedone_sdk.task import Rendered
 
-__all__ = ["MaskedModel"]
-
 
 class MaskedModel(TorchModel):
     """A masked language model of the RoBERTa family."""

@@ -22,8 +22,6 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
-__all__ = ["MODEL_FILES", "OnnxBackend"]
-
 A = TypeVar("A")
 R = TypeVar("R")
 

@@ -46,8 +46,6 @@ from fedone_sdk.task import Rendered
 if TYPE_CHECKING:
     import openai
 
-__all__ = ["MAX_INPUT_TOKENS", "OpenAIBackend"]
-
 _log = structlog.get_logger(__name__)
 
 MAX_INPUT_TOKENS = 1024

@@ -27,17 +27,6 @@ from fedone_sdk.errors import (
 if TYPE_CHECKING:
     import openai
 
-__all__ = [
-    "OPENAI_URL",
-    "make_client",
-    "message_of",
-    "rate_limits",
-    "read_key",
-    "retry_after_s",
-    "translated",
-    "usage_of",
-]
-
 OPENAI_URL = "https://api.openai.com/v1"
 """URL of OpenAI's API."""
 

@@ -26,8 +26,6 @@ from fedone_sdk.task import (
     target_of,
 )
 
-__all__ = ["Prediction", "predict", "prediction_queries"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:

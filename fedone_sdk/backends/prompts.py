@@ -14,8 +14,6 @@ from fedone_sdk.spec import BbtSpec, MethodSpec, RunSpec
 from fedone_sdk.task import TaskSpec, TextPrompt
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
-__all__ = ["Show", "shown_by", "usable_vocabulary"]
-
 _log = structlog.get_logger(__name__)
 
 Show = Callable[[Sequence[float]], TextPrompt | SoftPrompt]

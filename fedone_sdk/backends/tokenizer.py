@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from fedone_sdk.backends.fitting import CausalEncoder
 from fedone_sdk.errors import SpecError
 
-__all__ = ["LocalEncoder", "ServerEncoder", "ServerTokenizer", "UnknownText", "find_tokenizer"]
-
 _FILE = "tokenizer.json"
 
 

@@ -17,8 +17,6 @@ from fedone_sdk.backends.tokenizer import find_tokenizer
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
-__all__ = ["ByteCounter", "CHAT_OVERHEAD", "OPENAI_CHAT_OVERHEAD", "TokenCounter", "token_counter"]
-
 OPENAI_CHAT_OVERHEAD = 16
 """Upper bound on OpenAI's tokens for the frame of one user message.
 

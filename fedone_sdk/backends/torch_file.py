@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["torch_saved"]
-
 
 def torch_saved(matrix: NDArray[np.float32]) -> bytes:
     """A float32 matrix as a file for ``torch.load(..., weights_only=True)``.

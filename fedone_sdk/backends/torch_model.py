@@ -20,8 +20,6 @@ from fedone_sdk.errors import BackendError
 from fedone_sdk.soft_prompt import SoftPrompt, SoftPromptKind
 from fedone_sdk.task import Rendered
 
-__all__ = ["Plan", "Row", "TorchModel", "Vectors", "room_of"]
-
 
 class Vectors(NamedTuple):
     """A soft prompt on the model's device.

@@ -31,8 +31,6 @@ from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.soft_prompt import SoftPromptKind
 from fedone_sdk.task import Rendered
 
-__all__ = ["TransformersBackend"]
-
 R = TypeVar("R")
 
 

@@ -51,8 +51,6 @@ from fedone_sdk.task import Part, Rendered
 if TYPE_CHECKING:
     from fedone_sdk.backends.vllm_embeds import PromptEmbeds
 
-__all__ = ["VllmBackend"]
-
 R = TypeVar("R")
 
 _Found = tuple[Rows, tuple[str, ...]]

@@ -6,16 +6,6 @@ import math
 import struct
 from typing import Any
 
-__all__ = [
-    "Rows",
-    "UNREADABLE",
-    "asking_for",
-    "choices",
-    "ending_log_prob",
-    "log_prob_rows",
-    "next_tokens",
-]
-
 Rows = tuple[tuple[float, ...], ...]
 """Log-probabilities: one row per input, float32 numbers."""
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["PromptEmbeds"]
-
 _CLOSE = 0.25
 """Tolerance in nats of the mean difference between log-probabilities for tokens and for vectors.
 Rounding to bfloat16 changes them by hundredths, weights of another model by several nats."""

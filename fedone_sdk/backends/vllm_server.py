@@ -12,8 +12,6 @@ from fedone_sdk.backends.openai_api import make_client, message_of, translated
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked
 
-__all__ = ["PROBE", "ServedModel", "VllmServer"]
-
 # Tokenisers differ in scripts, numbers, line breaks and runs of spaces.
 PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
 """A text that tells tokenisers apart."""

@@ -20,8 +20,6 @@ from fedone_sdk.task import Example, TaskSpec, target_of
 if TYPE_CHECKING:
     from fedone_sdk.backends.transformers import TransformersBackend
 
-__all__ = ["FineTuned", "FineTuning"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuned:

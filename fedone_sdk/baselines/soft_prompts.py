@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from fedone_sdk.backends.transformers import TransformersBackend
 
-__all__ = ["PTuningV2", "PromptTuning", "SoftPromptTrainer"]
-
 
 class SoftPromptTrainer(ABC):
     """Trains a soft prompt with frozen model weights; a `fedone_sdk.client.Trainer`.

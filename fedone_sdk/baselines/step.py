@@ -11,8 +11,6 @@ from fedone_sdk.backends.torch_model import TorchModel, Vectors
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.task import Example, TaskSpec, form_of, render, target_of
 
-__all__ = ["check_task", "train_step"]
-
 _LOSSES = {"cross_entropy": "cross_entropy", "hinge": "multi_margin_loss"}
 
 

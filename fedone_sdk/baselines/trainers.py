@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.backends.transformers import TransformersBackend
 
-__all__ = ["bare_model", "trainer_of"]
-
 
 def trainer_of(method: MethodSpec, backend: LLMBackend) -> SoftPromptTrainer | None:
     """Return the trainer of a method's soft prompt; None for black-box methods.

@@ -9,8 +9,6 @@ from functools import reduce
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
 
-__all__ = ["Account"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:

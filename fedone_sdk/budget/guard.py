@@ -13,8 +13,6 @@ from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 from fedone_sdk.errors import UnknownLease
 
-__all__ = ["BudgetGuard", "Lease", "Payer"]
-
 T = TypeVar("T")
 
 

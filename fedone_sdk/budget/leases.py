@@ -11,8 +11,6 @@ from typing import Literal, Self
 from fedone_sdk.budget.usage import Usage
 from fedone_sdk.errors import MissingExtraError
 
-__all__ = ["LeaseOwner", "OpenLease", "OwnerState"]
-
 OwnerState = Literal["running", "ended", "unknown"]
 
 _CLOCK_S = 2.0

@@ -20,8 +20,6 @@ from fedone_sdk.budget.sqlite import PATIENCE_S, use_wal
 from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 from fedone_sdk.errors import UnknownLease
 
-__all__ = ["Ledger", "MemoryLedger", "SqliteLedger"]
-
 T = TypeVar("T")
 
 _EXACT = Context(prec=200)

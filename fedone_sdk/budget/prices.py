@@ -21,8 +21,6 @@ from pydantic import (
 from fedone_sdk import assets
 from fedone_sdk.budget.usage import Usage
 
-__all__ = ["FREE", "Price", "PriceTier", "known_price"]
-
 _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 
 _Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, allow_inf_nan=False)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 
-__all__ = ["PATIENCE_S", "use_wal"]
-
 PATIENCE_S = 60.0
 """Maximal wait of a transaction for another process, seconds."""
 

@@ -7,8 +7,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-__all__ = ["Budget", "NOTHING", "Usage"]
-
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 # Decimal, so that sums of many small charges are exact.
 _Usd = Annotated[

@@ -13,8 +13,6 @@ from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import Example, TaskSpec
 from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS
 
-__all__ = ["demonstration_candidates"]
-
 _TRIES = 50
 
 _Pieces = list[tuple[str, str | None]]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["fill", "label_placeholder"]
-
 _QUOTES = "\"'`"
 _OPENING = "([{<\u2018\u201c\u00ab"
 

@@ -12,8 +12,6 @@ from fedone_sdk import assets
 from fedone_sdk.candidates.fill import label_placeholder
 from fedone_sdk.description import Description
 
-__all__ = ["instruction_candidates"]
-
 _WORDS = re.compile(r"\{(\w+)\}")
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedone_sdk.candidates.sources import LabelSet
 from fedone_sdk.errors import SpecError
 
-__all__ = ["PRESET_LABEL_SETS", "label_candidates", "label_words", "shipped_label_sets"]
-
 _SENTIMENT = (
     ("terrible", "great"),
     ("negative", "positive"),

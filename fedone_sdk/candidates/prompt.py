@@ -10,8 +10,6 @@ from fedone_sdk.candidates.label_sets import label_words
 from fedone_sdk.task import Filling, Rendered, TaskSpec, TextPrompt, form_of, render
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
-__all__ = ["forms_of", "label_checks", "label_sets", "no_prompt", "prompt_of"]
-
 
 def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
     """Return the prompt of these candidates, one index per position.

@@ -19,8 +19,6 @@ from fedone_sdk.candidates.fill import label_placeholder
 from fedone_sdk.description import Description
 from fedone_sdk.task import Role
 
-__all__ = ["ScoredCandidate", "proposal_messages", "read_proposals"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredCandidate:

@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-__all__ = ["DemonstrationsSource", "InstructionsSource", "LabelSet", "LabelsSource", "OwnSource"]
-
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)

@@ -11,8 +11,6 @@ from typing import TypeGuard
 
 from fedone_sdk.errors import BackendError, DataError, FedOneError, LabelWordError, SpecError
 
-__all__ = ["naming", "reporting_errors"]
-
 _EXTRAS = {"alembic", "filelock", "numpy", "onnxruntime", "sqlalchemy", "tokenizers"}
 """Packages of extras that some modules import at their top."""
 

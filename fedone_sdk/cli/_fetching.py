@@ -37,8 +37,6 @@ from fedone_sdk.cli._signals import interruptible
 from fedone_sdk.errors import SpecError
 from fedone_sdk.files import sync_path
 
-__all__ = ["fetch"]
-
 _CHUNK_BYTES = 1 << 20
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from fedone_sdk.errors import SpecError
 from fedone_sdk.files import replace_file
 
-__all__ = ["check_target", "write_file"]
-
 
 def check_target(option: str, target: Path) -> None:
     """Checks that a file can be written.

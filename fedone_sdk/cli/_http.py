@@ -11,8 +11,6 @@ import typer
 from fedone_sdk.cli._options import header_value
 from fedone_sdk.client import AdminClient
 
-__all__ = ["Server", "Token", "call"]
-
 T = TypeVar("T")
 
 Server = Annotated[str, typer.Option(metavar="URL", help="The aggregator.")]

@@ -8,8 +8,6 @@ from typing import Any
 
 import structlog
 
-__all__ = ["json_logs", "quiet_logs"]
-
 
 def quiet_logs() -> None:
     """Logs warnings and errors to stderr, in human-readable form."""

@@ -11,18 +11,6 @@ import typer
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import is_sendable
 
-__all__ = [
-    "Calibration",
-    "Cap",
-    "Exchange",
-    "JsonFile",
-    "RunPath",
-    "Seed",
-    "Trackers",
-    "Transport",
-    "header_value",
-]
-
 
 class ExchangeName(StrEnum):
     """Exchanges between server and client."""

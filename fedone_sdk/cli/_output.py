@@ -17,8 +17,6 @@ from fedone_sdk.cli._files import check_target, write_file
 if TYPE_CHECKING:
     from fedone_sdk.budget import Usage
 
-__all__ = ["Output", "moment", "money", "printable", "say", "size", "terminal"]
-
 
 def terminal(*, stderr: bool = False) -> Console:
     """A console without markup, because a prompt may look like markup."""

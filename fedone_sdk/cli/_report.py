@@ -11,15 +11,6 @@ from fedone_sdk.messages import COMPARED
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunDevices, RunResult, Verdict
 
-__all__ = [
-    "bias_text",
-    "is_resumable",
-    "devices_text",
-    "exit_code",
-    "print_exchanges",
-    "print_result",
-]
-
 
 def exit_code(result: RunResult) -> int:
     """0 for a success, 130 for a run that Ctrl-C stopped.

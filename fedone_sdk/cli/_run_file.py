@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedone_sdk.budget import Budget, BudgetGuard
     from fedone_sdk.simulation import Federation
 
-__all__ = ["RunFile"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:

@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 
 import typer
 
-__all__ = ["interruptible", "stopping"]
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from fedone_sdk.stores import RunRecord, SqlStore
     from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["FOLDER", "KnownRun", "RunState", "default_store"]
-
 FOLDER = ".fedone"
 """Name of the state folder next to a RUN.yaml."""
 

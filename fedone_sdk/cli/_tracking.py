@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedone_sdk.trackers import Tracking
 
-__all__ = ["tracking_of"]
-
 
 def tracking_of(names: Sequence[str] | None) -> Tracking:
     """Loads trackers by their names.

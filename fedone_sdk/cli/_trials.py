@@ -18,8 +18,6 @@ from fedone_sdk.cli._output import terminal
 if TYPE_CHECKING:
     from fedone_sdk.experiments.engine import Progress
 
-__all__ = ["trial_progress"]
-
 
 class _State:
     """The displayed progress of the engine."""

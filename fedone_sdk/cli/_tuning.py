@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
 
-__all__ = ["KeptRun", "abortable", "run_here", "same_command", "next_steps"]
-
 
 async def run_here(
     federation: Federation,

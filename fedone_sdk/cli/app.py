@@ -30,8 +30,6 @@ from fedone_sdk.cli import (
 )
 from fedone_sdk.errors import SpecError
 
-__all__ = ["app"]
-
 
 class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from fedone_sdk.reports import ReportedRun
     from fedone_sdk.stores import RunSnapshot, SqlStore
 
-__all__ = [
-    "OwnRun",
-    "RunStore",
-    "Server",
-    "StoreUrl",
-    "Token",
-    "export_run",
-    "import_run",
-    "load_own",
-    "replay",
-    "stored_run",
-]
-
 T = TypeVar("T")
 
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]

@@ -17,8 +17,6 @@ from fedone_sdk.errors import SpecError, UnknownLease
 if TYPE_CHECKING:
     from fedone_sdk.budget import Account, OpenLease, OwnerState, SqliteLedger, Usage
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Show a ledger file, and release the leases of killed processes.",
     no_args_is_help=True,

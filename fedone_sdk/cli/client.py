@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.client import ClientEvent, EdgeClient
 
-__all__ = ["client"]
-
 _log = structlog.get_logger(__name__)
 
 

@@ -12,8 +12,6 @@ from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
 from fedone_sdk.messages import ClientInfo
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="List enrolled devices, and revoke them.",
     no_args_is_help=True,

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
         TrialRecord,
     )
 
-__all__ = ["compare"]
-
 _SEEDS = 5
 
 _Records = dict[tuple[str, int], "TrialRecord"]

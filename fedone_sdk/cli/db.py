@@ -14,8 +14,6 @@ from fedone_sdk.errors import SpecError
 if TYPE_CHECKING:
     from fedone_sdk.stores import SqlStore
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Show and upgrade the schema of a store.",
     no_args_is_help=True,

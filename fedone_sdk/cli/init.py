@@ -20,8 +20,6 @@ from fedone_sdk.cli._output import Output, plural
 from fedone_sdk.data import label_columns, load_examples, split_dev, text_columns
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 
-__all__ = ["init"]
-
 _DEV_SHARE = 0.2
 _SAMPLES = 6
 _ROUNDS = 10

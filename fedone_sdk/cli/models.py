@@ -17,8 +17,6 @@ from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, say, size
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="List and fetch local models for `backend.model`.",
     no_args_is_help=True,

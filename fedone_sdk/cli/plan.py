@@ -17,8 +17,6 @@ from fedone_sdk.cli._run_file import RunFile
 if TYPE_CHECKING:
     from fedone_sdk.simulation import RunPlan
 
-__all__ = ["plan"]
-
 
 def plan(
     run_path: RunPath,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.serving.run import RunReloaded
 
-__all__ = ["Progress", "progress"]
-
 _SMOOTHING = 0.1
 """Weight of the newest round in the displayed mean loss, which smooths single mini-batches."""
 

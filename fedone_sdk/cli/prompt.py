@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from fedone_sdk.reports import Labelled, PromptArtefact, ReportedRun
     from fedone_sdk.task import Example, TaskSpec
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Check a tuned prompt, and use it.",
     no_args_is_help=True,

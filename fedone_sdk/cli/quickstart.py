@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fedone_sdk.simulation import Federation
     from fedone_sdk.stores import Store
 
-__all__ = ["quickstart"]
-
 _SHOWN_CHANGES = 3
 
 

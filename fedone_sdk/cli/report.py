@@ -21,8 +21,6 @@ from fedone_sdk.errors import MissingExtraError, SpecError
 if TYPE_CHECKING:
     from fedone_sdk.reports import ReportedRun
 
-__all__ = ["check_report", "report", "write_report"]
-
 
 def report(
     source: Annotated[

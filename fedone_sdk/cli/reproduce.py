@@ -25,8 +25,6 @@ from fedone_sdk.cli._output import Output
 from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import GLUE_TASKS
 
-__all__ = ["reproduce"]
-
 _OUT = Path("reproduction")
 _QUICK_OUT = Path("reproduction-quick")
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from fedone_sdk.simulation.retune import RetunePlan, Retuning
     from fedone_sdk.spec import BackendSpec, RunSpec
 
-__all__ = ["retune"]
-
 
 def retune(
     path: Annotated[

@@ -23,8 +23,6 @@ from fedone_sdk.messages import Removal, RunResult
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Look at the runs of a server, and steer them.",
     no_args_is_help=True,

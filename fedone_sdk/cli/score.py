@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from fedone_sdk.reports import PromptArtefact
     from fedone_sdk.task import Example, ScoreFunction
 
-__all__ = ["score"]
-
 _BATCH_SIZE = 32
 
 

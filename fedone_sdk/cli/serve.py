@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.task import Example, ScoreFunction
 
-__all__ = ["collect_rarely", "serve"]
-
 _log = structlog.get_logger(__name__)
 
 _TRACES_GO = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

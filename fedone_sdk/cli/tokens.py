@@ -15,8 +15,6 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import NewToken, TokenInfo
 from fedone_sdk.spec import validate_spec
 
-__all__ = ["app"]
-
 app = typer.Typer(
     help="Create and revoke enrolment tokens of devices.",
     no_args_is_help=True,

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from fedone_sdk.simulation import Federation
     from fedone_sdk.trackers import Tracking
 
-__all__ = ["tune"]
-
 
 def tune(
     run_path: RunPath,

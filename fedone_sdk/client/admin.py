@@ -37,8 +37,6 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["AdminClient"]
-
 T = TypeVar("T")
 
 _SUMMARIES: TypeAdapter[tuple[RunSummary, ...]] = TypeAdapter(tuple[RunSummary, ...])

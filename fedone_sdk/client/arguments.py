@@ -6,8 +6,6 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Claim, Enrol, is_sendable
 from fedone_sdk.spec import validate_spec
 
-__all__ = ["check_arguments", "token_of"]
-
 
 def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:
     """Check the arguments that become fields of messages; a turn would fail with them otherwise.

@@ -19,8 +19,6 @@ from fedone_sdk.errors import BackendError, BudgetError
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import TextPrompt
 
-__all__ = ["BackendOracle"]
-
 _log = structlog.get_logger(__name__)
 
 

@@ -17,8 +17,6 @@ from fedone_sdk.errors import FedOneError
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
 from fedone_sdk.task import Example, TaskSpec, references_of
 
-__all__ = ["BeforeSend", "Declining", "Minibatch", "Unfit", "usable"]
-
 _log = structlog.get_logger(__name__)
 
 BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]

@@ -14,8 +14,6 @@ from fedone_sdk.client.lease import Lease
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import FedOneError
 
-__all__ = ["CONDITION_POLL_S", "Condition", "Gate", "OnlyWhen", "Paused"]
-
 _log = structlog.get_logger(__name__)
 
 OnlyWhen = Callable[[], "bool | Awaitable[bool]"]

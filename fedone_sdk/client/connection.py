@@ -12,8 +12,6 @@ from yarl import URL
 from fedone_sdk.client.network import Network, server_url
 from fedone_sdk.errors import TransportError
 
-__all__ = ["Connection"]
-
 
 class Connection:
     """The HTTP session of one server.

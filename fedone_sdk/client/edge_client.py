@@ -39,8 +39,6 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import MAX_MODEL_CHARS, Claim
 from fedone_sdk.task import Example
 
-__all__ = ["EdgeClient"]
-
 _log = structlog.get_logger(__name__)
 
 

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import structlog
 
-__all__ = ["ClientEvent", "EventKind", "EventSink", "OnEvent"]
-
 _log = structlog.get_logger(__name__)
 
 EventKind = Literal[

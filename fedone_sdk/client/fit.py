@@ -12,8 +12,6 @@ from fedone_sdk.messages import MAX_TEXT_CHARS, RunTask
 from fedone_sdk.spec import TrainedSpec
 from fedone_sdk.task import Example
 
-__all__ = ["Capabilities", "RunFit"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFit:

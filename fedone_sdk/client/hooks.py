@@ -10,8 +10,6 @@ from fedone_sdk.client.events import OnEvent
 from fedone_sdk.client.trainer import Trainer
 from fedone_sdk.task import ScoreFunction
 
-__all__ = ["Hooks"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:

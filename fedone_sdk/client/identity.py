@@ -13,8 +13,6 @@ import structlog
 from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.messages import Enrolled, is_sendable
 
-__all__ = ["Identity", "server_state"]
-
 _log = structlog.get_logger(__name__)
 
 _FILE = "identity.json"

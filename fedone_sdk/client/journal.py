@@ -14,8 +14,6 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.task import LogProbs
 
-__all__ = ["Answers", "Journal", "Row", "prompt_key"]
-
 _log = structlog.get_logger(__name__)
 
 Row = tuple[float | None, ...]

@@ -9,8 +9,6 @@ from typing import Generic, Protocol, TypeVar
 from fedone_sdk.messages import RunTask
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["KnownRuns"]
-
 _MOST = 8
 """Runs in the cache; the least recently used one is evicted."""
 

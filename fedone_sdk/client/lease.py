@@ -9,8 +9,6 @@ from fedone_sdk.client.retry import retry_after_s
 from fedone_sdk.errors import MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import Renewal
 
-__all__ = ["Lease"]
-
 _RETRY_S = 3.0
 _RETRY_SHARE = 0.1
 """Wait before a failed renewal is retried, seconds, or this share of a short deadline."""

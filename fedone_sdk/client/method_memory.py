@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fedone_sdk.client.state_dir import StateDir
 
-__all__ = ["MethodMemory"]
-
 _MOST = 32
 """Runs with a memory; the least recently updated one is evicted."""
 

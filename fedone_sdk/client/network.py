@@ -17,8 +17,6 @@ from fedone_sdk.errors import SpecError
 if TYPE_CHECKING:
     from fedone_sdk.client.transport import Transport
 
-__all__ = ["Network", "Proxy", "server_url"]
-
 
 def server_url(text: str) -> URL:
     """Parse the base URL of an aggregator.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from fedone_sdk.spec.privacy import RequiredPrivacy
 
-__all__ = ["WorkPolicy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkPolicy:

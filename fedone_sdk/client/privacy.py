@@ -19,8 +19,6 @@ from fedone_sdk.messages import AlphaAssignment, RunTask
 from fedone_sdk.spec import PrivacySpec, TrainedSpec
 from fedone_sdk.spec.privacy import RequiredPrivacy
 
-__all__ = ["PrivacyAccount"]
-
 _log = structlog.get_logger(__name__)
 
 _FILE = "privacy.json"

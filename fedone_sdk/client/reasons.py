@@ -13,8 +13,6 @@ from fedone_sdk.errors import (
     LabelWordError,
 )
 
-__all__ = ["problem_of", "reason_of"]
-
 _KINDS: dict[type[Exception], str] = {
     LabelWordError: "a label word is not one token of the client's model",
     BackendBlocked: "the client's model cannot be queried until its configuration changes",

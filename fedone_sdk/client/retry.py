@@ -6,8 +6,6 @@ import random
 
 from fedone_sdk.errors import ProblemError, TransportError
 
-__all__ = ["Backoff", "MAX_CALL_WAIT_S", "MAX_WAIT_S", "retry_after_s"]
-
 MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
 

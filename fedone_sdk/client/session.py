@@ -25,8 +25,6 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import Enrol
 
-__all__ = ["Session"]
-
 _log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 5

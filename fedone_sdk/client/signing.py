@@ -20,8 +20,6 @@ try:
 except ImportError as exc:
     raise MissingExtraError("signed requests", extra="signing") from exc
 
-__all__ = ["Signer"]
-
 
 class Signer:
     """A device's Ed25519 key.

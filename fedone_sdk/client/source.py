@@ -19,8 +19,6 @@ from typing import Any
 from fedone_sdk.errors import DataError
 from fedone_sdk.task import Example
 
-__all__ = ["Data", "Source"]
-
 Data = (
     Iterable[Example]
     | AsyncIterable[Example]

@@ -11,8 +11,6 @@ import structlog
 from fedone_sdk.errors import DataError
 from fedone_sdk.files import replace_file, sync_path
 
-__all__ = ["StateDir"]
-
 _log = structlog.get_logger(__name__)
 
 

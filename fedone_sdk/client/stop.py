@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import Awaitable, Iterator
 from typing import TypeVar
 
-__all__ = ["StopSignal"]
-
 T = TypeVar("T")
 
 

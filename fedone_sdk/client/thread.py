@@ -12,8 +12,6 @@ import structlog
 from fedone_sdk.client.edge_client import EdgeClient
 from fedone_sdk.errors import FedOneError
 
-__all__ = ["EdgeClientThread"]
-
 _log = structlog.get_logger(__name__)
 
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Trainer"]
-
 
 class Trainer(Protocol):
     """Trains soft prompts of a local model (`fedone_sdk.baselines` has those of the paper)."""

@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from fedone_sdk.client.signing import Signer
     from fedone_sdk.messages import RunSummary
 
-__all__ = ["HttpTransport", "Idle", "Transport", "new_private_key", "public_key_of"]
-
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Outcome", "Turn"]
-
 Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
 """How a turn ended.
 

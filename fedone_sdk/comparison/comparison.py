@@ -18,8 +18,6 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.simulation import Federation
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["Comparison", "affordable", "run_trials"]
-
 _DIGITS = 32
 
 

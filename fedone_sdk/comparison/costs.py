@@ -12,9 +12,6 @@ from fedone_sdk.comparison.trials import Trial
 from fedone_sdk.errors import BudgetExhausted
 from fedone_sdk.simulation import plan_run
 
-__all__ = ["Costs", "TotalGuard", "costs_of", "is_free"]
-
-
 _UNEQUAL = (
     "budget: caps on requests, tokens and usd count what is sent: a trial gets further with "
     "answers that an earlier one has paid for; budget.queries is the same for all"

@@ -14,8 +14,6 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
 from fedone_sdk.vocabulary import LABELS
 
-__all__ = ["BASELINES", "Entrant", "METHODS", "default_names", "entrants_of", "training_queries"]
-
 BASELINES: Mapping[str, str] = {
     "no-prompt": "No prompt",
     "no-prompt-bias": "No prompt, fitted label bias",

@@ -15,8 +15,6 @@ from matplotlib.figure import Figure
 from fedone_sdk.comparison.records import TrialRecord
 from fedone_sdk.comparison.results import Results, Standing
 
-__all__ = ["comparison_svg"]
-
 _COLOURS = ("#2563a8", "#c2571a", "#1b7f5c", "#8a3ffc", "#b0245b", "#6b7280", "#8a6d00", "#0f7c90")
 _MARKERS = "osD^vPX*"
 

@@ -10,8 +10,6 @@ from fedone_sdk.comparison.results import Results
 from fedone_sdk.comparison.table import header_of, row_of
 from fedone_sdk.reports.render import html_environment
 
-__all__ = ["comparison_html"]
-
 
 def comparison_html(results: Results, command: str | None = None) -> str:
     """Return one page without external resources or scripts.

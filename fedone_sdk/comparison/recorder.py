@@ -9,8 +9,6 @@ from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import NOTHING
 
-__all__ = ["AnswerRecorder"]
-
 
 class AnswerRecorder(Wrapper):
     """Records all answers, including those with failed inputs.

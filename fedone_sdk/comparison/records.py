@@ -12,8 +12,6 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.files import sync_path
 
-__all__ = ["Point", "TrialFile", "TrialRecord"]
-
 
 class Point(BaseModel):
     """A deployable prompt during training.

@@ -19,8 +19,6 @@ from fedone_sdk.comparison.statistics import (
 )
 from fedone_sdk.task import TaskSpec
 
-__all__ = ["Results", "Standing", "results_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:

@@ -7,8 +7,6 @@ from fedone_sdk.data import draw_minibatch
 from fedone_sdk.simulation import Federation
 from fedone_sdk.task import Example
 
-__all__ = ["pooled_rows"]
-
 
 def pooled_rows(federation: Federation, count: int | None = None) -> list[Example]:
     """Return rows of all clients, in an order drawn from the run's seed.

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from fedone_sdk.aggregator.serving.intervals import metrics_of_tables
 from fedone_sdk.comparison.records import TrialRecord
 
-__all__ = ["Estimate", "RESAMPLED", "difference", "loss_difference"]
-
 _DRAWS = 4_000
 _CHUNK = 2**22
 """Numbers drawn at a time."""

@@ -7,8 +7,6 @@ import math
 from fedone_sdk.comparison.results import Results, Standing
 from fedone_sdk.comparison.statistics import Estimate
 
-__all__ = ["header_of", "row_of"]
-
 _HEADER = (
     "method",
     "trials",

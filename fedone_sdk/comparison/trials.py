@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.serving.run import RunReloaded
     from fedone_sdk.soft_prompt import SoftPrompt
 
-__all__ = ["Trial", "run_trial"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:

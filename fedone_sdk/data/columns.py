@@ -9,8 +9,6 @@ from typing import Any
 
 from fedone_sdk.errors import DataError
 
-__all__ = ["label_columns", "split_dev", "text_columns"]
-
 _TEXT_NAMES = ("text", "sentence", "message", "body", "content", "review", "question", "comment")
 _LABEL_NAMES = ("label", "class", "category", "target", "intent", "sentiment", "topic", "priority")
 _MAX_LABELS = 50

@@ -17,8 +17,6 @@ from fedone_sdk.data.misfit import misfit_of
 from fedone_sdk.errors import DataError, MissingExtraError
 from fedone_sdk.task import Example, TaskSpec
 
-__all__ = ["check_examples", "load_examples"]
-
 _MAX_LINE_BYTES = 2**20
 _HUB_NAME = re.compile(r"hf:([\w.-]+)/([\w.-]+)(?:/([\w.-]+))?")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fedone_sdk.data.splitmix import SplitMix64
 
-__all__ = ["draw_minibatch"]
-
 
 def draw_minibatch(num_examples: int, batch_size: int, seed: int) -> list[int]:
     """Draw the rows of one mini-batch, without replacement.

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from fedone_sdk.task import Example, TaskSpec
 
-__all__ = ["Misfit", "Rows", "misfit_of"]
-
 _MAX_LABEL_CHARS = 40
 _MAX_LABELS = 20
 """A field with more values than this holds something else than labels."""

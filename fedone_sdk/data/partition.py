@@ -14,8 +14,6 @@ from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError
 from fedone_sdk.task import Example
 
-__all__ = ["Partition", "dirichlet", "iid", "k_shot", "partition_clients"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:

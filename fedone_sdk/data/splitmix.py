@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-__all__ = ["SplitMix64"]
-
 _MASK = 2**64 - 1
 _T = TypeVar("_T")
 

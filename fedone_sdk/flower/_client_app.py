@@ -24,8 +24,6 @@ from fedone_sdk.flower.wire import RECORD, Item, item_of, pack, unpack
 from fedone_sdk.messages import Decline
 from fedone_sdk.task import ScoreFunction
 
-__all__ = ["client_app"]
-
 _log = structlog.get_logger(__name__)
 
 _SERVER = "flower"

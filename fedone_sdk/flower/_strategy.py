@@ -24,8 +24,6 @@ from fedone_sdk.stores import Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["FedOneStrategy"]
-
 _SHORTEST_S, _LONGEST_S = 0.02, 0.5
 """Interval of polling for replies, seconds."""
 

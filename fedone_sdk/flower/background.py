@@ -8,8 +8,6 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-__all__ = ["Background"]
-
 T = TypeVar("T")
 
 

@@ -13,8 +13,6 @@ from fedone_sdk.task import Example
 if TYPE_CHECKING:
     from fedone_sdk.simulation import Federation
 
-__all__ = ["NodeContext", "node_file", "node_shard", "partition_of"]
-
 _FILE = "data"
 _PARTITION = "partition-id"
 

@@ -35,8 +35,6 @@ from fedone_sdk.stores import ClientRecord, Store
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["NodeServer", "Tuning"]
-
 _log = structlog.get_logger(__name__)
 
 _MOST_SETTLED = 16

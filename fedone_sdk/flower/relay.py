@@ -33,8 +33,6 @@ from fedone_sdk.messages import (
     VocabularyList,
 )
 
-__all__ = ["Relay", "turn"]
-
 _OUTCOMES = {
     "idle": "it has no examples",
     "paused": "its app's condition (only_when) does not hold",

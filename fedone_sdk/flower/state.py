@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-__all__ = ["Kept", "kept_folder"]
-
 Kept = dict[str, bytes]
 """File contents by path, the oldest first."""
 

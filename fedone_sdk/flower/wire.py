@@ -27,19 +27,6 @@ from fedone_sdk.messages import (
     encode,
 )
 
-__all__ = [
-    "Item",
-    "Kind",
-    "MAX_BODY_BYTES",
-    "PROBLEM",
-    "RECORD",
-    "item_of",
-    "pack",
-    "parse",
-    "refusal",
-    "unpack",
-]
-
 Kind = Literal["claim", "task", "vocabulary", "score", "update", "decline"]
 """The calls; a ``decline`` without an assignment says why a node cannot work."""
 

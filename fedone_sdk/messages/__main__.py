@@ -6,8 +6,6 @@ import json
 
 from fedone_sdk.messages.schema import json_schemas
 
-__all__ = ["document"]
-
 
 def document() -> str:
     """Return the schemas of all messages as one JSON document."""

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from fedone_sdk.messages.base import Id, Message, Name
 
-__all__ = ["ClientInfo", "ClientList", "CreatedToken", "NewToken", "TokenInfo", "TokenList"]
-
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """Name of a token."""
 

@@ -25,8 +25,6 @@ from pydantic import (
 from fedone_sdk.messages.base import Message
 from fedone_sdk.messages.tensors import Apart
 
-__all__ = ["Array", "MAX_ELEMENTS", "SharedMemory"]
-
 MAX_ELEMENTS = 1 << 22
 """Maximal number of elements of an array (16 MiB of float32)."""
 

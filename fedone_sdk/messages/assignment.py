@@ -13,18 +13,6 @@ from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import Layout, Slot, SlotName, Token, Vocabulary
 
-__all__ = [
-    "ASSIGNMENT",
-    "AlphaAssignment",
-    "Assignment",
-    "Claim",
-    "LossesAssignment",
-    "Renewal",
-    "RunTask",
-    "Step",
-    "VocabularyList",
-]
-
 
 class Claim(Message):
     """``POST /v1/assignments/claim``: a client claims work.

@@ -6,8 +6,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = ["Id", "MAX_MODEL_CHARS", "Message", "Name", "ONE_LINE", "Seed"]
-
 
 class Message(BaseModel):
     """A JSON message: immutable, with finite numbers only and without unknown keys."""

@@ -9,8 +9,6 @@ from pydantic import Field, WithJsonSchema, field_serializer, model_validator
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages.base import Message
 
-__all__ = ["Bill", "Billed", "bill"]
-
 _ACCOUNTS = ("spent", "leased", "evaluation")
 _COUNTS = ("queries", "requests", "prompt_tokens", "completion_tokens")
 

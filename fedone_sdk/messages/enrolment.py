@@ -8,8 +8,6 @@ from pydantic import Field
 
 from fedone_sdk.messages.base import Id, Message, Name
 
-__all__ = ["Enrol", "Enrolled", "Rotated"]
-
 Nonce = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{22,128}$")]
 PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
 

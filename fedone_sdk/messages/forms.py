@@ -34,8 +34,6 @@ from fedone_sdk.messages.tensors import (
     load_tensors,
 )
 
-__all__ = ["Body", "JSON", "Parse", "TENSORS", "decode", "encode", "has_arrays"]
-
 JSON = "application/json"
 """Content type that all peers support."""
 

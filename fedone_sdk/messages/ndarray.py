@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from fedone_sdk.messages.array import Array
 
-__all__ = ["from_wire", "memory_from_wire", "memory_to_wire", "prompts_to_wire", "to_wire"]
-
 
 def to_wire(values: NDArray[Any]) -> Array:
     """Return an array as a message; its dtype must be a `DType`."""

@@ -7,8 +7,6 @@ from typing import Self
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages.base import Message
 
-__all__ = ["Problem"]
-
 
 class Problem(Message):
     """``application/problem+json``.

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from fedone_sdk.errors import ProblemError
 
-__all__ = [
-    "OLDEST_PROTOCOL",
-    "PROTOCOL_HEADER",
-    "PROTOCOL_VERSION",
-    "check_protocol",
-    "is_sendable",
-]
-
 PROTOCOL_HEADER = "FedOne-Protocol"
 """Header with the sender's version in requests, and the server's newest version in responses."""
 

@@ -15,23 +15,6 @@ from fedone_sdk.messages.verdict import Standing, Verdict
 from fedone_sdk.task import Filling, TaskSpec, TextPrompt
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
-__all__ = [
-    "CacheReport",
-    "Cap",
-    "CensoringReport",
-    "ClientInfluence",
-    "MetricReport",
-    "PrivacyReport",
-    "PromptReport",
-    "RoundReport",
-    "RunDevices",
-    "RunEvent",
-    "RunResult",
-    "RunStatus",
-    "Traffic",
-    "UnfitDevices",
-]
-
 RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]
 
 

@@ -30,8 +30,6 @@ from fedone_sdk.messages.steering import About, Health, Quarantine, Removal, Rol
 from fedone_sdk.messages.update import AlphaUpdate, Decline, LossesUpdate, Receipt
 from fedone_sdk.messages.watch import Me, Seats, TokenProbabilities
 
-__all__ = ["json_schemas"]
-
 _MESSAGES = (
     Enrol,
     Enrolled,

@@ -9,8 +9,6 @@ from pydantic import FailFast, Field
 from fedone_sdk.messages.array import MAX_ELEMENTS, Array
 from fedone_sdk.messages.base import Id, Message
 
-__all__ = ["MAX_TEXT_CHARS", "MAX_WRITTEN_CHARS", "Score", "Scores"]
-
 MAX_TEXT_CHARS = 20_000
 """Maximal length of a text field in a gateway request, characters."""
 

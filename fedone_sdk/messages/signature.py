@@ -9,8 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 
-__all__ = ["COVERED", "SIGNATURE_LABEL", "content_digest", "signature_base"]
-
 SIGNATURE_LABEL = "fedone"
 """Label of the signature in its two headers."""
 

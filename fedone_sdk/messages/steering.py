@@ -12,8 +12,6 @@ from fedone_sdk.messages.bill import Billed
 from fedone_sdk.messages.run import Cap, RunDevices, RunStatus
 from fedone_sdk.spec import RunName
 
-__all__ = ["About", "Check", "Health", "Quarantine", "Removal", "RollBack", "RunSummary"]
-
 
 def _is_none(value: object) -> bool:
     return value is None

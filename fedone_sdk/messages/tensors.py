@@ -12,8 +12,6 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Apart", "MAX_HEADER_BYTES", "MAX_TENSORS", "Tensor", "dump_tensors", "load_tensors"]
-
 MAX_HEADER_BYTES = 1 << 20
 """Maximal size of a header."""
 

@@ -11,17 +11,6 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.messages.array import Array, SharedMemory
 from fedone_sdk.messages.base import MAX_MODEL_CHARS, ONE_LINE, Id, Message
 
-__all__ = [
-    "AlphaUpdate",
-    "Decline",
-    "LossesUpdate",
-    "MIN_SCORED_SHARE",
-    "Receipt",
-    "Scored",
-    "UPDATE",
-    "Update",
-]
-
 MIN_SCORED_SHARE = 0.8
 """Minimal share of the mini-batch that must be scored for a valid update."""
 

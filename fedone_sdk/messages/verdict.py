@@ -7,8 +7,6 @@ from typing import Literal
 
 from fedone_sdk.messages.base import Message
 
-__all__ = ["COMPARED", "Compared", "Conclusion", "Spread", "Standing", "Verdict"]
-
 Compared = Literal["chance", "no_prompt", "no_prompt_biased", "untrained", "tuned"]
 """The compared prompts: the best constant answer, "no prompt", "no prompt" with its own label bias,
 the untrained prompt, the deployable prompt."""

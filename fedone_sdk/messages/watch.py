@@ -8,16 +8,6 @@ from pydantic import Field
 
 from fedone_sdk.messages.base import Message
 
-__all__ = [
-    "LostWork",
-    "Me",
-    "PositionProbabilities",
-    "SeatReport",
-    "Seats",
-    "TokenProbabilities",
-    "TokenProbability",
-]
-
 
 class Me(Message):
     """``GET /v1/me``: the caller's token.

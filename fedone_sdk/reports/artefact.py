@@ -20,15 +20,6 @@ from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.task import TaskSpec
 
-__all__ = [
-    "ArtefactEvaluation",
-    "LedgerReport",
-    "PromptArtefact",
-    "artefact_of",
-    "ledger_sha256",
-    "read_artefact",
-]
-
 _MAX_BYTES = 1 << 24
 
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

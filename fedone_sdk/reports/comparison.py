@@ -9,8 +9,6 @@ from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.aggregator.serving.verdict import no_prompt_biased
 from fedone_sdk.task import Bias, Example, TaskSpec
 
-__all__ = ["Change", "changed_answers"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:

@@ -14,8 +14,6 @@ from fedone_sdk.messages import COMPARED, Standing
 from fedone_sdk.reports.snippets import Snippet, snippets
 from fedone_sdk.reports.source import ReportedRun
 
-__all__ = ["Client", "Contents", "Table", "contents_of"]
-
 MOST_CLIENTS = 30
 """Number of clients with a separate row."""
 

@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 
 from fedone_sdk.reports.source import ReportedRun
 
-__all__ = ["curves_svg"]
-
 _SMOOTHING = 0.1
 """Weight of the newest round in the smoothed loss."""
 

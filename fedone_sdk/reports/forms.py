@@ -11,8 +11,6 @@ from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.reports.prompt_tools import langfuse_prompt, mlflow_prompt, promptfoo_config
 from fedone_sdk.task import TaskSpec, TextPrompt, placed
 
-__all__ = ["FORMS", "dspy_state", "in_form", "ready_messages", "ready_text"]
-
 
 def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
     """The task's messages with the prompt inserted, and fields for ``str.format``.

@@ -15,8 +15,6 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.task import TaskSpec, placed
 
-__all__ = ["langfuse_prompt", "mlflow_prompt", "promptfoo_config"]
-
 _MAX_WRITTEN = 16
 """Tokens that promptfoo lets a model write for a label."""
 

@@ -12,8 +12,6 @@ from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import curves_svg
 from fedone_sdk.reports.source import ReportedRun
 
-__all__ = ["filled_html", "html_environment", "html_report", "markdown_report"]
-
 _SPECIAL = re.compile(r"([\\`*_\[\]|~&<>])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 

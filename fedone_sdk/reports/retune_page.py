@@ -15,8 +15,6 @@ from fedone_sdk.reports.retuned import Holds, MeasuredPrompt, Retuned, Spread
 if TYPE_CHECKING:
     from fedone_sdk.simulation.retune import RetunePlan
 
-__all__ = ["RetunePage", "retune_html", "retune_page"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetunePage:

@@ -17,8 +17,6 @@ from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Bias, Example, ScoreFunction, TextPrompt
 
-__all__ = ["Conclusion", "Holds", "Keep", "MeasuredPrompt", "Retuned", "Spread", "measure_retuned"]
-
 Holds = Literal["yes", "no", "unknown"]
 """Whether a prompt is as good as before: no if it is worse, by an interval without 0."""
 

@@ -16,8 +16,6 @@ from fedone_sdk.reports.forms import ready_messages
 from fedone_sdk.spec import BackendSpec, OpenAISpec, RunSpec, VllmSpec
 from fedone_sdk.task import TaskSpec
 
-__all__ = ["Snippet", "snippets"]
-
 _TOP = 20
 """OpenAI's maximum of ``top_logprobs``."""
 

@@ -23,8 +23,6 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, RunSnapshot
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["ReportedRun", "read_run", "run_of_archive"]
-
 _GZIP = b"\x1f\x8b"
 _MAX_RESULT_BYTES = 1 << 28
 

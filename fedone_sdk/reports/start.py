@@ -9,8 +9,6 @@ import numpy as np
 from fedone_sdk.errors import ArchiveError
 from fedone_sdk.reports.source import ReportedRun
 
-__all__ = ["start_of"]
-
 _BELIEVED = 0.8
 """Probability of a prompt's tokens if the earlier alpha is not known."""
 

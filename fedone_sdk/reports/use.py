@@ -12,8 +12,6 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.task import Example, biased, form_of, predicted
 
-__all__ = ["Labelled", "label_examples"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelled:

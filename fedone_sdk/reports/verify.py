@@ -16,8 +16,6 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import RunSnapshot
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Check", "Verdict", "check_against", "check_artefact"]
-
 T = TypeVar("T")
 
 Verdict = Literal["ok", "differs", "not checked"]

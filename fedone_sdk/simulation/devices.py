@@ -14,8 +14,6 @@ from fedone_sdk.client.identity import Identity, server_state
 from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.task import Example, ScoreFunction
 
-__all__ = ["Between", "Devices"]
-
 Between = Callable[[int, Transport], Transport]
 """Wraps the transport of client number k; returns the transport that the client uses."""
 

@@ -9,8 +9,6 @@ from fedone_sdk.messages import Message
 from fedone_sdk.simulation.probe import Probe
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["Duration", "by_limits", "by_probe"]
-
 
 class Duration(Message):
     """The estimated duration of a run and the basis of the estimate.

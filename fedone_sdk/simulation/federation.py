@@ -31,8 +31,6 @@ from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Ask", "Federation", "First", "load_measure", "load_score", "simulate"]
-
 _log = structlog.get_logger(__name__)
 
 Watcher = Callable[[ServedRun, Effect | RunReloaded | None], None]

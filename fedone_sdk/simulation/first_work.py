@@ -13,8 +13,6 @@ from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["Exchange", "WORK_ID", "first_work", "planned_machine", "unbudgeted"]
-
 Exchange = Literal["alpha", "losses"]
 
 WORK_ID = "0" * 32

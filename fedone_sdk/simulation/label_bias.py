@@ -9,8 +9,6 @@ import numpy as np
 from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.task import Bias, Example, LogProbs, TaskSpec, target_of
 
-__all__ = ["label_bias"]
-
 
 def label_bias(
     task: TaskSpec, rows: Sequence[LogProbs | str | None], examples: Sequence[Example]

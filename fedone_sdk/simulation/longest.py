@@ -14,8 +14,6 @@ from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import Example, TextPrompt, references_of
 
-__all__ = ["LongestTokens", "longest_tokens"]
-
 _AT_ONCE = 64
 """Inputs that are counted concurrently."""
 

@@ -41,8 +41,6 @@ from fedone_sdk.messages import (
     encode,
 )
 
-__all__ = ["MemoryTransport"]
-
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 

@@ -38,8 +38,6 @@ from fedone_sdk.simulation.traffic import ExchangePlan, exchange_plan
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import Example, TextPrompt, references_of
 
-__all__ = ["EvaluationPlan", "RunPlan", "plan_run"]
-
 _EXCHANGES: tuple[Exchange, ...] = ("alpha", "losses")
 
 _DRAWS = 32

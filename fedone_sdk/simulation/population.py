@@ -20,9 +20,6 @@ from fedone_sdk.messages import Enrol, Enrolled
 from fedone_sdk.simulation.devices import Devices
 from fedone_sdk.simulation.memory_transport import MemoryTransport
 
-__all__ = ["Population"]
-
-
 _BATCH = 128
 """Concurrent enrolments."""
 

@@ -23,8 +23,6 @@ from fedone_sdk.errors import BackendError, FedOneError
 from fedone_sdk.simulation.federation import Federation, simulate
 from fedone_sdk.task import references_of
 
-__all__ = ["Burst", "Probe", "probe_run"]
-
 _TRAINING_S = 3.0
 """Seconds of model time to measure in training."""
 

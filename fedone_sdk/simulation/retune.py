@@ -24,8 +24,6 @@ from fedone_sdk.task import (
     form_of,
 )
 
-__all__ = ["BIAS_EXAMPLES", "RetunePlan", "Retuning"]
-
 BIAS_EXAMPLES = 128
 """Training examples that a bias is fitted on. On the companion feedback the fit has a standard
 deviation of 0.2 nats, which costs 0.005 nats and no measurable accuracy."""

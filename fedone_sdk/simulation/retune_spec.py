@@ -9,8 +9,6 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
-__all__ = ["DEFAULT_QUERIES", "retune_name", "retune_spec"]
-
 DEFAULT_QUERIES = 200
 """The default cap on training queries, without a command option or a RUN.yaml."""
 

@@ -45,8 +45,6 @@ from fedone_sdk.simulation.first_work import (
 )
 from fedone_sdk.task import references_of
 
-__all__ = ["ExchangePlan", "exchange_plan"]
-
 _STEPS = 4
 """Steps before a method's memory is measured; a pool is nearly full by then."""
 

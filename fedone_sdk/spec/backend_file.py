@@ -9,8 +9,6 @@ from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import Spec, load_yaml, validate_spec
 from fedone_sdk.spec.run import RunSpec
 
-__all__ = ["load_backend"]
-
 _PREFIX = "backend."
 
 

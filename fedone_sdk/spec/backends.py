@@ -16,20 +16,6 @@ from pydantic import (
 from fedone_sdk.budget import Price
 from fedone_sdk.spec.base import STORED, Spec
 
-__all__ = [
-    "BackendSpec",
-    "LimitsSpec",
-    "LlamaCppSpec",
-    "OnnxSpec",
-    "OpenAISpec",
-    "OwnSpec",
-    "PriceSpec",
-    "RemoteSpec",
-    "RetrySpec",
-    "TransformersSpec",
-    "VllmSpec",
-]
-
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
 

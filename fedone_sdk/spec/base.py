@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedone_sdk.errors import MissingExtraError, SpecError
 
-__all__ = ["RunName", "STORED", "Spec", "load_yaml", "validate_spec"]
-
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """Name of a run, in specs, messages and paths."""
 

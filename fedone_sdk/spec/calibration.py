@@ -9,8 +9,6 @@ from pydantic import model_validator
 from fedone_sdk.calibration import LabelFree
 from fedone_sdk.spec.base import Spec
 
-__all__ = ["CalibrationSpec"]
-
 
 class CalibrationSpec(Spec):
     """Correction of label bias (docs/explanation/calibration.md); may be written as its kind.

@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from fedone_sdk.spec.base import Spec
 
-__all__ = ["DefenceSpec"]
-
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
 
 _STANDARD: dict[str, Any] = {

@@ -8,24 +8,6 @@ from pydantic import Field, JsonValue
 
 from fedone_sdk.spec.base import Spec
 
-__all__ = [
-    "BbtSpec",
-    "BdplSpec",
-    "Domain",
-    "EvolutionSpec",
-    "GsBdplSpec",
-    "MethodSpec",
-    "OwnMethodSpec",
-    "PTuningV2Spec",
-    "PoolSpec",
-    "PromptTuningSpec",
-    "RandomSpec",
-    "Rate",
-    "ThompsonSpec",
-    "TpeSpec",
-    "TrainedSpec",
-]
-
 Rate = Annotated[float, Field(gt=0, le=1e6)]
 """A learning rate."""
 

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from fedone_sdk.spec.base import Spec
 
-__all__ = ["PrivacySpec", "RequiredPrivacy"]
-
 
 class PrivacySpec(Spec):
     """Clipping and Gaussian noise on the device (docs/explanation/privacy.md).

@@ -36,8 +36,6 @@ from fedone_sdk.vocabulary import (
     build_vocabulary,
 )
 
-__all__ = ["CandidatesSpec", "PromptSpec", "ProposerSpec", "Shares", "SlotSpec", "Start"]
-
 Shares = Annotated[dict[Token, Annotated[float, Field(gt=0, le=1)]], Field(max_length=256)]
 """Probabilities of a position, by token."""
 

@@ -29,16 +29,6 @@ from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import LABELS
 
-__all__ = [
-    "DataSpec",
-    "DirichletSpec",
-    "EvaluationSpec",
-    "GatewayPolicy",
-    "IidSpec",
-    "ParticipationSpec",
-    "RunSpec",
-]
-
 _Count = Annotated[int, Field(ge=1, le=10**9)]
 
 

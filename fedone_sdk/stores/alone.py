@@ -6,8 +6,6 @@ import uuid
 
 from fedone_sdk.stores.base import Signals
 
-__all__ = ["Alone"]
-
 
 class Alone:
     """Replica methods of a store for one process."""

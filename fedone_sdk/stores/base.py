@@ -8,26 +8,6 @@ from typing import Protocol
 
 from fedone_sdk.errors import FedOneError
 
-__all__ = [
-    "ClientRecord",
-    "ClosedWork",
-    "Commit",
-    "LogEntry",
-    "Member",
-    "NO_CREDENTIAL",
-    "RunDeleted",
-    "RunHead",
-    "RunRecord",
-    "RunSize",
-    "RunSnapshot",
-    "Signals",
-    "Store",
-    "TokenRecord",
-    "TokenRefused",
-    "VersionConflict",
-    "refuse_another",
-]
-
 
 class VersionConflict(FedOneError):
     """The run has another version than expected: another process committed to it."""

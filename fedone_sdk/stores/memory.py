@@ -26,8 +26,6 @@ from fedone_sdk.stores.base import (
     refuse_another,
 )
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore(Alone):
     """A `Store` of dictionaries, for one process.

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator
 
 from fedone_sdk.stores.base import LogEntry, Store
 
-__all__ = ["log_pages"]
-
 _PAGE_BYTES = 1 << 20
 """Approximate size of a page, bytes."""
 _FIRST, _MOST = 16, 1024

@@ -8,8 +8,6 @@ from typing import Any, cast
 
 from fedone_sdk.stores.base import Commit, Store
 
-__all__ = ["Watch", "watched"]
-
 Watch = Callable[[str], AbstractContextManager[object]]
 """Returns a context manager that surrounds a commit to the run of this id."""
 

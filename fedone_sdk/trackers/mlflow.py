@@ -9,8 +9,6 @@ from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.trackers.summary import summary_of
 from fedone_sdk.trackers.tracker import TrackedRun
 
-__all__ = ["MlflowTracker"]
-
 
 class MlflowTracker:
     """Writes to ``MLFLOW_TRACKING_URI``, in the experiment ``MLFLOW_EXPERIMENT_NAME`` (``fedone``).

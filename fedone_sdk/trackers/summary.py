@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fedone_sdk.messages import RunResult
 
-__all__ = ["summary_of"]
-
 
 def summary_of(result: RunResult) -> dict[str, float]:
     """Return metric, cost and time by name, without those that are not measured or priced."""

@@ -13,8 +13,6 @@ from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["GROUP", "TrackedRun", "Tracker", "TrackerFactory", "find_tracker", "params_of"]
-
 GROUP = "fedone.trackers"
 """The entry point group of trackers."""
 

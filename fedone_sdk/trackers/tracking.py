@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.serving.run import RunReloaded
 
-__all__ = ["Tracking"]
-
 _log = structlog.get_logger(__name__)
 
 _PATIENCE_S = 60.0

@@ -9,8 +9,6 @@ from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.trackers.summary import summary_of
 from fedone_sdk.trackers.tracker import TrackedRun
 
-__all__ = ["WandbTracker"]
-
 
 class WandbTracker:
     """Writes to ``WANDB_DIR``, in the project ``WANDB_PROJECT`` (``fedone``).

@@ -11,8 +11,6 @@ from typing import Protocol
 
 from tests.processes import Process
 
-__all__ = ["Start", "starting"]
-
 _PATIENCE_S = 40.0
 _ROOT = str(Path(__file__).parents[2])
 

@@ -11,8 +11,6 @@ from playwright.async_api import Page
 
 from tests.browser.stage import DESKTOP, PHONE
 
-__all__ = ["Look", "SEVERE", "Violation", "looks", "overflow", "violations"]
-
 SEVERE = ("serious", "critical")
 
 

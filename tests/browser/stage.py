@@ -27,18 +27,6 @@ from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = [
-    "Chromium",
-    "DESKTOP",
-    "OPERATOR",
-    "PHONE",
-    "Stage",
-    "VIEWER",
-    "Watcher",
-    "browsing",
-    "needs_chromium",
-]
-
 ENROLMENT = "enrolment-token-of-the-stage"
 OPERATOR, VIEWER = "operator-token-2e", "viewer-token-3d"
 DESKTOP, PHONE = (1280, 900), (390, 844)

@@ -10,8 +10,6 @@ from playwright.async_api import Page, Route, expect
 
 from tests.browser.stage import OPERATOR, VIEWER, Chromium, Stage
 
-__all__ = ["STATES", "walk"]
-
 STATES = (
     "sign-in",
     "sign-in-refused",

@@ -13,8 +13,6 @@ from typing import Any
 from tests.deploy.helm_chart import Manifests
 from tests.processes import Process, free_port, running
 
-__all__ = ["Kubelet", "Pod"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["CONTAINERS", "Image", "Instruction", "Stage", "build", "edge_image", "stages"]
-
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "deploy" / "containers"
 

@@ -24,8 +24,6 @@ from tests.deploy.units import SYSTEMD, Unit
 from tests.edge import edge_client
 from tests.processes import Process, fetch, free_port, until
 
-__all__ = ["Machine"]
-
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "deploy/compose/runs/feedback.yaml"
 

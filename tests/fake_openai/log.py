@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Log", "Received", "read_log"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Received:

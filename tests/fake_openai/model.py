@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 
-__all__ = ["FakeModel"]
-
 _WORDS = (
     " great", "great", " Great", " terrible", "terrible", " Terrible", " yes", "Yes", " no", "No",
     " maybe", "Maybe", " the", "The", " a", " film", " movie", " it", "It", " was", " is", " bad",

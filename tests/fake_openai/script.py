@@ -6,8 +6,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["BEHAVIOURS", "Script"]
-
 BEHAVIOURS: dict[str, str] = {
     "ok": "answers",
     "rate_limited": "429 with Retry-After in seconds (rate_limited:2 sets them)",

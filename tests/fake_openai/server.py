@@ -19,8 +19,6 @@ from tests.fake_openai.log import Log, Received
 from tests.fake_openai.model import FakeModel
 from tests.fake_openai.script import Script
 
-__all__ = ["FakeOpenAI"]
-
 _CHAT_FRAME = 7  # By OpenAI's cookbook, for one user message.
 
 

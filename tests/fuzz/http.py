@@ -51,8 +51,6 @@ from tests.fuzz.mutate import EVIL_TEXTS, damaged, damaged_bytes, damaged_file, 
 from tests.fuzz.target import ADMIN, ENROLMENT, RUNS, Target, target
 from tests.fuzz.wire import Answer, Waits, request
 
-__all__ = ["Report", "bombard", "main"]
-
 AT_ONCE = 32
 PATIENCE_S = 1.0
 """How long a server may wait for more before we hang up."""

@@ -10,17 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "EVIL_TEXTS",
-    "EVIL_TOKENS",
-    "damaged",
-    "damaged_bytes",
-    "damaged_file",
-    "joined",
-    "split",
-    "vectors",
-]
-
 _VECTORS = Path(__file__).parents[1] / "vectors"
 
 EVIL_TOKENS: tuple[bytes, ...] = (

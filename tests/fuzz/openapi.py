@@ -33,8 +33,6 @@ from schemathesis.generation import GenerationMode
 from fedone_sdk.messages import TENSORS
 from tests.fuzz.target import ADMIN, ENROLMENT, Device, Target, target
 
-__all__ = ["Conformance", "conformance", "main", "serving"]
-
 _CHECKS = (
     "not_a_server_error",
     "status_code_conformance",

@@ -11,8 +11,6 @@ from fedone_sdk.aggregator.rounds.codec import arrays_of, encode_arrays, encode_
 from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkRequested
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["working_state"]
-
 
 @cache
 def _stored() -> tuple[str, bytes]:

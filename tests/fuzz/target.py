@@ -27,8 +27,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.fuzz.wire import Answer, Wire, request
 
-__all__ = ["ADMIN", "Device", "ENROLMENT", "HELD_ROUND", "Signer", "Target", "content_of", "target"]
-
 ENROLMENT, ADMIN = "fuzz-enrolment-token-1b0d", "fuzz-admin-token-77aa"
 HELD_ROUND, ROUNDS = 3, 8
 """The round in which work is held open, and how many there are."""

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Answer", "Waits", "Wire", "request"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:

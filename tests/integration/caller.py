@@ -11,8 +11,6 @@ import aiohttp
 from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import Problem
 
-__all__ = ["Caller"]
-
 
 class Caller:
     """A server's address, and requests to it.

@@ -13,8 +13,6 @@ from pathlib import Path
 from tests.pages import Block, blocks
 from tests.processes import Process, until
 
-__all__ = ["PAGES", "ROOT", "Running", "Tutorial"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "tutorials"
 PATIENCE_S = 300.0

@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NodeDevice", "node_device"]
-
 
 class NodeDevice:
     """A device as a process.

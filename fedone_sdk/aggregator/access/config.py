@@ -18,8 +18,6 @@ from fedone_sdk.aggregator.access.tokens import (
 from fedone_sdk.messages import is_sendable
 from fedone_sdk.spec import Spec
 
-__all__ = ["AdminTokenConfig", "AuthConfig", "EnrolmentTokenConfig", "MAKE_A_TOKEN", "Token"]
-
 _FEWEST_CHARS = 20
 _FEWEST_DIFFERENT = 8
 

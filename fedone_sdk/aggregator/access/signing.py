@@ -23,8 +23,6 @@ from fedone_sdk.stores import ClientRecord, Store
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-__all__ = ["Signatures", "SignedRequest"]
-
 _COMPONENTS = "(" + " ".join(f'"{name}"' for name in COVERED) + ")"
 _INPUT = re.compile(
     rf"{SIGNATURE_LABEL}=({re.escape(_COMPONENTS)}((?:;[a-z]+=(?:[0-9]{{1,15}}|\"[!#-\[\]-~]*\"))*))"

@@ -13,18 +13,6 @@ from typing import Literal, Self
 
 from fedone_sdk.errors import ProblemError
 
-__all__ = [
-    "AdminToken",
-    "Authority",
-    "EnrolmentToken",
-    "ROLES",
-    "Role",
-    "check_patterns",
-    "digest",
-    "may_see",
-    "new_secret",
-]
-
 Role = Literal["viewer", "operator", "admin"]
 
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")

@@ -29,8 +29,6 @@ from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.stores import Member, Store
 
-__all__ = ["Replicas"]
-
 _log = structlog.get_logger(__name__)
 
 _POLL_S = 1.0

@@ -13,21 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from fedone_sdk.messages import RunStatus
 from fedone_sdk.stores import Store
 
-__all__ = [
-    "ClientChanged",
-    "MAX_NAMED",
-    "MemberJoined",
-    "MembersLeft",
-    "PoolLoad",
-    "RunAdded",
-    "RunChanged",
-    "RunRemoved",
-    "SIGNAL",
-    "Signal",
-    "encode_signals",
-    "publish",
-]
-
 MAX_NAMED = 256
 """Maximal number of clients in a signal: PostgreSQL limits payloads to 8000 bytes."""
 

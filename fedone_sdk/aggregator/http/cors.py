@@ -13,8 +13,6 @@ from fedone_sdk.aggregator.http.requests import Handler
 from fedone_sdk.messages import PROTOCOL_HEADER
 from fedone_sdk.spec import Spec
 
-__all__ = ["Cors", "CorsConfig", "NO_PAGES"]
-
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 

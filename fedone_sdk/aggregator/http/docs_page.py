@@ -7,8 +7,6 @@ from pathlib import Path
 
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["ASSETS", "FILES", "PAGE", "PAGE_HEADERS", "asset_file"]
-
 FILES = ("favicon-32x32.png", "swagger-ui-bundle.js", "swagger-ui.css")
 """Served files of Swagger UI, from the package swagger-ui-py."""
 

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
-__all__ = ["Drain"]
-
 T = TypeVar("T")
 
 

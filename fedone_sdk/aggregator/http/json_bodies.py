@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-__all__ = ["MAX_PARTS", "check_json"]
-
 MAX_PARTS = 1_000_000
 """Maximal number of commas, brackets and braces in a document, including those in strings."""
 

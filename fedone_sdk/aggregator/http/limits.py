@@ -18,8 +18,6 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
 from fedone_sdk.spec import Spec
 
-__all__ = ["LIMITER", "Limiter", "Limits", "NO_LIMITS", "guarding"]
-
 
 def _network(text: str) -> str:
     try:

@@ -35,21 +35,6 @@ from fedone_sdk.messages import (
     encode,
 )
 
-__all__ = [
-    "Handler",
-    "RETRY_AFTER_S",
-    "answer",
-    "bearer_token",
-    "body_of",
-    "listening",
-    "problem",
-    "problems",
-    "read",
-    "signed_request",
-    "stamp_headers",
-    "streamed",
-]
-
 _log = structlog.get_logger(__name__)
 
 RETRY_AFTER_S = 1

@@ -15,8 +15,6 @@ from pydantic import model_validator
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import Spec
 
-__all__ = ["ServerTls", "TlsConfig"]
-
 _log = structlog.get_logger(__name__)
 
 

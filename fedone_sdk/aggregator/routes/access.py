@@ -23,8 +23,6 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.stores import ClientRecord, TokenRecord
 
-__all__ = ["ACCESS"]
-
 _PAGE = 1000
 """Maximal number of clients per page."""
 

@@ -37,9 +37,6 @@ from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
-__all__ = ["build_app", "build_metrics_app", "routes"]
-
-
 _PROBES = ("/healthz", "/readyz")
 
 

@@ -10,8 +10,6 @@ from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ArchiveError, ProblemError
 from fedone_sdk.messages import RunResult
 
-__all__ = ["ARCHIVES"]
-
 _GZIP = "application/gzip"
 _MAX_ARCHIVE_BYTES = 256 * 1024 * 1024
 

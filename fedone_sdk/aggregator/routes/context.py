@@ -24,20 +24,6 @@ from fedone_sdk.stores import ClientRecord
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
-__all__ = [
-    "CONTEXT",
-    "DOCUMENT",
-    "DRAIN",
-    "METRICS",
-    "READINESS",
-    "RequestContext",
-    "SERVICE",
-    "authorize",
-    "client_of",
-    "message_of",
-    "run_of",
-]
-
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
 READINESS: web.AppKey[Readiness] = web.AppKey("readiness", Readiness)

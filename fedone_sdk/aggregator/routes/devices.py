@@ -37,8 +37,6 @@ from fedone_sdk.messages import (
     VocabularyList,
 )
 
-__all__ = ["DEVICE_ROUTES"]
-
 _RETRY_AFTER = "Seconds after which to retry"
 
 

@@ -9,8 +9,6 @@ import structlog
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.messages import Check, Health
 
-__all__ = ["Readiness"]
-
 _log = structlog.get_logger(__name__)
 
 _PATIENCE_S = 2.0

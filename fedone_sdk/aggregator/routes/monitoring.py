@@ -12,8 +12,6 @@ from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Me, Seats, TokenProbabilities
 
-__all__ = ["MONITORING_ROUTES"]
-
 _MOST_TOKENS = 32
 _TOKENS = 8
 

@@ -14,8 +14,6 @@ from fedone_sdk.aggregator.routes.route import PARAMETERS, Access, Route
 from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import JSON, TENSORS, Problem, has_arrays
 
-__all__ = ["openapi_document"]
-
 _SECURITY: dict[Access, tuple[str, ...]] = {
     "public": (),
     "enrolment": ("enrolment",),

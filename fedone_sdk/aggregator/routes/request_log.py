@@ -16,8 +16,6 @@ from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, RequestContex
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 
-__all__ = ["observing", "record_problem", "stamp"]
-
 _log = structlog.get_logger(__name__)
 
 _SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -11,8 +11,6 @@ from fedone_sdk.aggregator.http.requests import Handler
 from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.errors import PROBLEMS
 
-__all__ = ["Access", "MAX_BODY_BYTES", "PARAMETERS", "Route", "SMALL_BODY_BYTES"]
-
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Maximal size of a message: an alpha of 2^22 float32 in base64 is 22 MiB."""
 

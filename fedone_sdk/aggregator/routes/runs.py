@@ -47,8 +47,6 @@ from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.vocabulary import ListVocabulary
 
-__all__ = ["RUN_ROUTES"]
-
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
 _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])

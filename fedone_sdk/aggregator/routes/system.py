@@ -17,8 +17,6 @@ from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import About, Health
 
-__all__ = ["SYSTEM_ROUTES", "metrics_route"]
-
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".png": "image/png"}
 
 

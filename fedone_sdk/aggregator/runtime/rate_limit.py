@@ -7,8 +7,6 @@ from collections.abc import Hashable
 
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["Bucket"]
-
 
 class Bucket:
     """Token buckets with the same limit for many callers.

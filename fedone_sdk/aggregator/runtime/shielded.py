@@ -11,8 +11,6 @@ import structlog
 
 from fedone_sdk.errors import FedOneError
 
-__all__ = ["run_shielded", "wait_pending"]
-
 T = TypeVar("T")
 
 _log = structlog.get_logger(__name__)

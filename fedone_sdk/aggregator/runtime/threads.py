@@ -10,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-__all__ = ["in_thread", "in_thread_if_large"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

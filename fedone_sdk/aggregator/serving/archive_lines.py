@@ -17,24 +17,6 @@ from fedone_sdk.stores import (
     RunSnapshot,
 )
 
-__all__ = [
-    "Client",
-    "Closed",
-    "End",
-    "Entry",
-    "FORMAT",
-    "Header",
-    "LINE",
-    "Line",
-    "MemoryLine",
-    "Run",
-    "VERSION",
-    "clients_of",
-    "match_clients",
-    "referenced_clients",
-    "rounds_of",
-]
-
 FORMAT = "fedone-run"
 VERSION = 1
 

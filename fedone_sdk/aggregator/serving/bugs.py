@@ -10,8 +10,6 @@ import structlog
 from fedone_sdk.aggregator.rounds.events import PauseRequested
 from fedone_sdk.aggregator.serving.run import ServedRun
 
-__all__ = ["BugCounter"]
-
 _log = structlog.get_logger(__name__)
 
 _MAX_BUGS = 3

@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 from fedone_sdk.budget import NOTHING, Account, Lease, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError
 
-__all__ = ["CallBudget", "Reservations"]
-
 
 class Reservations:
     """Reservations of a call, each under its own id, so that each is settled once.

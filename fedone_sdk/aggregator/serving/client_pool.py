@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.stores import Member
 
-__all__ = ["ClientPool", "MAX_RETRY_AFTER_S", "MEMBER_TTL_S", "RetryLater"]
-
 MAX_RETRY_AFTER_S = 900.0
 """Maximal ``Retry-After``, seconds."""
 

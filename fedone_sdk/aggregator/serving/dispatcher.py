@@ -50,8 +50,6 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.stores import ClientRecord, ClosedWork, Member, Store
 
-__all__ = ["Dispatcher"]
-
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5

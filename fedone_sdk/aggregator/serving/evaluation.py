@@ -53,8 +53,6 @@ from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Bias, Example, ScoreFunction, TextPrompt
 
-__all__ = ["Evaluation", "curve_examples", "query_as_evaluation"]
-
 _log = structlog.get_logger(__name__)
 
 _RETRY_S = 1.0

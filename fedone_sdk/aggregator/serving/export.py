@@ -35,8 +35,6 @@ from fedone_sdk.stores import (
     log_pages,
 )
 
-__all__ = ["export_pages", "export_run", "write_archive"]
-
 
 async def export_run(store: Store, run_id: str, *, with_credentials: bool = False) -> bytes:
     """Return a consistent archive of a run; see `export_pages`."""

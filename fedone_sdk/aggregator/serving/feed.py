@@ -10,8 +10,6 @@ from fedone_sdk.aggregator.rounds.events import Effect, MetricMeasured, RoundFin
 from fedone_sdk.aggregator.serving.run import Listener, RunReloaded, ServedRun
 from fedone_sdk.messages import RoundReport
 
-__all__ = ["Feed"]
-
 _CHANGES = (RunReloaded, MetricMeasured, RoundFinished, RunEnded)
 """Effects that change the rounds or end the run."""
 

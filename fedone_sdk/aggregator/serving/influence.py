@@ -9,8 +9,6 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.messages import ClientInfluence
 
-__all__ = ["client_influences"]
-
 
 def client_influences(rules: Rules, state: RunState) -> dict[int, ClientInfluence]:
     """Return each client's contribution, quarantine and privacy loss, by enrolment index."""

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from fedone_sdk.aggregator.serving.outcomes import Outcomes
 from fedone_sdk.metrics import METRICS
 
-__all__ = ["Interval", "confusion", "difference", "interval", "metrics_of_tables"]
-
 _DRAWS = 10_000
 _CHUNK = 2**22
 """Maximal number of values per batch of draws."""

@@ -39,8 +39,6 @@ from fedone_sdk.messages import Array, Score, Scores
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.vocabulary import are_prompts
 
-__all__ = ["ModelGateway"]
-
 _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 

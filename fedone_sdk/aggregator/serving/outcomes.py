@@ -12,8 +12,6 @@ from fedone_sdk.errors import ArchiveError
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.task import example_loss, predicted, target_of
 
-__all__ = ["OUTCOMES", "Outcomes", "Which", "newest_outcomes"]
-
 OUTCOMES = "outcomes"
 """Kind of the log lines with outcomes."""
 

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from fedone_sdk.messages import PositionProbabilities, TokenProbability
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["likeliest"]
-
 
 def likeliest(
     alpha: NDArray[np.float32], vocabulary: Vocabulary, top: int

@@ -20,8 +20,6 @@ from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.spec.prompt import ProposerSpec
 from fedone_sdk.task import Part, Rendered
 
-__all__ = ["Proposer"]
-
 _log = structlog.get_logger(__name__)
 
 _SHOWN = 5

@@ -14,8 +14,6 @@ from fedone_sdk.clock import Clock
 from fedone_sdk.spec import Spec
 from fedone_sdk.stores import Store
 
-__all__ = ["Retention", "Sweeper"]
-
 _log = structlog.get_logger(__name__)
 
 _DAY_S = 86_400.0

@@ -82,8 +82,6 @@ from fedone_sdk.stores import (
 )
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Counters", "Listener", "RunOwner", "RunReloaded", "ServedRun"]
-
 _log = structlog.get_logger(__name__)
 
 _MAX_LOST = 200

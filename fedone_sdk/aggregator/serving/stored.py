@@ -11,8 +11,6 @@ from fedone_sdk.messages import Cap, RunSummary
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import RunHead
 
-__all__ = ["StoredRun"]
-
 _ROUNDS = RunSpec.model_fields["rounds"].default
 
 

@@ -18,8 +18,6 @@ from fedone_sdk.messages.verdict import Conclusion
 from fedone_sdk.metrics import METRICS, MetricFunction, evaluate
 from fedone_sdk.task import LOG_ZERO, Bias, LogProbs, TaskSpec, label_loss, predicted
 
-__all__ = ["Plain", "examples_needed", "judge", "no_prompt_biased", "not_measured", "sentence"]
-
 _FOLDS = 5
 _MIN_ROWS = 10
 """Minimal number of rows to fit a label bias on."""

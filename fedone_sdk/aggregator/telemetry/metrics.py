@@ -25,8 +25,6 @@ try:
 except ImportError as exc:
     raise MissingExtraError("metrics", extra="server") from exc
 
-__all__ = ["Metrics"]
-
 _FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _REQUEST_S = (*_FAST_S, 10, 30, 60)
 _MODEL_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.tracing import Tracing
     from fedone_sdk.backends import LLMBackend, Query
 
-__all__ = ["NO_OBSERVERS", "Observers", "RequestLevel"]
-
 RequestLevel = Literal["off", "debug", "info"]
 """Level of the log line that each request gets."""
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.routes.context import RequestContext
     from fedone_sdk.backends import LLMBackend, Query
 
-__all__ = ["Tracing"]
-
 
 class Tracing:
     """Creates spans, with the parent from the request's W3C ``traceparent``.

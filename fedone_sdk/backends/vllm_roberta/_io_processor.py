@@ -13,8 +13,6 @@ from vllm.outputs import PoolingRequestOutput
 from vllm.plugins.io_processors.interface import IOProcessor
 from vllm.pooling_params import PoolingParams
 
-__all__ = ["MaskIOProcessor", "MaskRequest"]
-
 _MAX_LABELS = 128  # vLLM's maximum number of log-probabilities for causal models.
 
 

@@ -14,8 +14,6 @@ from vllm.model_executor.models.interfaces_base import attn_type, default_poolin
 from vllm.model_executor.models.roberta import RobertaEmbedding
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 
-__all__ = ["RobertaForMaskedLM"]
-
 _EMBEDDING = "roberta.embeddings.word_embeddings.weight"
 _DECODER = "lm_head.decoder.weight"
 

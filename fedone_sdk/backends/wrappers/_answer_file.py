@@ -19,8 +19,6 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.budget.sqlite import PATIENCE_S, use_wal
 from fedone_sdk.errors import BackendBlocked, SpecError
 
-__all__ = ["AnswerFile"]
-
 T = TypeVar("T")
 
 _APPLICATION_ID = 0x46454441  # "FEDA", to distinguish this file from other SQLite files.

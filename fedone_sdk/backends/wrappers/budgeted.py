@@ -12,8 +12,6 @@ from fedone_sdk.backends.wrappers.wrapper import Wrapper
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
 from fedone_sdk.errors import BackendError, BudgetExhausted
 
-__all__ = ["BudgetedBackend"]
-
 _log = structlog.get_logger(__name__)
 
 

@@ -14,8 +14,6 @@ from fedone_sdk.backends.wrappers.wrapper import Wrapper
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted
 
-__all__ = ["CachedBackend"]
-
 
 class CachedBackend(Wrapper):
     """Caches answers, and shares one call between concurrent equal queries.

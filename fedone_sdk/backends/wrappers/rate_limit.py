@@ -12,8 +12,6 @@ from fedone_sdk.backends.wrappers.wrapper import Wrapper
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted
 
-__all__ = ["Meter", "RateLimitedBackend"]
-
 
 class RateLimitedBackend(Wrapper):
     """Delays requests until the rate limits allow them.

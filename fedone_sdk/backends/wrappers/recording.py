@@ -18,8 +18,6 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import BackendBlocked, SpecError
 
-__all__ = ["RecordingBackend"]
-
 
 class RecordingBackend(Wrapper):
     """Appends one JSON line per request to a file, with the query and its answer or error.

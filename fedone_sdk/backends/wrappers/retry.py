@@ -19,8 +19,6 @@ from fedone_sdk.errors import (
     LabelsNotShown,
 )
 
-__all__ = ["RetryingBackend"]
-
 _log = structlog.get_logger(__name__)
 
 

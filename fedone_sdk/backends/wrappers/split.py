@@ -13,8 +13,6 @@ from fedone_sdk.backends.wrappers.wrapper import Wrapper
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError
 
-__all__ = ["SplitBackend"]
-
 
 class SplitBackend(Wrapper):
     """Splits queries for a model that accepts `max_inputs` inputs per request.

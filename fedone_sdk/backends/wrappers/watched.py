@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers.wrapper import Wrapper
 
-__all__ = ["Watch", "WatchedBackend"]
-
 Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 """Returns a context manager that wraps one request."""
 

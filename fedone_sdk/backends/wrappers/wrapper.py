@@ -6,8 +6,6 @@ from fedone_sdk.backends.base import Answer, EmbeddingSpace, LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.task import Rendered
 
-__all__ = ["Wrapper"]
-
 
 class Wrapper(LLMBackend):
     """Delegates all methods to the inner backend; subclasses override some.

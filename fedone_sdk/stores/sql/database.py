@@ -9,8 +9,6 @@ from sqlalchemy import Connection
 
 from fedone_sdk.stores.base import Commit, Signals
 
-__all__ = ["Database"]
-
 T = TypeVar("T")
 
 

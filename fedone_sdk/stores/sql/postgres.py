@@ -34,8 +34,6 @@ from fedone_sdk.stores.sql import tables as t
 from fedone_sdk.stores.sql._tasks import run_shielded
 from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
 
-__all__ = ["PostgresDatabase"]
-
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")

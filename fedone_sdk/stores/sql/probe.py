@@ -15,8 +15,6 @@ from sqlalchemy.pool import NullPool
 from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.stores.sql import schema
 
-__all__ = ["probe_file", "probe_server"]
-
 _TIMEOUT_S = 5.0
 
 

@@ -23,18 +23,6 @@ from fedone_sdk.stores.base import (
 )
 from fedone_sdk.stores.sql import tables as t
 
-__all__ = [
-    "bring_back",
-    "delete_run",
-    "deleted",
-    "idle_clients",
-    "refuse_deleted",
-    "retire_client",
-    "see_client",
-    "size",
-    "trim",
-]
-
 _OF_RUN = (t.log, t.closed_work, t.memories, t.run_data)
 
 

@@ -10,8 +10,6 @@ from sqlalchemy import Connection, inspect, select
 
 from fedone_sdk.stores.sql.tables import meta
 
-__all__ = ["HEAD", "SchemaRefused", "current", "prepare"]
-
 HEAD = "0003"
 """Schema version of this code; a test compares it with the migrations."""
 

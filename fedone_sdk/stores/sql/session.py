@@ -20,8 +20,6 @@ from tenacity import AsyncRetrying, wait_random_exponential
 
 from fedone_sdk.stores.base import Signals
 
-__all__ = ["CHANNEL", "REPLICAS", "Session"]
-
 CHANNEL = "fedone"
 """Channel of the signals; a payload is the sender, a space and the signal."""
 

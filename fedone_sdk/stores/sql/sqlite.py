@@ -28,8 +28,6 @@ from fedone_sdk.stores.base import Commit
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql._tasks import run_shielded
 
-__all__ = ["SqliteDatabase"]
-
 T = TypeVar("T")
 
 _MAX_BATCH = 128

@@ -48,38 +48,6 @@ from fedone_sdk.stores.base import (
 from fedone_sdk.stores.sql import removal
 from fedone_sdk.stores.sql import tables as t
 
-__all__ = [
-    "add_run",
-    "clear",
-    "client",
-    "clients",
-    "closed",
-    "commit",
-    "enrol",
-    "forget_nonces",
-    "heads",
-    "join",
-    "leave",
-    "log",
-    "members",
-    "memories",
-    "memory",
-    "num_clients",
-    "ping",
-    "put_token",
-    "refusing",
-    "restore",
-    "revoke_client",
-    "revoke_token",
-    "run",
-    "runs",
-    "set_credential",
-    "snapshot",
-    "tokens",
-    "use_nonce",
-    "versions",
-]
-
 
 @contextmanager
 def refusing(message: str) -> Iterator[None]:

@@ -29,8 +29,6 @@ from fedone_sdk.stores.sql.database import Database
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
 
-__all__ = ["SqlStore"]
-
 _NONCES_PER_SWEEP = 256
 
 

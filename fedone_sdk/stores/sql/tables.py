@@ -21,21 +21,6 @@ from sqlalchemy import (
     text,
 )
 
-__all__ = [
-    "clients",
-    "closed_work",
-    "deleted_runs",
-    "log",
-    "members",
-    "memories",
-    "meta",
-    "metadata",
-    "nonces",
-    "run_data",
-    "runs",
-    "tokens",
-]
-
 metadata = MetaData()
 
 # Integers by name: ``num_clients``; ``schema_version`` makes versions before Alembic refuse the

@@ -14,18 +14,6 @@ from fedone_sdk import assets
 from tests.acceptance.processes import Start
 from tests.processes import Process, free_port
 
-__all__ = [
-    "ADMIN",
-    "ENROLMENT",
-    "feedback",
-    "get",
-    "plain",
-    "run_yaml",
-    "serve",
-    "tickets_csv",
-    "write_rows",
-]
-
 ENROLMENT, ADMIN = "enrolment-8c1f7a0b9d3e", "operator-5d2b9c7f1a6e"
 
 _opener = build_opener(ProxyHandler({}))

@@ -6,8 +6,6 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FILES", "PAGE", "PageFile"]
-
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {
     ".css": "text/css",
