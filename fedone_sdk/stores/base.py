@@ -334,11 +334,11 @@ class Store(Protocol):
     async def set_credential(
         self, index: int, credential_sha256: str, previous_sha256: str | None
     ) -> None:
-        """Change the credential of a client."""
+        """Change the credential of a client; an unknown index is an ``IndexError``."""
         ...
 
     async def revoke_client(self, index: int, now: float) -> None:
-        """Revoke a client permanently."""
+        """Revoke a client permanently; an unknown index is an ``IndexError``."""
         ...
 
     async def see_client(self, index: int, now: float) -> None:

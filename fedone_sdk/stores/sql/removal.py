@@ -37,25 +37,15 @@ def size(connection: Connection, run_id: str) -> RunSize:
     return RunSize(log=count(t.log), closed=count(t.closed_work), memories=count(t.memories))
 
 
-def trim(connection: Connection, run_id: str, *, log: bool, closed: bool) -> None:
+def trim(connection: Connection, run_id: str, *, log: bool = False, closed: bool = False) -> None:
     """See `Store.trim`."""
     for table, wanted in ((t.log, log), (t.closed_work, closed)):
         if wanted:
             connection.execute(delete(table).where(table.c.run_id == run_id))
 
 
-def delete_run(
-    connection: Connection, run_id: str, version: int, now: float, *, again: bool
-) -> None:
-    """See `Store.delete_run`.
-
-    Args:
-        connection: In a transaction.
-        run_id: The run.
-        version: Its version.
-        now: Seconds since the epoch.
-        again: Whether an earlier attempt of this call may have succeeded; that counts as success.
-    """
+def delete_run(connection: Connection, again: bool, run_id: str, version: int, now: float) -> None:
+    """See `Store.delete_run`."""
     query = select(t.runs.c.version).where(t.runs.c.run_id == run_id).with_for_update()
     found = connection.execute(query).scalar_one_or_none()
     if found is None:

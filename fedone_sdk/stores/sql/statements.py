@@ -31,6 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
+from fedone_sdk.errors import FedOneError
 from fedone_sdk.stores.base import (
     ClientRecord,
     ClosedWork,
@@ -118,17 +119,9 @@ def revoke_token(connection: Connection, name: str, now: float) -> TokenRecord |
 
 
 def enrol(
-    connection: Connection, client: ClientRecord, token_sha256: str, now: float, *, again: bool
+    connection: Connection, again: bool, client: ClientRecord, token_sha256: str, now: float
 ) -> ClientRecord:
-    """See `Store.enrol`.
-
-    Args:
-        connection: In a transaction.
-        client: The client.
-        token_sha256: Digest of its token.
-        now: Seconds since the epoch.
-        again: Whether an earlier attempt of this call may have succeeded; its client is returned.
-    """
+    """See `Store.enrol`."""
     index = _line_up(connection)
     token = _token(connection, t.tokens.c.token_sha256 == token_sha256)
     if token is None:
@@ -171,7 +164,9 @@ def _enrol_again(
     return again
 
 
-def clients(connection: Connection, after: int, limit: int | None) -> list[ClientRecord]:
+def clients(
+    connection: Connection, after: int = -1, limit: int | None = None
+) -> list[ClientRecord]:
     """See `Store.clients`."""
     query = select(t.clients).where(t.clients.c.index > after).order_by(t.clients.c.index)
     rows = connection.execute(query.limit(limit)).mappings()
@@ -223,7 +218,7 @@ def revoke_client(connection: Connection, index: int, now: float) -> None:
     connection.execute(update(t.clients).where(first).values(revoked_at=now))
 
 
-def use_nonce(connection: Connection, nonce: str, now: float, until: float) -> bool:
+def use_nonce(connection: Connection, again: bool, nonce: str, now: float, until: float) -> bool:
     """See `Store.use_nonce`."""
     row = {"nonce": nonce, "until": until}
     keys = [t.nonces.c.nonce]
@@ -232,7 +227,10 @@ def use_nonce(connection: Connection, nonce: str, now: float, until: float) -> b
     statement = statement.on_conflict_do_update(
         index_elements=keys, set_={"until": until}, where=over
     ).returning(t.nonces.c.nonce)
-    return connection.execute(statement).first() is not None
+    first = connection.execute(statement).first() is not None
+    if again and not first:
+        raise FedOneError("whether this nonce was used before is unknown")
+    return first
 
 
 def forget_nonces(connection: Connection, now: float) -> None:
@@ -311,26 +309,20 @@ def _columns_of(record: type[RunRecord | RunHead]) -> Select[Any]:
 _RUN, _HEAD = _columns_of(RunRecord), _columns_of(RunHead)
 
 
-def add_run(connection: Connection, record: RunRecord, *, again: bool, back: bool = False) -> None:
-    """See `Store.add_run`.
-
-    Args:
-        connection: In a transaction.
-        record: The run.
-        again: Whether an earlier attempt of this call may have succeeded; that counts as success.
-        back: Whether a deleted run may be restored.
-    """
+def add_run(connection: Connection, again: bool, record: RunRecord) -> None:
+    """See `Store.add_run`."""
     if again and run(connection, record.run_id) == record:
         return
+    _insert_run(connection, record)
+    removal.refuse_deleted(connection, record.run_id)
+
+
+def _insert_run(connection: Connection, record: RunRecord) -> None:
     fields = asdict(record)
     with refusing(f"run {record.run_id!r} exists already"):
         for table in (t.runs, t.run_data):
             row = {c.name: fields[c.name] for c in table.c if c.name in fields}
             connection.execute(insert(table), row)
-    if back:
-        removal.bring_back(connection, record.run_id, record.version)
-    else:
-        removal.refuse_deleted(connection, record.run_id)
 
 
 def runs(connection: Connection) -> list[RunRecord]:
@@ -383,8 +375,8 @@ def memories(connection: Connection, run_id: str) -> dict[int, bytes]:
 def log(
     connection: Connection,
     run_id: str,
-    kind: str | None,
-    after: int,
+    kind: str | None = None,
+    after: int = -1,
     limit: int | None = None,
 ) -> list[LogEntry]:
     """See `Store.log`."""
@@ -410,28 +402,26 @@ def snapshot(connection: Connection, run_id: str, *, with_log: bool) -> RunSnaps
     return RunSnapshot(
         record=record,
         closed=tuple(ClosedWork(**row) for row in rows),
-        log=tuple(log(connection, run_id, None, -1)) if with_log else (),
+        log=tuple(log(connection, run_id)) if with_log else (),
         memories=tuple(sorted(memories(connection, run_id).items())),
     )
 
 
 def restore(
-    connection: Connection, snapshot: RunSnapshot, guests: Sequence[ClientRecord], *, again: bool
+    connection: Connection,
+    again: bool,
+    snapshot: RunSnapshot,
+    clients: Sequence[ClientRecord] = (),
 ) -> None:
-    """See `Store.restore`.
-
-    Args:
-        connection: In a transaction.
-        snapshot: The run.
-        guests: Its clients.
-        again: Whether an earlier attempt of this call may have succeeded; that counts as success.
-    """
-    known = _line_up(connection)
+    """See `Store.restore`."""
     run_id = snapshot.record.run_id
+    check_run_of(snapshot.closed, run_id)
+    known = _line_up(connection)
     if again and run(connection, run_id) == snapshot.record:
         return
-    add_run(connection, snapshot.record, again=False, back=True)
-    for guest in guests:
+    _insert_run(connection, snapshot.record)
+    removal.bring_back(connection, run_id, snapshot.record.version)
+    for guest in clients:
         known = _admit(connection, guest, known)
     connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=known))
     if snapshot.closed:
@@ -509,6 +499,12 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
         connection.execute(_APPEND, list(_lines(run_id, entries)))
     if commit.memories:
         _remember(connection, run_id, commit.memories)
+
+
+def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
+    """Raise ``ValueError`` if closed work is of another run."""
+    if any(work.run_id != run_id for work in closed):
+        raise ValueError(f"closed work is not of run {run_id!r}")
 
 
 def _insert(connection: Connection, table: Table) -> Insert:

@@ -2,34 +2,79 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import os
-from collections.abc import Collection, Iterable, Sequence
-from typing import Self
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from fedone_sdk.errors import FedOneError, SpecError
-from fedone_sdk.stores.base import (
-    ClientRecord,
-    ClosedWork,
-    Commit,
-    LogEntry,
-    Member,
-    RunHead,
-    RunRecord,
-    RunSize,
-    RunSnapshot,
-    Signals,
-    TokenRecord,
-)
+from fedone_sdk.errors import SpecError
+from fedone_sdk.stores.base import Commit, Member, RunSnapshot, Signals, Store
 from fedone_sdk.stores.sql import removal, statements
 from fedone_sdk.stores.sql.database import Database
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
 
 _NONCES_PER_SWEEP = 256
+
+P = ParamSpec("P")
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+def _reads(
+    statement: Callable[Concatenate[Connection, P], T],
+) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """Return the store's method that runs a statement in a read transaction."""
+
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.read(lambda c: statement(c, *args, **kwargs))
+
+    return _described(method, statement, 0)
+
+
+def _writes(
+    statement: Callable[Concatenate[Connection, P], T],
+) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """Return the store's method that runs a statement in a write transaction."""
+
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._database.write(lambda c: statement(c, *args, **kwargs))
+
+    return _described(method, statement, 0)
+
+
+def _writes_once(
+    statement: Callable[Concatenate[Connection, bool, P], T],
+) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """Return the store's method that runs a statement in a write transaction.
+
+    The database repeats a transaction whose outcome is unknown. The statement's second argument
+    says whether an earlier attempt of the same call may have succeeded.
+    """
+
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        tries = itertools.count()
+        return await self._database.write(lambda c: statement(c, next(tries) > 0, *args, **kwargs))
+
+    return _described(method, statement, 1)
+
+
+def _described(method: M, statement: Callable[..., Any], num_hidden: int) -> M:
+    """Give a method the name and signature of its statement, and the docstring of `Store`."""
+    signature = inspect.signature(statement)
+    _, *parameters = signature.parameters.values()
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = signature.replace(parameters=[own, *parameters[num_hidden:]])
+    promised = getattr(Store, statement.__name__)
+    described: Any = method
+    described.__name__, described.__doc__ = statement.__name__, promised.__doc__
+    described.__qualname__, described.__signature__ = f"SqlStore.{statement.__name__}", signature
+    return method
 
 
 class SqlStore:
@@ -136,90 +181,29 @@ class SqlStore:
 
     # Tokens and clients
 
-    async def put_token(self, token: TokenRecord) -> None:
-        """Add or replace a token; see `Store.put_token`."""
-        await self._database.write(lambda c: statements.put_token(c, token))
-
-    async def tokens(self) -> list[TokenRecord]:
-        """Return all tokens in order of creation."""
-        return await self._database.read(statements.tokens)
-
-    async def revoke_token(self, name: str, now: float) -> TokenRecord | None:
-        """Revoke a token permanently; None if it does not exist."""
-        return await self._database.write(lambda c: statements.revoke_token(c, name, now))
-
-    async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
-        """Enrol a client; see `Store.enrol`."""
-        tries = 0
-
-        def enrol(connection: Connection) -> ClientRecord:
-            nonlocal tries
-            tries += 1
-            return statements.enrol(connection, client, token_sha256, now, again=tries > 1)
-
-        return await self._database.write(enrol)
-
-    async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Return clients in index order; see `Store.clients`."""
-        return await self._database.read(lambda c: statements.clients(c, after, limit))
-
-    async def num_clients(self) -> int:
-        """Return the number of clients without reading them."""
-        return await self._database.read(statements.num_clients)
-
-    async def client(self, credential_sha256: str) -> ClientRecord | None:
-        """Return the client with this current or previous credential."""
-        return await self._database.read(lambda c: statements.client(c, credential_sha256))
-
-    async def client_at(self, index: int) -> ClientRecord | None:
-        """Return the client with this enrolment index."""
-        return await self._database.read(lambda c: statements.client_at(c, index))
-
-    async def client_named(self, client_id: str) -> ClientRecord | None:
-        """Return the client with this public id."""
-        return await self._database.read(lambda c: statements.client_named(c, client_id))
-
-    async def set_credential(
-        self, index: int, credential_sha256: str, previous_sha256: str | None
-    ) -> None:
-        """Change the credential of a client; an unknown index is an ``IndexError``."""
-        await self._database.write(
-            lambda c: statements.set_credential(c, index, credential_sha256, previous_sha256)
-        )
-
-    async def revoke_client(self, index: int, now: float) -> None:
-        """Revoke a client permanently; an unknown index is an ``IndexError``."""
-        await self._database.write(lambda c: statements.revoke_client(c, index, now))
-
-    async def see_client(self, index: int, now: float) -> None:
-        """Record the time of a client's request."""
-        await self._database.write(lambda c: removal.see_client(c, index, now))
-
-    async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Return clients last seen before a time; see `Store.idle_clients`."""
-        return await self._database.read(lambda c: removal.idle_clients(c, before, limit))
-
-    async def retire_client(self, index: int, now: float) -> None:
-        """Erase a client permanently; see `Store.retire_client`."""
-        await self._database.write(lambda c: removal.retire_client(c, index, now))
+    put_token = _writes(statements.put_token)
+    tokens = _reads(statements.tokens)
+    revoke_token = _writes(statements.revoke_token)
+    enrol = _writes_once(statements.enrol)
+    clients = _reads(statements.clients)
+    num_clients = _reads(statements.num_clients)
+    client = _reads(statements.client)
+    client_at = _reads(statements.client_at)
+    client_named = _reads(statements.client_named)
+    set_credential = _writes(statements.set_credential)
+    revoke_client = _writes(statements.revoke_client)
+    see_client = _writes(removal.see_client)
+    idle_clients = _reads(removal.idle_clients)
+    retire_client = _writes(removal.retire_client)
 
     async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
         """Return whether this nonce is new; see `Store.use_nonce`."""
         self._num_nonces += 1
-        sweep = self._num_nonces % _NONCES_PER_SWEEP == 0
-        tries = 0
+        if self._num_nonces % _NONCES_PER_SWEEP == 0:
+            await self._database.write(lambda c: statements.forget_nonces(c, now))
+        return await self._use_nonce(nonce, now, until)
 
-        def use(connection: Connection) -> bool:
-            nonlocal tries
-            tries += 1
-            if sweep:
-                statements.forget_nonces(connection, now)
-            first = statements.use_nonce(connection, nonce, now, until)
-            if tries > 1 and not first:
-                raise FedOneError("whether this nonce was used before is unknown")
-            return first
-
-        return await self._database.write(use)
+    _use_nonce = _writes_once(statements.use_nonce)
 
     # Waiting clients
 
@@ -231,84 +215,29 @@ class SqlStore:
         """Remove clients that no longer wait and publish signals; see `Store.leave`."""
         await self._database.write(lambda c: statements.leave(c, client_indices), signals)
 
-    async def members(self) -> list[Member]:
-        """Return waiting clients in index order, including expired ones."""
-        return await self._database.read(statements.members)
+    members = _reads(statements.members)
 
     # Runs
 
-    async def add_run(self, record: RunRecord) -> None:
-        """Add a run; see `Store.add_run`."""
-        tries = 0
-
-        def add(connection: Connection) -> None:
-            nonlocal tries
-            tries += 1
-            statements.add_run(connection, record, again=tries > 1)
-
-        await self._database.write(add)
-
-    async def runs(self) -> list[RunRecord]:
-        """Return all runs in order of creation."""
-        return await self._database.read(statements.runs)
-
-    async def heads(self) -> list[RunHead]:
-        """Return the heads of all runs in order of creation."""
-        return await self._database.read(statements.heads)
-
-    async def run(self, run_id: str) -> RunRecord | None:
-        """Return a run, or None."""
-        return await self._database.read(lambda c: statements.run(c, run_id))
-
-    async def versions(self) -> dict[str, int]:
-        """Return the version of every run, in order of creation."""
-        return await self._database.read(statements.versions)
+    add_run = _writes_once(statements.add_run)
+    runs = _reads(statements.runs)
+    heads = _reads(statements.heads)
+    run = _reads(statements.run)
+    versions = _reads(statements.versions)
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Store an event's changes on top of `version`; see `Store.commit`."""
-        _check_run_of(commit.closed, run_id)
+        statements.check_run_of(commit.closed, run_id)
         await self._database.commit(run_id, version, commit)
 
-    async def closed(self, assignment_id: str) -> ClosedWork | None:
-        """Return a closed assignment; None if it is open or unknown."""
-        return await self._database.read(lambda c: statements.closed(c, assignment_id))
-
-    async def memory(self, run_id: str, client_index: int) -> bytes | None:
-        """Return the method memory of a client."""
-        return await self._database.read(lambda c: statements.memory(c, run_id, client_index))
-
-    async def memories(self, run_id: str) -> dict[int, bytes]:
-        """Return the method memories of all clients, by client index."""
-        return await self._database.read(lambda c: statements.memories(c, run_id))
-
-    async def log(
-        self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
-    ) -> list[LogEntry]:
-        """Return a run's log in order, of all kinds or one; see `Store.log`."""
-        return await self._database.read(lambda c: statements.log(c, run_id, kind, after, limit))
-
-    async def size(self, run_id: str) -> RunSize:
-        """Return the number of stored records of a run."""
-        return await self._database.read(lambda c: removal.size(c, run_id))
-
-    async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-        """Delete a run's log, its closed work, or both permanently; the run stays."""
-        await self._database.write(lambda c: removal.trim(c, run_id, log=log, closed=closed))
-
-    async def delete_run(self, run_id: str, version: int, now: float) -> None:
-        """Delete a run; see `Store.delete_run`."""
-        tries = 0
-
-        def remove(connection: Connection) -> None:
-            nonlocal tries
-            tries += 1
-            removal.delete_run(connection, run_id, version, now, again=tries > 1)
-
-        await self._database.write(remove)
-
-    async def deleted(self, run_id: str) -> float | None:
-        """Return when the run of this id was deleted; None if it was not."""
-        return await self._database.read(lambda c: removal.deleted(c, run_id))
+    closed = _reads(statements.closed)
+    memory = _reads(statements.memory)
+    memories = _reads(statements.memories)
+    log = _reads(statements.log)
+    size = _reads(removal.size)
+    trim = _writes(removal.trim)
+    delete_run = _writes_once(removal.delete_run)
+    deleted = _reads(removal.deleted)
 
     async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
         """Return a consistent snapshot of a run; see `Store.snapshot`."""
@@ -316,17 +245,7 @@ class SqlStore:
             lambda c: statements.snapshot(c, run_id, with_log=log), at_one_moment=True
         )
 
-    async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
-        """Add a run with all its data from a snapshot; see `Store.restore`."""
-        _check_run_of(snapshot.closed, snapshot.record.run_id)
-        tries = 0
-
-        def restore(connection: Connection) -> None:
-            nonlocal tries
-            tries += 1
-            statements.restore(connection, snapshot, clients, again=tries > 1)
-
-        await self._database.write(restore)
+    restore = _writes_once(statements.restore)
 
     # Replicas
 
@@ -355,8 +274,3 @@ class SqlStore:
     def listen(self, signals: Signals) -> None:
         """Set the listener for signals of other replicas."""
         self._database.listen(signals)
-
-
-def _check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
-    if any(work.run_id != run_id for work in closed):
-        raise ValueError(f"closed work is not of run {run_id!r}")
