@@ -99,9 +99,6 @@ class StoreConfig(Spec):
     def build(self, folder: Path) -> SqlStore:
         """Return the store, not yet opened.
 
-        Args:
-            folder: Base of relative paths.
-
         Raises:
             SpecError: The URL does not name a supported database.
         """
@@ -116,9 +113,6 @@ class StoreConfig(Spec):
 
     async def check(self, folder: Path) -> str:
         """Check that the store can be used, without changes.
-
-        Args:
-            folder: Base of relative paths.
 
         Returns:
             A description of the store's content, without the password.

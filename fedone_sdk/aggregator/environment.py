@@ -29,10 +29,6 @@ def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
     Mappings are merged key by key, other values are replaced. Variables that do not match a key of
     the model are ignored.
 
-    Args:
-        model: The model of the settings.
-        path: The YAML file, if any.
-
     Raises:
         SpecError: One line per mistake: file, key, variable, what is allowed; never a value of the
             environment.

@@ -143,13 +143,7 @@ def spellings(label_words: Sequence[str]) -> list[str]:
 def label_log_probs(
     top: Sequence[Token], written: str | None, words: Sequence[str]
 ) -> tuple[tuple[float, ...], int]:
-    """The labels' log-probabilities in nats, and the number of upper bounds among them.
-
-    Args:
-        top: The shown tokens, most likely first.
-        written: The generated token.
-        words: The labels' spellings.
-    """
+    """The labels' log-probabilities in nats, and the number of upper bounds among them."""
     # The generated token may be shown in addition to the most likely ones, and is no bound then.
     least = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
     bound = least.log_prob

@@ -54,9 +54,6 @@ class LabelWatch:
     def admit(self, words: tuple[str, ...]) -> None:
         """Checks a query before it is sent.
 
-        Args:
-            words: Its label words.
-
         Raises:
             LabelsNotShown: The answers so far rarely showed them.
         """

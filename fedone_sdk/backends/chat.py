@@ -33,12 +33,7 @@ Raises:
 
 
 class Message(NamedTuple):
-    """A message of a rendered chat.
-
-    Attributes:
-        role: Its role.
-        parts: Its content.
-    """
+    """A message of a rendered chat."""
 
     role: str
     parts: Rendered
@@ -218,11 +213,7 @@ class TemplateWarning:
         self._given = False
 
     def check(self, form: Rendered) -> None:
-        """Checks the form of the task.
-
-        Args:
-            form: The task's form; an empty one is ignored.
-        """
+        """Checks the form of the task."""
         if form and not is_chat(form) and not self._given:
             self._given = True
             _log.warning(

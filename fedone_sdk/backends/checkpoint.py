@@ -153,12 +153,6 @@ def check_device(device: str) -> None:
 def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
     """Loads a model for inference, without dropout and gradients of its weights.
 
-    Args:
-        auto_class: Class of the transformers library for its kind.
-        checkpoint: Its location.
-        dtype: torch dtype.
-        device: torch device.
-
     Raises:
         BackendError: The model cannot be loaded, or has missing weights.
     """

@@ -22,10 +22,6 @@ _MAX_TEXT = 1 << 24
 def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
     """Values of a GGUF file's metadata.
 
-    Args:
-        file: The model.
-        keys: Keys to read. Arrays are skipped.
-
     Returns:
         The values of the keys that the file has.
 

@@ -200,10 +200,6 @@ class LlamaEngine:
     def write(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Written]:
         """Generates greedily after each prompt.
 
-        Args:
-            prompts: Token ids.
-            max_tokens: Limit of each text, in tokens.
-
         Raises:
             BackendError: The engine refuses a prompt.
         """

@@ -159,9 +159,6 @@ def model_path(name: str) -> Path:
 
     It does not download: ``fedone models get NAME`` fetches a model.
 
-    Args:
-        name: One of `LOCAL_MODELS`.
-
     Raises:
         MissingExtraError: The cache folder cannot be found.
         SpecError: No model has this name, or the model is not on this machine. The message has the

@@ -128,12 +128,7 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
 
 
 def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
-    """The provider's message of a refusal: one bounded line without the key.
-
-    Args:
-        exc: The refusal.
-        key_env: Environment variable that holds the key.
-    """
+    """The provider's message of a refusal: one bounded line without the key."""
     body = exc.body
     if isinstance(body, Mapping):
         message = body.get("message")
@@ -172,12 +167,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def usage_of(usage: object | None, quoted: Usage) -> Usage:
-    """The usage of one answered request.
-
-    Args:
-        usage: The answer's ``usage``, as a mapping or an object of the `openai` package.
-        quoted: Upper bound of the request's usage, used for numbers that the provider omits.
-    """
+    """The usage of one answered request."""
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
     total = _tokens(usage, "total_tokens")

@@ -104,10 +104,6 @@ class VllmServer:
     async def tokenise(self, text: str, *, special: bool = False) -> tuple[list[int], list[str]]:
         """The ids and names of a text's tokens.
 
-        Args:
-            text: The text.
-            special: Whether to include the special tokens around it.
-
         Raises:
             BackendBlocked: It is not a vLLM server.
         """
@@ -149,21 +145,12 @@ class VllmServer:
         return text
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Sends one request.
-
-        Args:
-            path: Path below the server's root.
-            body: The JSON body.
-        """
+        """Sends one request."""
         with self._translated():
             return await self._send(path, body)
 
     def unreadable(self, usage: Usage | None = None) -> BackendBlocked:
-        """The error for an answer without the requested log-probabilities.
-
-        Args:
-            usage: Usage of the request.
-        """
+        """The error for an answer without the requested log-probabilities."""
         return BackendBlocked(
             "the answer is not that of a vLLM with log-probabilities of chosen "
             "tokens: update the server (0.32 is known to work), or check base_url",

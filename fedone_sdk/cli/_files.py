@@ -12,10 +12,6 @@ from fedone_sdk.files import replace_file
 def check_target(option: str, target: Path) -> None:
     """Checks that a file can be written.
 
-    Args:
-        option: Name of the option, for the message.
-        target: The file.
-
     Raises:
         SpecError: It cannot be written.
     """

@@ -28,12 +28,7 @@ def quiet_logs() -> None:
 
 
 def json_logs(level: str = "info", **always: str) -> None:
-    """Logs one JSON object per line to stdout.
-
-    Args:
-        level: Minimum level.
-        always: Fields of every line.
-    """
+    """Logs one JSON object per line to stdout."""
 
     def add(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**always, **event}

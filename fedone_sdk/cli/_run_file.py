@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A run and the file that it came from.
-
-    Attributes:
-        path: The file, as the user wrote it.
-        spec: The run.
-    """
+    """A run and the file that it came from."""
 
     path: Path
     spec: RunSpec

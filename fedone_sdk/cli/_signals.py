@@ -39,11 +39,7 @@ def stopping(stop: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Exits with 130 at Ctrl-C or SIGTERM, after the body has cleaned up.
-
-    Args:
-        message: Printed then: where results are kept, and how to continue.
-    """
+    """Exits with 130 at Ctrl-C or SIGTERM, after the body has cleaned up."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

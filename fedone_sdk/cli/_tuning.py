@@ -145,11 +145,7 @@ def _store(path: Path | None) -> Store | None:
 
 
 class KeptRun:
-    """A run's store, which is read after the run.
-
-    Attributes:
-        store: The store.
-    """
+    """A run's store, which is read after the run."""
 
     def __init__(self, path: Path | None) -> None:
         from fedone_sdk.stores import MemoryStore

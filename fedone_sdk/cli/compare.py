@@ -157,12 +157,7 @@ class _Caps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """The files of a comparison.
-
-    Attributes:
-        folder: Folder of its trials.
-        state: The files of `fedone tune`, whose answers are shared.
-    """
+    """The files of a comparison."""
 
     folder: Path
     state: RunState

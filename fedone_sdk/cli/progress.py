@@ -27,11 +27,7 @@ _LINE_EVERY_S = 1.0
 
 
 class Progress:
-    """Observer of a run, with its progress as `text`.
-
-    Args:
-        title: The run's title.
-    """
+    """Observer of a run, with its progress as `text`."""
 
     def __init__(self, title: str) -> None:
         self.title = title

@@ -111,11 +111,6 @@ def check_page(option: str, target: Path) -> None:
 def write_report(option: str, target: Path, run: ReportedRun) -> list[Path]:
     """Writes a report.
 
-    Args:
-        option: Name of the option, for messages.
-        target: The file; its suffix selects the form.
-        run: The run.
-
     Returns:
         The files that were written.
     """

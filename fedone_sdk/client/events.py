@@ -72,12 +72,7 @@ class EventSink:
         self._on_event = on_event
 
     def emit(self, kind: EventKind, **facts: Any) -> None:
-        """Report one event.
-
-        Args:
-            kind: What happened.
-            facts: Other fields of `ClientEvent`.
-        """
+        """Report one event."""
         if self._on_event is None:
             return
         try:

@@ -19,12 +19,7 @@ _FILE = "identity.json"
 
 
 def server_state(state_dir: str | Path | None, server: str) -> StateDir:
-    """Return a device's state for one server.
-
-    Args:
-        state_dir: The app's folder for the SDK; None keeps the state in memory.
-        server: The server's URL or name.
-    """
+    """Return a device's state for one server."""
     if state_dir is None:
         return StateDir(None)
     return StateDir(Path(state_dir) / hashlib.sha256(server.encode()).hexdigest()[:16])

@@ -24,12 +24,7 @@ class _FetchVocabulary(Protocol):
 
 
 class KnownRuns:
-    """Tasks and vocabularies by run, each with its version: a run's candidates can grow.
-
-    Args:
-        task: Fetches a run's task.
-        vocabulary: Fetches a run's candidates.
-    """
+    """Tasks and vocabularies by run, each with its version: a run's candidates can grow."""
 
     def __init__(
         self, task: Callable[[str], Awaitable[RunTask]], vocabulary: _FetchVocabulary

@@ -9,11 +9,7 @@ _MOST = 32
 
 
 class MethodMemory:
-    """Serialised memory by run.
-
-    Args:
-        state: Keeps it.
-    """
+    """Serialised memory by run."""
 
     def __init__(self, state: StateDir) -> None:
         self._state = state

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 def server_url(text: str) -> URL:
     """Parse the base URL of an aggregator.
 
-    Args:
-        text: The URL.
-
     Raises:
         SpecError: It is not an http(s) URL, or it has a user or password.
     """

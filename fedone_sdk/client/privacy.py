@@ -112,10 +112,6 @@ class PrivacyAccount:
     def spend(self, privacy: PrivacySpec, usage: Usage) -> None:
         """Count one release; its noise may be drawn afterwards.
 
-        Args:
-            privacy: The run's privacy.
-            usage: The cost of the work so far, for the decline.
-
         Raises:
             Declining: The count cannot be written.
             Unfit: The release would exceed the required epsilon.

@@ -27,9 +27,6 @@ def reason_of(failure: Exception) -> str:
     """Return why work is declined, for the server and the app.
 
     A model's error may quote the request, so its text stays in the device's log.
-
-    Args:
-        failure: The exception that ended the work.
     """
     for kind, words in _KINDS.items():
         if isinstance(failure, kind):

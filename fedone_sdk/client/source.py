@@ -32,9 +32,6 @@ _MOST = 100_000
 class Source:
     """The current examples of a device.
 
-    Args:
-        data: An iterable; an async iterable, read as it yields; or a callable, plain or async.
-
     Raises:
         DataError: The iterable has no examples, or its items are not examples.
     """

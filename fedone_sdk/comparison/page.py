@@ -12,12 +12,7 @@ from fedone_sdk.reports.render import html_environment
 
 
 def comparison_html(results: Results, command: str | None = None) -> str:
-    """Return one page without external resources or scripts.
-
-    Args:
-        results: The results.
-        command: The command that reproduces it.
-    """
+    """Return one page without external resources or scripts."""
     figure = None
     if any(standing.trials for standing in results.standings):
         # Embedded as an image, so that the SVG's content cannot affect the page.

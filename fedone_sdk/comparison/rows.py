@@ -9,12 +9,7 @@ from fedone_sdk.task import Example
 
 
 def pooled_rows(federation: Federation, count: int | None = None) -> list[Example]:
-    """Return rows of all clients, in an order drawn from the run's seed.
-
-    Args:
-        federation: The federation.
-        count: The largest number of rows; None for all.
-    """
+    """Return rows of all clients, in an order drawn from the run's seed."""
     held = [row for shard in federation.shards for row in shard]
     wanted = len(held) if count is None else count
     drawn = draw_minibatch(len(held), wanted, stream_seed(federation.spec.seed, "pooled-rows", 0))

@@ -238,10 +238,6 @@ class NodeServer:
         """Give up a node's work, and assign it none until it is admitted again.
 
         The whole lease counts as spent, because the node's actual usage is unknown.
-
-        Args:
-            node_id: Flower's.
-            reason: The cause.
         """
         node = self._nodes.pop(node_id, None)
         if node is None:

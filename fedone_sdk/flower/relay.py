@@ -136,10 +136,6 @@ class Relay:
 async def turn(client: EdgeClient, relay: Relay) -> Item:
     """Run a client's turn, up to the first call that the server must answer.
 
-    Args:
-        client: With `relay` as its transport.
-        relay: Holds the answers so far.
-
     Returns:
         The call; a ``decline`` without an assignment if the node cannot work.
 

@@ -31,12 +31,7 @@ Bill = Annotated[
 
 
 def bill(usage: Usage, *, priced: bool) -> Bill:
-    """Return an amount as JSON values.
-
-    Args:
-        usage: The amount.
-        priced: Whether its price is known.
-    """
+    """Return an amount as JSON values."""
     found = usage.model_dump(mode="json")
     return found if priced else {**found, "usd": None}
 

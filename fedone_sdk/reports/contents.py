@@ -60,22 +60,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """Contents of a report.
-
-    Attributes:
-        run: The run.
-        verdict: Whether tuning was worth it; empty if not known.
-        measured: The measurements on the dev split, by name.
-        bias_note: Source of the label bias of no prompt.
-        confusion: Confusion of the tuned prompt; None if not known, or without labels.
-        costs: Name, spent amount and cap, as text.
-        clients: The clients with the most rounds.
-        others: Number of further clients.
-        programs: Programs that use the prompt.
-        note: A note about these programs.
-        version: Version of the SDK that wrote the report.
-        began: Time of the run's creation, UTC; None if not known.
-    """
+    """Contents of a report."""
 
     run: ReportedRun
     verdict: str

@@ -71,11 +71,7 @@ def _fenced(text: str, language: str = "") -> str:
 
 
 def html_environment(*packages: str) -> Environment:
-    """The environment of HTML templates, with autoescaping.
-
-    Args:
-        packages: Packages of templates, in order of precedence.
-    """
+    """The environment of HTML templates, with autoescaping."""
     return _environment(*packages, autoescape=True)
 
 

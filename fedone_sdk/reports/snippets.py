@@ -36,12 +36,7 @@ _PROGRAMS.filters["literal"] = partial(pformat, sort_dicts=False, width=96)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """A program.
-
-    Attributes:
-        title: The library that it uses.
-        code: Python.
-    """
+    """A program."""
 
     title: str
     code: str

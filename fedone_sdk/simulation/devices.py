@@ -67,13 +67,7 @@ class Devices:
         )
 
     def client(self, number: int, line: Transport, nonce: str) -> EdgeClient:
-        """Create a client.
-
-        Args:
-            number: Its index.
-            line: Its transport.
-            nonce: Its enrolment nonce, used if it has no identity yet.
-        """
+        """Create a client."""
         if self.state_dir is not None:
             Identity(server_state(self._folder(number), _SERVER), _SERVER).begin(nonce)
         return EdgeClient(

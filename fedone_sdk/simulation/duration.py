@@ -34,12 +34,7 @@ class Duration(Message):
 
 
 def by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
-    """Return the duration that a backend's rate limits imply; None without limits.
-
-    Args:
-        spec: The run.
-        expected: The expected usage of the whole run.
-    """
+    """Return the duration that a backend's rate limits imply; None without limits."""
     limits = getattr(spec.backend, "limits", None)
     if limits is None:
         return None

@@ -45,11 +45,6 @@ def first_work(
 def planned_machine(federation: Federation, spec: RunSpec, model: str) -> RoundMachine:
     """Return the round machine of a planned run.
 
-    Args:
-        federation: The run's data and vocabulary.
-        spec: The run.
-        model: Fingerprint of the gateway's model; empty for none.
-
     Raises:
         SpecError: The method's settings do not fit each other.
     """

@@ -35,12 +35,7 @@ class LongestTokens:
     point: int
 
     def total(self, *, queries: int, points: int) -> int:
-        """Prompt tokens of a whole run.
-
-        Args:
-            queries: Queries of training.
-            points: Points of the curve.
-        """
+        """Prompt tokens of a whole run."""
         return self.query * queries + self.no_prompt + 2 * self.whole + self.point * points
 
 
@@ -55,11 +50,6 @@ async def longest_tokens(
     default system message. The 1 covers a tokeniser that splits differently where prompt and row
     meet within a word. Vectors are counted directly. Each slot adds at most what its longest
     candidate adds to the first candidates of the others.
-
-    Args:
-        federation: The run and its data.
-        backend: Counts the tokens of a query; without wrappers.
-        untrained: The run's initial prompt.
 
     Raises:
         BackendError: An input exceeds the model's context.

@@ -77,22 +77,11 @@ class Probe:
         return sum(burst.seconds for burst in (*self.training, *self.evaluation))
 
     def training_s(self, *, queries: int, tokens: int, rounds: int) -> float:
-        """Return the seconds of all training.
-
-        Args:
-            queries: Queries that reach the model.
-            tokens: Their tokens.
-            rounds: Rounds.
-        """
+        """Return the seconds of all training."""
         return self._busy_s(self.training, queries, tokens) + self.round_s * rounds
 
     def evaluation_s(self, *, queries: int, tokens: int) -> float:
-        """Return the seconds of all evaluation.
-
-        Args:
-            queries: Queries that reach the model.
-            tokens: Their tokens.
-        """
+        """Return the seconds of all evaluation."""
         return self._busy_s(self.evaluation or self.training, queries, tokens)
 
     def _busy_s(self, bursts: Sequence[Burst], queries: int, tokens: int) -> float:

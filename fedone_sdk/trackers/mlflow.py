@@ -15,9 +15,6 @@ class MlflowTracker:
 
     MLflow's other variables apply too. Its usage telemetry is off, unless
     ``MLFLOW_DISABLE_TELEMETRY`` is set.
-
-    Args:
-        run: The tracked run.
     """
 
     def __init__(self, run: TrackedRun) -> None:

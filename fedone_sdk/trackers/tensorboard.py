@@ -14,9 +14,6 @@ class TensorboardTracker:
     """Writes to the folder ``TENSORBOARD_LOGDIR``.
 
     By default the folder is ``runs/DATE_HOST-NAME``, SummaryWriter's own default.
-
-    Args:
-        run: The tracked run.
     """
 
     def __init__(self, run: TrackedRun) -> None:

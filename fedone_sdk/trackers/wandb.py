@@ -14,9 +14,6 @@ class WandbTracker:
     """Writes to ``WANDB_DIR``, in the project ``WANDB_PROJECT`` (``fedone``).
 
     Data leaves the machine only if ``WANDB_MODE`` is ``online``; ``wandb sync`` sends it later.
-
-    Args:
-        run: The tracked run.
     """
 
     def __init__(self, run: TrackedRun) -> None:

@@ -57,10 +57,6 @@ class Cors:
     """Answers preflights and sets the CORS headers.
 
     Browser credentials (cookies) are not allowed: pages send tokens in ``Authorization``.
-
-    Args:
-        config: The allowed origins.
-        reachable: Handlers that pages may call.
     """
 
     def __init__(self, config: CorsConfig, reachable: Collection[Handler]) -> None:

@@ -65,12 +65,7 @@ NO_LIMITS = Limits(
 
 
 class Limiter:
-    """Counts requests and refuses those above the limits.
-
-    Args:
-        limits: The limits.
-        now: Monotonic clock, seconds.
-    """
+    """Counts requests and refuses those above the limits."""
 
     def __init__(self, limits: Limits, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

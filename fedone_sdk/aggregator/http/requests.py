@@ -278,12 +278,6 @@ async def streamed(
 
     A failure before the first piece is a normal error response. A later failure closes the
     connection, so that the caller detects the incomplete body.
-
-    Args:
-        request: The request.
-        pieces: The body.
-        content_type: Its media type.
-        headers: Additional headers.
     """
     first = await anext(pieces, b"")
     response = web.StreamResponse(headers=headers)

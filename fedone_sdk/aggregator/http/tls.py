@@ -108,11 +108,7 @@ class ServerTls:
 
     @asynccontextmanager
     async def watching(self, *, every_s: float = 5.0) -> AsyncIterator[None]:
-        """Reload changed files while the body runs.
-
-        Args:
-            every_s: Interval of the checks, seconds.
-        """
+        """Reload changed files while the body runs."""
         watcher = asyncio.create_task(self._watch(every_s), name="TLS files")
         try:
             yield

@@ -306,12 +306,6 @@ async def import_run(
     Clients keep their enrolment indices, because the run's random draws depend on them. If the
     store has other clients with these indices, only runs that have ended for good are imported.
 
-    Args:
-        store: The target store.
-        data: The archive.
-        now: Seconds since the epoch.
-        own_method: As of `read_archive`.
-
     Returns:
         The run as it was stored.
 

@@ -55,9 +55,6 @@ class ClientPool:
 
     A client waits for each run that it may work for and that has a free place. It keeps its places
     until it works, times out or leaves.
-
-    Args:
-        rng: Random generator for the pauses.
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:

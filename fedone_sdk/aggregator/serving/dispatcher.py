@@ -422,12 +422,7 @@ class Dispatcher:
         return {client: held for client, held in waiting.items() if client not in busy}
 
     def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
-        """Return how many connected clients fit a run.
-
-        Args:
-            run: The run.
-            reasons: Whether to include the unfit clients' reasons.
-        """
+        """Return how many connected clients fit a run."""
         state = run.state
         here = self.pool.members(run.run_id, self._clock.now())
         unfit = Counter(state.unfit[client] for client in here if client in state.unfit)

@@ -68,12 +68,7 @@ def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
 
 
 class _ShownPrompt(NamedTuple):
-    """A prompt to be measured.
-
-    Attributes:
-        prompt: In the form of `Method.prompt`; None is "no prompt".
-        bias: Its label bias.
-    """
+    """A prompt to be measured."""
 
     prompt: Sequence[float] | None = None
     bias: Bias | None = None

@@ -15,12 +15,7 @@ _CHANGES = (RunReloaded, MetricMeasured, RoundFinished, RunEnded)
 
 
 class Feed:
-    """Rounds of a run that are new or changed since the last look.
-
-    Args:
-        run: The run.
-        listeners: The service's listeners; the feed is one of them inside ``with``.
-    """
+    """Rounds of a run that are new or changed since the last look."""
 
     def __init__(self, run: ServedRun, listeners: list[Listener]) -> None:
         self._run = run

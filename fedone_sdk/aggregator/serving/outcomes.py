@@ -60,10 +60,6 @@ class Outcomes(BaseModel):
     def of(cls, which: Which, found: Prediction) -> Self:
         """Return the outcomes of a prediction.
 
-        Args:
-            which: The prompt.
-            found: The prediction.
-
         Raises:
             SpecError: The user's score function is missing or broken.
         """

@@ -129,11 +129,7 @@ def judge(
 
 
 def not_measured(why: str) -> Verdict:
-    """Return the verdict of a run without a measurement of its final prompt.
-
-    Args:
-        why: The reason.
-    """
+    """Return the verdict of a run without a measurement of its final prompt."""
     return Verdict(conclusion="not_measured", text=f"not measured: {why}")
 
 
@@ -143,10 +139,6 @@ def examples_needed(rows: int, found: Spread) -> int | None:
     With half width ``h`` on the side of 0 and difference ``d``, the interval excludes 0 if
     ``h < |d|``. ``h`` falls with the square root of the number of rows, so ``rows * (h / d)^2``
     rows are needed if the difference stays the same.
-
-    Args:
-        rows: Number of rows of the measurement.
-        found: The difference.
 
     Returns:
         The number, at least `rows`; None for a difference of 0.

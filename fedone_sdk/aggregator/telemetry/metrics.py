@@ -107,11 +107,7 @@ class Metrics:
 
     @contextmanager
     def answering(self, route: str) -> Iterator[None]:
-        """Counts a request while it is being answered.
-
-        Args:
-            route: The path of its route, names in braces; empty where there is none.
-        """
+        """Counts a request while it is being answered."""
         if route in _WAITING:
             yield
             return
@@ -121,15 +117,7 @@ class Metrics:
     def answered(
         self, method: str, route: str, status: int, problem: str | None, seconds: float
     ) -> None:
-        """Count a response.
-
-        Args:
-            method: Method of the request.
-            route: Path template of its route; empty if no route matched.
-            status: HTTP status.
-            problem: Problem code of an error response.
-            seconds: Duration of the request.
-        """
+        """Count a response."""
         self._requests.labels(method if route else "", route, str(status)).observe(seconds)
         if problem is not None:
             self._refusals.labels(problem).inc()

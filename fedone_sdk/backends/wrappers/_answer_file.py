@@ -30,9 +30,6 @@ class AnswerFile:
 
     One worker thread does all blocking work. Answers that arrive during a write are written in one
     transaction, so that they share one `fsync`.
-
-    Args:
-        path: The file; created with mode 0600 if it does not exist.
     """
 
     def __init__(self, path: Path) -> None:

@@ -108,12 +108,7 @@ class PostgresDatabase:
     """
 
     def __init__(self, url: URL, *, num_connections: int) -> None:
-        """Initialise without connecting.
-
-        Args:
-            url: URL of the database.
-            num_connections: Size of the connection pool.
-        """
+        """Initialise without connecting."""
         query = dict(url.query)
         if "sslmode" in query:  # libpq's name
             query["ssl"] = query.pop("sslmode")

@@ -17,13 +17,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFile:
-    """A file as it is served.
-
-    Attributes:
-        body: Its bytes.
-        content_type: Media type.
-        etag: Changes with the bytes, in the form of the header.
-    """
+    """A file as it is served."""
 
     body: bytes
     content_type: str
