@@ -39,12 +39,7 @@ from fedone_sdk.backends.vllm_answer import (
 )
 from fedone_sdk.backends.vllm_server import PROBE, ServedModel, VllmServer
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    LabelWordError,
-    MissingExtraError,
-)
+from fedone_sdk.errors import BackendBlocked, BackendError, LabelWordError, MissingExtraError
 from fedone_sdk.soft_prompt import SoftPromptKind
 from fedone_sdk.task import Part, Rendered
 

@@ -14,13 +14,7 @@ from fedone_sdk.candidates.label_sets import (
     label_words,
     shipped_label_sets,
 )
-from fedone_sdk.candidates.prompt import (
-    forms_of,
-    label_checks,
-    label_sets,
-    no_prompt,
-    prompt_of,
-)
+from fedone_sdk.candidates.prompt import forms_of, label_checks, label_sets, no_prompt, prompt_of
 from fedone_sdk.candidates.proposer import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.candidates.sources import (
     DemonstrationsSource,

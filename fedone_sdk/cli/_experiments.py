@@ -39,8 +39,7 @@ class EngineName(StrEnum):
 
 
 ModelFolder = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Model folder; the SDK's own model without it."),
+    Path | None, typer.Option(metavar="DIR", help="Model folder; the SDK's own model without it.")
 ]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A small version, to see that everything works.")
@@ -50,21 +49,15 @@ Engine = Annotated[
     typer.Option(help="This machine's processes, or Ray (RAY_ADDRESS, else a local cluster)."),
 ]
 Workers = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, max=10_000, help="Trials at once; one per core."),
+    int | None, typer.Option(metavar="N", min=1, max=10_000, help="Trials at once; one per core.")
 ]
 Device = Annotated[str, typer.Option(help="Where torch computes: auto, cpu, cuda ...")]
 Set = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="A setting of the experiment; repeatable.",
-    ),
+    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the experiment; repeatable."),
 ]
 OnlyReport = Annotated[
-    bool,
-    typer.Option("--only-report", help="Report the existing trials without running any."),
+    bool, typer.Option("--only-report", help="Report the existing trials without running any.")
 ]
 
 

@@ -20,7 +20,6 @@ Token = Annotated[
         "--admin-token",
         metavar="T",
         envvar="FEDONE_ADMIN_TOKEN",
-        show_default=False,
         callback=header_value,
         help="The server's admin token.",
     ),

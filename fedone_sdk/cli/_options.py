@@ -49,7 +49,7 @@ def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
     return found
 
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.", show_default=False)]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")]
 JsonFile = Annotated[
     Path | None,
     typer.Option(
@@ -79,7 +79,6 @@ Trackers = Annotated[
     typer.Option(
         "--tracker",
         metavar="NAME",
-        show_default=False,
         help="Report the run to mlflow, tensorboard, wandb or a custom tracker; repeatable.",
     ),
 ]

@@ -27,17 +27,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
-Server = Annotated[
-    str | None, typer.Option(metavar="URL", show_default=False, help="The aggregator.")
-]
+RunId = Annotated[str, typer.Argument(metavar="RUN_ID")]
+Server = Annotated[str | None, typer.Option(metavar="URL", help="The aggregator.")]
 Token = Annotated[
     str | None,
     typer.Option(
         "--admin-token",
         metavar="T",
         envvar="FEDONE_ADMIN_TOKEN",
-        show_default=False,
         callback=header_value,
         help="The server's admin token.",
     ),
@@ -47,7 +44,6 @@ StoreUrl = Annotated[
     typer.Option(
         "--store",
         metavar="STORE",
-        show_default=False,
         help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE.",
     ),
 ]
@@ -56,7 +52,6 @@ OwnRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN.yaml",
-        show_default=False,
         help="The run's file, if it names a method of your own: what is stored loads no code.",
     ),
 ]
@@ -65,7 +60,6 @@ RunStore = Annotated[
     typer.Option(
         "--store",
         metavar="STORE",
-        show_default=False,
         help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE. By default the store "
         "of `fedone tune` in this folder's .fedone.",
     ),
@@ -86,9 +80,7 @@ def replay(
     store: RunStore = None,
     archive: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="An archive, written by `fedone runs export`."
-        ),
+        typer.Option(metavar="FILE", help="An archive, written by `fedone runs export`."),
     ] = None,
     run_path: OwnRun = None,
     json_file: JsonFile = None,
@@ -133,7 +125,6 @@ def export_run(
             "--output",
             "-o",
             metavar="FILE",
-            show_default=False,
             help="RUN_ID.fedone, or RUN_ID.prompt.json, by default.",
         ),
     ] = None,
@@ -199,9 +190,7 @@ def stored_run(
 
 
 def import_run(
-    source: Annotated[
-        Path, typer.Argument(metavar="FILE", show_default=False, help="The archive.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="The archive.")],
     server: Server = None,
     token: Token = None,
     store: StoreUrl = None,

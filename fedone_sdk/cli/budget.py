@@ -28,7 +28,6 @@ Ledger = Annotated[
     Path,
     typer.Argument(
         metavar="LEDGER",
-        show_default=False,
         help="The SQLite file of a SqliteLedger: "
         ".fedone/NAME.compare/ledger.sqlite of `fedone compare`.",
     ),
@@ -60,9 +59,7 @@ def release(
     path: Ledger,
     lease_ids: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="LEASE_ID...", show_default=False, help="Ids of leases, as shown by `show`."
-        ),
+        typer.Argument(metavar="LEASE_ID...", help="Ids of leases, as shown by `show`."),
     ] = None,
     dead: Annotated[
         bool, typer.Option("--dead", help="Release all leases of processes that have ended.")

@@ -61,7 +61,6 @@ def client(
         typer.Option(
             metavar="T",
             envvar="FEDONE_TOKEN",
-            show_default=False,
             callback=header_value,
             help="Enrolment token; not needed once --state holds an identity.",
         ),
@@ -79,8 +78,7 @@ def client(
     state: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
-            help="Keep identity, unsent updates and paid losses here, for restarts.",
+            metavar="DIR", help="Keep identity, unsent updates and paid losses here, for restarts."
         ),
     ] = None,
     run_id: Annotated[
@@ -94,8 +92,6 @@ def client(
         typer.Option(
             metavar="E",
             envvar="FEDONE_MAX_EPSILON",
-            show_default=False,
-            show_envvar=True,
             help="Decline work of runs without differential privacy, and work that raises this "
             "client's total epsilon above this value; --state keeps the total. Without "
             "--backend only with --privacy-unit label.",
@@ -107,7 +103,6 @@ def client(
             metavar="D",
             envvar="FEDONE_DELTA",
             show_default="1e-5",
-            show_envvar=True,
             help="The delta of --max-epsilon.",
         ),
     ] = None,
@@ -116,8 +111,6 @@ def client(
         typer.Option(
             metavar="S",
             envvar="FEDONE_MIN_NOISE_MULTIPLIER",
-            show_default=False,
-            show_envvar=True,
             help="Decline work with less noise than this.",
         ),
     ] = None,
@@ -126,7 +119,6 @@ def client(
         typer.Option(
             envvar="FEDONE_PRIVACY_UNIT",
             show_default="example",
-            show_envvar=True,
             help="What --max-epsilon protects: labels only, single examples, or all of the data.",
         ),
     ] = None,
@@ -135,8 +127,6 @@ def client(
         typer.Option(
             metavar="URL",
             envvar="FEDONE_PROXY",
-            show_default=False,
-            show_envvar=True,
             help="http://[user:password@]host:port; else HTTPS_PROXY, HTTP_PROXY and NO_PROXY.",
         ),
     ] = None,

@@ -36,7 +36,7 @@ def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> No
     epilog="Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example"
 )
 def revoke(
-    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", show_default=False)],
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID")],
     server: Server,
     token: Token,
     json_file: JsonFile = None,

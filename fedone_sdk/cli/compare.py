@@ -49,7 +49,6 @@ def compare(
         str | None,
         typer.Option(
             metavar="A,B,C",
-            show_default=False,
             help="What is compared, the first with each of the others: names of methods as in "
             "RUN.yaml, and no-prompt, no-prompt-bias, which tune nothing. RUN.yaml's own method, "
             "random, gs-bdpl and these two by default.",
@@ -65,7 +64,6 @@ def compare(
         typer.Option(
             metavar="TOTAL",
             min=1,
-            show_default=False,
             help="Training queries of all trials that are kept. A seed starts only if all "
             "its trials fit.",
         ),
@@ -75,19 +73,16 @@ def compare(
         typer.Option(
             metavar="TOTAL",
             min=1,
-            show_default=False,
             help="Requests of all trials, measurements and restarts included.",
         ),
     ] = None,
     usd: Annotated[
-        float | None,
-        typer.Option(metavar="TOTAL", min=0, show_default=False, help="US dollars, as --requests."),
+        float | None, typer.Option(metavar="TOTAL", min=0, help="US dollars, as --requests.")
     ] = None,
     target: Annotated[
         float | None,
         typer.Option(
             metavar="X",
-            show_default=False,
             help="Report after how many queries each method reaches this metric; by default the "
             "final value of the first method.",
         ),
@@ -99,10 +94,7 @@ def compare(
         bool, typer.Option("--only-report", help="Report the kept trials without running any.")
     ] = False,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="Write a page with table and curves."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Write a page with table and curves.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:

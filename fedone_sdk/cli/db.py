@@ -21,17 +21,11 @@ app = typer.Typer(
     epilog="Example: fedone db upgrade config.yaml",
 )
 
-Config = Annotated[
-    Path | None,
-    typer.Argument(metavar="CONFIG.yaml", help="The service.", show_default=False),
-]
+Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="The service.")]
 Url = Annotated[
     str | None,
     typer.Option(
-        "--store",
-        metavar="URL",
-        show_default=False,
-        help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE.",
+        "--store", metavar="URL", help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
     ),
 ]
 

@@ -29,22 +29,16 @@ _SMALL = "smollm2-135m-instruct"
 
 def init(
     data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATA", show_default=False, help="Labelled texts: CSV, TSV, JSONL or JSON."
-        ),
+        Path, typer.Argument(metavar="DATA", help="Labelled texts: CSV, TSV, JSONL or JSON.")
     ],
-    text: Annotated[
-        str | None, typer.Option(metavar="COLUMN", show_default=False, help="Column of the texts.")
-    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the texts.")] = None,
     label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", show_default=False, help="Column of the labels.")
+        str | None, typer.Option(metavar="COLUMN", help="Column of the labels.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            show_default=False,
             help="A name of `fedone models list`, a GGUF file, a model folder, or the name of a "
             "model behind an OpenAI-compatible API.",
         ),

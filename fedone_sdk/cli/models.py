@@ -24,10 +24,7 @@ app = typer.Typer(
     epilog="Example: fedone models get smollm2-135m-instruct",
 )
 
-Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", help="A name of `fedone models list`.", show_default=False),
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of `fedone models list`.")]
 
 
 @app.command("list", epilog="Example: fedone models list --json models.json")

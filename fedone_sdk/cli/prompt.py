@@ -41,9 +41,7 @@ _SQLITE = b"SQLite format 3\0"
 Artefact = Annotated[
     Path,
     typer.Argument(
-        metavar="ARTEFACT",
-        show_default=False,
-        help="A prompt artefact, written by `fedone runs export --as prompt`.",
+        metavar="ARTEFACT", help="A prompt artefact, written by `fedone runs export --as prompt`."
     ),
 ]
 
@@ -66,7 +64,6 @@ def verify(
         str | None,
         typer.Option(
             metavar="RUN",
-            show_default=False,
             help="An archive, a store (SQLite file or postgresql://...), or a result file.",
         ),
     ] = None,
@@ -132,7 +129,6 @@ def use(
         str | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="Label these: JSONL, CSV ..., or a .txt with a text a line; - is standard input "
             "(JSON objects or texts).",
         ),
@@ -146,14 +142,10 @@ def use(
         ),
     ] = FormName.template,
     run_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--run", metavar="RUN.yaml", show_default=False, help="Use the model of this run."
-        ),
+        Path | None, typer.Option("--run", metavar="RUN.yaml", help="Use the model of this run.")
     ] = None,
     model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", show_default=False, help="Use the model in this folder."),
+        Path | None, typer.Option(metavar="DIR", help="Use the model in this folder.")
     ] = None,
     any_model: Annotated[
         bool,
@@ -164,11 +156,7 @@ def use(
     target: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="Write to this file instead of standard output.",
+            "--output", "-o", metavar="FILE", help="Write to this file instead of standard output."
         ),
     ] = None,
 ) -> None:

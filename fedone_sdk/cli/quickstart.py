@@ -70,7 +70,6 @@ def quickstart(
         Path | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="Write the quickstart's run as a template for your own, without running it.",
         ),
     ] = None,

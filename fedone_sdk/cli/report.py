@@ -27,7 +27,6 @@ def report(
         str,
         typer.Argument(
             metavar="RUN",
-            show_default=False,
             help="An archive (`fedone runs export`) or result file (--json); or the id of a run "
             "in --store, --server or this folder's .fedone.",
         ),
@@ -35,11 +34,7 @@ def report(
     target: Annotated[
         Path | None,
         typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            show_default=False,
-            help="RUN.html by default; FILE.md is Markdown.",
+            "--output", "-o", metavar="FILE", help="RUN.html by default; FILE.md is Markdown."
         ),
     ] = None,
     markdown: Annotated[
@@ -50,7 +45,6 @@ def report(
         typer.Option(
             "--run",
             metavar="RUN.yaml",
-            show_default=False,
             help="The run of a result file, which does not contain the task, and of a run with a "
             "method of your own.",
         ),

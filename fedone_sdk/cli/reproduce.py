@@ -39,9 +39,7 @@ def _list(asked: bool) -> None:
 
 
 def reproduce(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Which; see --list.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which; see --list.")],
     model: ModelFolder = None,
     data: Annotated[
         Path | None,
@@ -106,8 +104,7 @@ def reproduce(
     only_report: OnlyReport = False,
     json_file: JsonFile = None,
     listing: Annotated[
-        bool,
-        typer.Option("--list", callback=_list, is_eager=True, help="List the experiments."),
+        bool, typer.Option("--list", callback=_list, is_eager=True, help="List the experiments.")
     ] = False,
 ) -> None:
     """Run a table or figure of the paper; finished trials are not repeated.

@@ -39,7 +39,6 @@ def retune(
         Path,
         typer.Argument(
             metavar="PROMPT.json",
-            show_default=False,
             help="A prompt artefact, written by `fedone runs export --as prompt`.",
         ),
     ],
@@ -48,7 +47,6 @@ def retune(
         typer.Option(
             "--backend",
             metavar="NEW.yaml",
-            show_default=False,
             help="The new model: a file with the `backend` section of a RUN.yaml. Its paths start "
             "at its folder.",
         ),
@@ -58,7 +56,6 @@ def retune(
         typer.Option(
             "--run",
             metavar="RUN.yaml",
-            show_default=False,
             help="Use its task, data, method, vocabulary and caps, but not its model.",
         ),
     ] = None,
@@ -67,25 +64,17 @@ def retune(
         typer.Option(
             "--data",
             metavar="TRAIN",
-            show_default=False,
             help="Without --run: labelled examples to tune on, or hf:NAME.",
         ),
     ] = None,
     dev: Annotated[
         str | None,
-        typer.Option(
-            metavar="DEV",
-            show_default=False,
-            help="Without --run: labelled examples to compare prompts on.",
-        ),
+        typer.Option(metavar="DEV", help="Without --run: labelled examples to compare prompts on."),
     ] = None,
     queries: Annotated[
         int | None,
         typer.Option(
-            metavar="N",
-            min=1,
-            show_default=False,
-            help="Cap on training queries; by default RUN.yaml's cap, or 200.",
+            metavar="N", min=1, help="Cap on training queries; by default RUN.yaml's cap, or 200."
         ),
     ] = None,
     plan: Annotated[
@@ -97,7 +86,6 @@ def retune(
             "--output",
             "-o",
             metavar="FILE",
-            show_default=False,
             help="The new prompt; by default RUN_ID.prompt.json next to the old one.",
         ),
     ] = None,
@@ -105,8 +93,7 @@ def retune(
         bool, typer.Option("--overwrite", help="Replace another prompt in --output.")
     ] = False,
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", show_default=False, help="Write the page as HTML, too."),
+        Path | None, typer.Option(metavar="FILE.html", help="Write the page as HTML, too.")
     ] = None,
     seed: Seed = None,
     transport: Transport = TransportName.http,
@@ -114,14 +101,12 @@ def retune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="Keep the run in this SQLite file instead of .fedone/RUN_ID.db next to "
             "PROMPT.json.",
         ),
     ] = None,
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Remove the kept run and start over. Paid answers stay."),
+        bool, typer.Option("--fresh", help="Remove the kept run and start over. Paid answers stay.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:

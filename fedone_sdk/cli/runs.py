@@ -30,7 +30,7 @@ app = typer.Typer(
     epilog="Example: fedone runs watch sst2 --server https://fedone.example",
 )
 
-RunId = Annotated[str, typer.Argument(metavar="RUN_ID", show_default=False)]
+RunId = Annotated[str, typer.Argument(metavar="RUN_ID")]
 
 
 @app.command("list", epilog="Example: fedone runs list --server https://fedone.example")
@@ -117,18 +117,12 @@ def raise_caps(
     run_id: RunId,
     server: Server,
     token: Token,
-    queries: Annotated[
-        int | None, typer.Option(metavar="N", show_default=False, help="Training queries.")
-    ] = None,
+    queries: Annotated[int | None, typer.Option(metavar="N", help="Training queries.")] = None,
     requests: Annotated[
-        int | None, typer.Option(metavar="N", show_default=False, help="Requests to the model.")
+        int | None, typer.Option(metavar="N", help="Requests to the model.")
     ] = None,
-    tokens: Annotated[
-        int | None, typer.Option(metavar="N", show_default=False, help="Tokens of all kinds.")
-    ] = None,
-    usd: Annotated[
-        float | None, typer.Option(metavar="X", show_default=False, help="US dollars.")
-    ] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of all kinds.")] = None,
+    usd: Annotated[float | None, typer.Option(metavar="X", help="US dollars.")] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Raise caps of a run; one that its budget has ended goes on from where it stands.
@@ -152,15 +146,12 @@ def raise_caps(
 def delete(
     server: Server,
     token: Token,
-    run_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN_ID]...", show_default=False)
-    ] = None,
+    run_ids: Annotated[list[str] | None, typer.Argument(metavar="[RUN_ID]...")] = None,
     older_than_days: Annotated[
         float | None,
         typer.Option(
             metavar="DAYS",
             min=0,
-            show_default=False,
             help="All runs that ended longer ago; those that run or are paused stay.",
         ),
     ] = None,
@@ -231,13 +222,10 @@ def rollback(
             "--to-round",
             metavar="N",
             min=0,
-            show_default=False,
             help="The round to do again first; later ones count as not done.",
         ),
     ],
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", show_default=False, help="For the log.")
-    ],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="For the log.")],
     json_file: JsonFile = None,
 ) -> None:
     """Set a run back to an earlier round; what it spent stays spent."""

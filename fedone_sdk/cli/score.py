@@ -34,17 +34,13 @@ _BATCH_SIZE = 32
 
 def score(
     run_path: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN.yaml", help="Its task, model and dev data.", show_default=False
-        ),
+        Path | None, typer.Argument(metavar="RUN.yaml", help="Its task, model and dev data.")
     ] = None,
     prompt: Annotated[str, typer.Option(help="The prompt's exact text; empty is no prompt.")] = "",
     slot: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=TEXT",
-            show_default=False,
             help="Content of a slot of the task, once per slot; others are empty. labels=bad,good "
             "uses these label words, in the order of the task's labels.",
         ),
@@ -54,7 +50,6 @@ def score(
         typer.Option(
             "--artefact",
             metavar="FILE",
-            show_default=False,
             help="A prompt artefact with task and label bias, written by `tune --artefact`; "
             "RUN.yaml then only provides the model and the dev data.",
         ),

@@ -35,8 +35,7 @@ _TRACES_GO = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 
 def serve(
     config_path: Annotated[
-        Path | None,
-        typer.Argument(metavar="CONFIG.yaml", help="The service.", show_default=False),
+        Path | None, typer.Argument(metavar="CONFIG.yaml", help="The service.")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only check whether it would start; change nothing.")

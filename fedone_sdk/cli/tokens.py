@@ -24,7 +24,7 @@ app = typer.Typer(
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
 @app.command(
@@ -39,22 +39,15 @@ def create(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            show_default=False,
             help="A run that its devices may see; * matches any text; repeatable. Default: all.",
         ),
     ] = None,
     uses: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            show_default=False,
-            help="Maximum number of devices that enrol with it.",
-        ),
+        typer.Option(metavar="N", min=1, help="Maximum number of devices that enrol with it."),
     ] = None,
     expires_in: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", show_default=False, help="Its lifetime: 90m, 12h, 30d."),
+        str | None, typer.Option(metavar="TIME", help="Its lifetime: 90m, 12h, 30d.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:

@@ -49,7 +49,6 @@ def tune(
         typer.Option(
             "--raise",
             metavar="UNIT=N",
-            show_default=False,
             help="Raise a cap of the kept run and continue it, as if RUN.yaml had the higher "
             "number: queries=600, usd=5; repeatable.",
         ),
@@ -58,7 +57,6 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="Warm start from an earlier run: its archive (`fedone runs export`) or result "
             "(--json).",
         ),
@@ -67,7 +65,6 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            show_default=False,
             help="Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml, "
             "its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless "
             "RUN.yaml names a cache.",
@@ -88,16 +85,11 @@ def tune(
     artefact: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Write the prompt with its provenance (`fedone prompt`).",
+            metavar="FILE", help="Write the prompt with its provenance (`fedone prompt`)."
         ),
     ] = None,
     report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="Write a report: FILE.html or FILE.md."
-        ),
+        Path | None, typer.Option(metavar="FILE", help="Write a report: FILE.html or FILE.md.")
     ] = None,
     trackers: Trackers = None,
     json_file: JsonFile = None,

@@ -29,13 +29,7 @@ from fedone_sdk.client.transport import HttpTransport, Idle
 from fedone_sdk.client.turn import Turn
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import Worker
-from fedone_sdk.errors import (
-    FedOneError,
-    MessageError,
-    ProblemError,
-    TransportError,
-    is_retryable,
-)
+from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import MAX_MODEL_CHARS, Claim
 from fedone_sdk.task import Example
 

@@ -16,13 +16,7 @@ from fedone_sdk.client.identity import Identity
 from fedone_sdk.client.retry import MAX_CALL_WAIT_S, retry_after_s
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.client.transport import Transport, new_private_key, public_key_of
-from fedone_sdk.errors import (
-    MessageError,
-    ProblemError,
-    SpecError,
-    TransportError,
-    is_retryable,
-)
+from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError, is_retryable
 from fedone_sdk.messages import Enrol
 
 _log = structlog.get_logger(__name__)

@@ -8,12 +8,7 @@ import secrets
 from typing import Self
 
 from fedone_sdk.errors import MissingExtraError
-from fedone_sdk.messages.signature import (
-    COVERED,
-    SIGNATURE_LABEL,
-    content_digest,
-    signature_base,
-)
+from fedone_sdk.messages.signature import COVERED, SIGNATURE_LABEL, content_digest, signature_base
 
 try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

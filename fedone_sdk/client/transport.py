@@ -15,12 +15,7 @@ from fedone_sdk.client.connection import Connection
 from fedone_sdk.client.network import Network
 from fedone_sdk.client.reasons import problem_of
 from fedone_sdk.clock import Clock, SystemClock
-from fedone_sdk.errors import (
-    MessageError,
-    MissingExtraError,
-    ProblemError,
-    TransportError,
-)
+from fedone_sdk.errors import MessageError, MissingExtraError, ProblemError, TransportError
 from fedone_sdk.messages import (
     ASSIGNMENT,
     JSON,

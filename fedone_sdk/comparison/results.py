@@ -11,12 +11,7 @@ from typing import Any
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.comparison.entrants import Entrant
 from fedone_sdk.comparison.records import TrialRecord
-from fedone_sdk.comparison.statistics import (
-    RESAMPLED,
-    Estimate,
-    difference,
-    loss_difference,
-)
+from fedone_sdk.comparison.statistics import RESAMPLED, Estimate, difference, loss_difference
 from fedone_sdk.task import TaskSpec
 
 

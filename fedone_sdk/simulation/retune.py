@@ -17,12 +17,7 @@ from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.simulation.federation import Ask, Federation
 from fedone_sdk.simulation.label_bias import label_bias
 from fedone_sdk.simulation.plan import RunPlan, plan_run
-from fedone_sdk.task import (
-    Bias,
-    Example,
-    TextPrompt,
-    form_of,
-)
+from fedone_sdk.task import Bias, Example, TextPrompt, form_of
 
 BIAS_EXAMPLES = 128
 """Training examples that a bias is fitted on. On the companion feedback the fit has a standard

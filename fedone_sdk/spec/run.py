@@ -16,14 +16,7 @@ from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import STORED, RunName, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.calibration import CalibrationSpec
 from fedone_sdk.spec.defence import DefenceSpec
-from fedone_sdk.spec.methods import (
-    BbtSpec,
-    BdplSpec,
-    GsBdplSpec,
-    MethodSpec,
-    OwnMethodSpec,
-    Rate,
-)
+from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, OwnMethodSpec, Rate
 from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.task import TaskSpec

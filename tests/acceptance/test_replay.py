@@ -43,13 +43,7 @@ from fedone_sdk.algorithms import load_memory
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArchiveError, ProblemError
-from fedone_sdk.messages import (
-    AlphaAssignment,
-    AlphaUpdate,
-    LossesAssignment,
-    LossesUpdate,
-    Scored,
-)
+from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, LossesAssignment, LossesUpdate, Scored
 from fedone_sdk.messages.ndarray import from_wire, memory_from_wire, memory_to_wire, to_wire
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore, RunSnapshot, SqlStore, TokenRecord

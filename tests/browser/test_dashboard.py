@@ -12,15 +12,7 @@ from playwright.async_api import FloatRect, Locator, Page, expect
 
 from fedone_sdk.budget import Budget
 from tests.browser.axe import overflow
-from tests.browser.stage import (
-    DESKTOP,
-    OPERATOR,
-    PHONE,
-    VIEWER,
-    Chromium,
-    Stage,
-    needs_chromium,
-)
+from tests.browser.stage import DESKTOP, OPERATOR, PHONE, VIEWER, Chromium, Stage, needs_chromium
 
 pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 

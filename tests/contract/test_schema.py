@@ -22,14 +22,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from fedone_sdk.errors import FedOneError
-from fedone_sdk.stores import (
-    ClientRecord,
-    ClosedWork,
-    Commit,
-    LogEntry,
-    RunRecord,
-    SqlStore,
-)
+from fedone_sdk.stores import ClientRecord, ClosedWork, Commit, LogEntry, RunRecord, SqlStore
 from fedone_sdk.stores.sql import schema
 from fedone_sdk.stores.sql.tables import metadata
 from tests.contract.stores import RUN, enrol, opened

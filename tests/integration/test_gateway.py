@@ -41,12 +41,7 @@ from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore
 from fedone_sdk.task import Rendered, TaskSpec
-from fedone_sdk.testing import (
-    LoopbackFederation,
-    ManualClock,
-    ScriptedBackend,
-    pseudo_log_probs,
-)
+from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 

@@ -12,12 +12,7 @@ from structlog.testing import capture_logs
 from fedone_sdk import Aggregator, EdgeClient
 from fedone_sdk.budget import Budget
 from fedone_sdk.client import AdminClient, Turn
-from fedone_sdk.errors import (
-    DataError,
-    ProblemError,
-    SpecError,
-    TransportError,
-)
+from fedone_sdk.errors import DataError, ProblemError, SpecError, TransportError
 from fedone_sdk.messages import NewToken, RoundReport, RunEvent, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import MissingExtraError, ProblemError
-from fedone_sdk.messages.signature import (
-    COVERED,
-    SIGNATURE_LABEL,
-    content_digest,
-    signature_base,
-)
+from fedone_sdk.messages.signature import COVERED, SIGNATURE_LABEL, content_digest, signature_base
 from fedone_sdk.stores import ClientRecord, Store
 
 if TYPE_CHECKING:

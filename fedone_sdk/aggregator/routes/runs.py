@@ -11,13 +11,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.http.requests import answer, streamed
-from fedone_sdk.aggregator.routes.context import (
-    CONTEXT,
-    DRAIN,
-    SERVICE,
-    message_of,
-    run_of,
-)
+from fedone_sdk.aggregator.routes.context import CONTEXT, DRAIN, SERVICE, message_of, run_of
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
@@ -25,13 +19,7 @@ from fedone_sdk.aggregator.serving.feed import Feed
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
-from fedone_sdk.errors import (
-    BackendError,
-    DataError,
-    MissingExtraError,
-    ProblemError,
-    SpecError,
-)
+from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
 from fedone_sdk.messages import (
     Array,
     ClientInfluence,

@@ -49,14 +49,7 @@ from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError, one_line
 from fedone_sdk.messages import LostWork, RoundReport
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
-from fedone_sdk.stores import (
-    ClientRecord,
-    ClosedWork,
-    LogEntry,
-    RunRecord,
-    RunSnapshot,
-    Store,
-)
+from fedone_sdk.stores import ClientRecord, ClosedWork, LogEntry, RunRecord, RunSnapshot, Store
 
 __all__ = [
     "Archive",

@@ -10,12 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from fedone_sdk.messages import Receipt
 from fedone_sdk.messages.base import Id, Name
-from fedone_sdk.stores import (
-    NO_CREDENTIAL,
-    ClientRecord,
-    LogEntry,
-    RunSnapshot,
-)
+from fedone_sdk.stores import NO_CREDENTIAL, ClientRecord, LogEntry, RunSnapshot
 
 FORMAT = "fedone-run"
 VERSION = 1

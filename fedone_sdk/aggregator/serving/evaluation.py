@@ -27,14 +27,7 @@ from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import (
-    Answer,
-    LLMBackend,
-    Prediction,
-    Query,
-    prediction_queries,
-    score_all,
-)
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch

@@ -26,14 +26,7 @@ from fedone_sdk.aggregator.serving.archive_lines import (
     rounds_of,
 )
 from fedone_sdk.errors import ArchiveError
-from fedone_sdk.stores import (
-    ClientRecord,
-    LogEntry,
-    RunRecord,
-    RunSnapshot,
-    Store,
-    log_pages,
-)
+from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, RunSnapshot, Store, log_pages
 
 
 async def export_run(store: Store, run_id: str, *, with_credentials: bool = False) -> bytes:

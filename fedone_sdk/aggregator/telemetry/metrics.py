@@ -10,12 +10,7 @@ from contextlib import contextmanager
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendUnavailable,
-    BudgetExhausted,
-    MissingExtraError,
-)
+from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted, MissingExtraError
 from fedone_sdk.stores import VersionConflict
 
 try:

@@ -12,12 +12,7 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
 from fedone_sdk.backends.wrappers.wrapper import Wrapper
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    LabelsNotShown,
-)
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelsNotShown
 
 _log = structlog.get_logger(__name__)
 

@@ -13,12 +13,7 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers.budgeted import BudgetedBackend
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Lease, Usage
 from fedone_sdk.budget.prices import FREE, Price
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    BudgetExhausted,
-)
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, BudgetExhausted
 from fedone_sdk.task import Part
 
 PRICE = Price(prompt=Decimal("2.50"), completion=Decimal("10.00"), request=Decimal("0.001"))

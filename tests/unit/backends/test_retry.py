@@ -11,12 +11,7 @@ from fedone_sdk.backends.wrappers.budgeted import BudgetedBackend
 from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
 from fedone_sdk.backends.wrappers.retry import RetryingBackend
 from fedone_sdk.budget import Budget, BudgetGuard, Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    BackendUnavailable,
-    BudgetExhausted,
-)
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, BudgetExhausted
 from fedone_sdk.task import Part
 from tests.virtual_time import now, on_virtual_time
 

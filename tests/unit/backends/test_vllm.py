@@ -27,14 +27,7 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.task import Part, Rendered
-from tests.unit.backends.fake_vllm import (
-    MAX_LENGTH,
-    TOKENIZER,
-    FakeVllm,
-    ids_of,
-    log_prob,
-    serving,
-)
+from tests.unit.backends.fake_vllm import MAX_LENGTH, TOKENIZER, FakeVllm, ids_of, log_prob, serving
 
 pytest.importorskip("openai")
 

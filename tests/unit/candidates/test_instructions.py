@@ -7,12 +7,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from fedone_sdk.candidates import (
-    PRESET_DESCRIPTIONS,
-    Description,
-    fill,
-    instruction_candidates,
-)
+from fedone_sdk.candidates import PRESET_DESCRIPTIONS, Description, fill, instruction_candidates
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 
 SST2 = PRESET_DESCRIPTIONS["sst2"]

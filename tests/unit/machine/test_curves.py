@@ -21,13 +21,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.calibration import bias_grid
-from fedone_sdk.messages import (
-    AlphaAssignment,
-    Array,
-    LossesAssignment,
-    LossesUpdate,
-    Scored,
-)
+from fedone_sdk.messages import AlphaAssignment, Array, LossesAssignment, LossesUpdate, Scored
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.spec import RunSpec
 from tests.unit.machine.game import Game, plain, refusal, spec_of

@@ -12,15 +12,7 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
 )
 from fedone_sdk.budget import NOTHING, Usage
-from tests.unit.machine.game import (
-    GATEWAY_QUERY,
-    LOSSES,
-    SAMPLES,
-    Game,
-    both,
-    refusal,
-    spec_of,
-)
+from tests.unit.machine.game import GATEWAY_QUERY, LOSSES, SAMPLES, Game, both, refusal, spec_of
 
 
 def test_it_is_never_drawn_not_even_alone() -> None:
