@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from types import TracebackType
 from typing import Self
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
@@ -203,12 +202,7 @@ class LoopbackFederation:
         self.url = await self.aggregator.listen()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     def client(

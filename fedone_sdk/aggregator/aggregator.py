@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -146,12 +145,7 @@ class Aggregator:
         await self.service.wait_until_loaded()
         self.service.begin()
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.drain()
         # In reverse: no new requests, then the service, then the store.
         await self._stack.aclose()

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -152,12 +151,7 @@ class EdgeClient:
         self._source.open()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._source.aclose()
         await self._session.aclose()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -50,12 +49,7 @@ class EdgeClientThread:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop(self._stop_timeout_s)
 
     @property

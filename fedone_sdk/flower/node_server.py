@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -158,12 +157,7 @@ class NodeServer:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def measure(self) -> None:

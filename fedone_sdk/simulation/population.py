@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Self
 
 from fedone_sdk.aggregator.rounds.events import Effect, SeatOffered
@@ -89,12 +88,7 @@ class Population:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._made.aclose()
 
     async def enrol(self) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from queue import SimpleQueue
 from threading import Thread
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import structlog
@@ -57,12 +56,7 @@ class Tracking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._begun:
             return
         result = self._result

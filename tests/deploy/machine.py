@@ -13,7 +13,6 @@ import tempfile
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import yaml
@@ -128,12 +127,7 @@ class Machine:
         self._stack.callback(self._kill_all)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _kill_all(self) -> None:

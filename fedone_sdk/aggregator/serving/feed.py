@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Self
 
 from fedone_sdk.aggregator.rounds.events import Effect, MetricMeasured, RoundFinished, RunEnded
@@ -27,12 +26,7 @@ class Feed:
         self._listeners.append(self._listen)
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._listeners.remove(self._listen)
 
     def take(self) -> list[RoundReport]:
