@@ -211,7 +211,7 @@ class Cluster:
 
 
 def _run(work: Any) -> Any:
-    """Runs a coroutine in a thread of its own: the tests' own loop may be running here."""
+    """Run a coroutine in a separate thread: the tests' loop may be running here."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool:

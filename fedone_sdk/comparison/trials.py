@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import fedone_sdk
 from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
+from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
 from fedone_sdk.budget import Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.comparison.entrants import Entrant
 from fedone_sdk.comparison.recorder import AnswerRecorder
 from fedone_sdk.comparison.records import Point, TrialRecord
-from fedone_sdk.comparison.rows import pooled_rows
+from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.simulation.label_bias import label_bias
@@ -198,7 +199,7 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
     task, queries = spec.task, 0
     if trial.entrant.name == "no-prompt-bias":
         queries, size = trial.training_queries, spec.method.batch_size
-        rows = pooled_rows(federation, queries * size)
+        rows = _pooled_rows(federation, queries * size)
         found = await ask(task, rows, calibrated=False)
         if not found.scored:
             raise FedOneError("no-prompt-bias: the model failed on all rows of the clients")
@@ -217,6 +218,13 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
         curve=[_point(queries, last)],
         wall_s=round(time.monotonic() - began, 3),
     )
+
+
+def _pooled_rows(federation: Federation, count: int) -> list[Example]:
+    """Return rows of all clients, in an order drawn from the run's seed."""
+    held = [row for shard in federation.shards for row in shard]
+    drawn = draw_minibatch(len(held), count, stream_seed(federation.spec.seed, "pooled-rows", 0))
+    return [held[index] for index in drawn]
 
 
 def _queries(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import fedone_sdk
 from fedone_sdk.budget import Usage
-from fedone_sdk.messages import RunResult
+from fedone_sdk.messages import RunResult, Spread
 from fedone_sdk.reports.artefact import PromptArtefact
-from fedone_sdk.reports.retuned import Holds, MeasuredPrompt, Retuned, Spread
+from fedone_sdk.reports.retuned import Holds, MeasuredPrompt, Retuned
 
 if TYPE_CHECKING:
     from fedone_sdk.simulation.retune import RetunePlan

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fedone_sdk.aggregator.serving.intervals import Interval, difference, interval
+from fedone_sdk.aggregator.serving.intervals import difference, interval
 from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, is_known, prediction_queries
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.messages import Message, PromptReport
+from fedone_sdk.messages import Message, PromptReport, Spread
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.spec import RunSpec
@@ -27,25 +27,6 @@ better by an interval without 0, or if the old prompt does not hold with its old
 Conclusion = Literal["take_new", "keep_old", "no_difference", "unknown"]
 """The recommendation by the new prompt's gain over the kept old one: its interval is above 0, below
 0, or contains 0. If tuning returned the old prompt's text, the old prompt is kept."""
-
-
-class Spread(Message):
-    """A difference and its 95 % interval; positive is better.
-
-    Attributes:
-        value: The difference, in units of the metric.
-        low: The lower end.
-        high: The upper end.
-    """
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, found: Interval | None) -> Spread | None:
-        """The difference as a message; None for none."""
-        return None if found is None else cls(value=found.value, low=found.low, high=found.high)
 
 
 class MeasuredPrompt(Message):
@@ -275,7 +256,8 @@ class _Reader:
         first, second = self._outcomes(better), self._outcomes(worse)
         if metric == "loss":
             first, second = second, first
-        return Spread.of(difference(metric, first, second, count))
+        found = difference(metric, first, second, count)
+        return found and Spread(value=found.value, low=found.low, high=found.high)
 
     def _outcomes(self, found: Prediction, which: Which = "after") -> Outcomes:
         return Outcomes.of(which, found)

@@ -101,7 +101,7 @@ class Chaos:
         self.proxy.upstream = int((await aggregator.listen()).rpartition(":")[2])
 
     async def stop_server(self) -> None:
-        # A connection that is made while a server closes would be nobody's to close.
+        # A connection that is made while a server closes would never be closed.
         self.proxy.upstream = 0
         await self.proxy.cut_all()
         for _ in range(10):
@@ -112,7 +112,7 @@ class Chaos:
         self.store.dead = crash
         await self.stop_server()
         for _ in range(self.rng.randrange(50)):
-            await asyncio.sleep(0)  # nobody listens for a while
+            await asyncio.sleep(0)  # no server listens for a while
         await self.start_server()
 
     async def device(self, number: int) -> None:

@@ -206,7 +206,9 @@ def test_the_json_file_is_replaced_whole(fedone: Fedone, folder: Path) -> None:
     assert [file.name for file in target.parent.iterdir()] == ["plan.json"]
 
 
-def test_a_json_file_that_cannot_be_is_told_before_the_run(fedone: Fedone, folder: Path) -> None:
+def test_a_json_file_that_cannot_be_written_fails_before_the_run(
+    fedone: Fedone, folder: Path
+) -> None:
     code, out, err = fedone("tune", folder / "run.yaml", "--json", folder / "nowhere" / "a.json")
     assert (code, out) == (2, "")
     assert err == f"arguments: --json: there is no folder {folder / 'nowhere'}\n"

@@ -47,7 +47,7 @@ TINY = LocalModel(
         num_bytes=len(WHEEL),
     ),
 )
-# The command as a process of its own that knows one more model.
+# The command as a separate process with one more model.
 PROGRAM = """\
 import json, sys
 from fedone_sdk.backends import local_models
@@ -93,7 +93,7 @@ def environment(**variables: str) -> dict[str, str]:
 def start(
     stderr: IO[bytes] | int, *, before: Callable[[], None] | None = None
 ) -> subprocess.Popen[bytes]:
-    """`fedone models get tiny` as a process group of its own, as a shell starts it."""
+    """`fedone models get tiny` in a separate process group, as a shell starts it."""
     return subprocess.Popen(
         command("get", "tiny"),
         env=environment(),

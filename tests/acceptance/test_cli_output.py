@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# Standard output that nobody reads, or that is full
+# Standard output without a reader, or on a full disk
 
 
 def fedone_into(stdout: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -219,7 +219,7 @@ HTML = b"<html>hi</html>"
         (["clients", "tiny"], HTML),
     ],
 )
-def test_an_answer_of_another_server_is_told(
+def test_an_answer_of_another_server_is_reported(
     fedone: Fedone, command: list[str], body: bytes
 ) -> None:
     with answering(body) as url:

@@ -49,14 +49,14 @@ def fedone(fedone: Fedone, monkeypatch: pytest.MonkeyPatch) -> Fedone:
 
 
 class Provider:
-    """The fake provider in a process of its own."""
+    """The fake provider in a separate process."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
         self._count = 0
 
     def start(self, *arguments: str) -> str:
-        """Starts it anew; returns its URL."""
+        """Restart it; return its URL."""
         self._count += 1
         self._log = self._folder / f"provider-{self._count}.jsonl"
         process = subprocess.Popen(
@@ -107,7 +107,7 @@ def result(folder: Path) -> RunResult:
 
 
 def told(err: str) -> list[str]:
-    """What is printed beside warnings of the log."""
+    """What is printed, without the log's warnings."""
     return [line for line in err.splitlines() if not line.startswith("[warning")]
 
 
@@ -121,10 +121,10 @@ def refused(err: str) -> str:
 
 class TestPaused:
     @pytest.mark.parametrize("behaviour", ["no_quota", "bad_key"])
-    def test_the_same_command_goes_on_and_pays_nothing_twice(
+    def test_the_same_command_continues_and_pays_nothing_twice(
         self, fedone: Fedone, folder: Path, provider: Provider, behaviour: str
     ) -> None:
-        # 16 dev examples without a prompt and 16 untrained, then training: amid a seat's call.
+        # 16 dev examples without a prompt and 16 untrained, then training: during a seat's call.
         run = write_run(folder, provider.start("--at", f"60={behaviour}"))
         tune = ["tune", run, "--store", folder / "run.db", "--json", folder / "r.json"]
         code, out, err = fedone(*tune)
@@ -181,7 +181,7 @@ class TestPaused:
         tune = ["tune", run, "--json", folder / "r.json"]
         code, _, err = fedone(*tune, "--fresh")
         assert code == 1
-        # The command that goes on does not start over.
+        # The command that continues does not start over.
         assert refused(err).endswith(f"; continue with: fedone {' '.join(map(str, tune))}")
         assert fedone(*tune).code == 0
         first, paid = result(folder), provider.received
@@ -198,7 +198,7 @@ class TestPaused:
         assert provider.received == paid
         assert result(folder).cap.queries == 200
 
-    def test_a_wrong_key_is_one_line_and_the_run_goes_on_with_the_right_one(
+    def test_a_wrong_key_is_one_line_and_the_run_continues_with_the_right_one(
         self,
         fedone: Fedone,
         folder: Path,
@@ -220,7 +220,7 @@ class TestPaused:
 
 
 class TestTroubles:
-    """Each is told in one line that names what to change, and what was paid is kept."""
+    """Each error is one line that names what to change; paid answers are kept."""
 
     @pytest.mark.parametrize(
         ("change", "named"),
@@ -231,7 +231,7 @@ class TestTroubles:
         ],
         ids=["unknown model", "dead server", "TLS error"],
     )
-    def test_amid_a_run(
+    def test_during_a_run(
         self,
         fedone: Fedone,
         folder: Path,
@@ -403,7 +403,7 @@ def test_a_price_that_is_not_known_is_not_0(
 
 
 def test_methods_are_compared_after_a_yes(fedone: Fedone, folder: Path, provider: Provider) -> None:
-    """What is told to be sent is what the provider counts, and costs nothing before."""
+    """The announced requests are those that the provider counts; announcing costs nothing."""
     run = write_run(folder, provider.start(), more=", prices: {prompt: 1, completion: 1}")
     compare = ["compare", run, "--methods", "gs-bdpl,random,no-prompt", "--seeds", 1]
     code, _, err = fedone(*compare, "--json", folder / "c.json")
@@ -420,7 +420,7 @@ def test_methods_are_compared_after_a_yes(fedone: Fedone, folder: Path, provider
     spent = json.loads((folder / "c.json").read_text())["spent"]
     assert spent["requests"] == provider.answered > 0
     assert spent["usd"] > 0
-    # It goes on without any: all is there.
+    # It continues without requests: all answers are cached.
     before = provider.received
     assert fedone(*compare).code == 0
     assert provider.received - before <= 1  # a look at the model

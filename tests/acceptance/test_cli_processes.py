@@ -1,4 +1,4 @@
-"""The commands as processes: signals, kill -9, and a server with clients of its own."""
+"""The commands as processes: signals, kill -9, and a server with its clients."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_ctrl_c_ends_a_run_with_what_it_learnt(start: Start, folder: Path) -> No
 def test_ctrl_c_twice_aborts(start: Start, folder: Path) -> None:
     run_file = local_run(folder, rounds=5000)
     run_file.write_text(run_file.read_text().replace("num_clients", "dev: long.jsonl, num_clients"))
-    # Long to measure, so that the second Ctrl-C comes amid it.
+    # The measurement is long, so that the second Ctrl-C arrives during it.
     (folder / "long.jsonl").write_text((folder / "train.jsonl").read_text() * 1000)
     run = start("tune", run_file, "--json", "r.json")
     run.says("round 1/")
@@ -108,7 +108,7 @@ def test_ctrl_c_twice_aborts(start: Start, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_the_same_command_goes_on(start: Start, folder: Path, number: signal.Signals) -> None:
+def test_the_same_command_continues(start: Start, folder: Path, number: signal.Signals) -> None:
     run_file = local_run(folder, rounds=100)
     tune = ["tune", run_file, "--json", "r.json"]
     run = start(*tune)
@@ -208,7 +208,7 @@ def test_serve_survives_kill_9_while_a_client_waits(start: Start, folder: Path) 
     assert '"event": "run loaded"' in server.log
 
 
-def test_a_client_stops_when_told(start: Start, folder: Path) -> None:
+def test_a_client_stops_at_a_signal(start: Start, folder: Path) -> None:
     # The server is not there: the client asks again and again.
     client = start("client", "--server", "http://127.0.0.1:9", "--data", "one.jsonl")
     client.says("working")
@@ -217,7 +217,7 @@ def test_a_client_stops_when_told(start: Start, folder: Path) -> None:
     assert "Traceback" not in client.err
 
 
-def test_a_client_with_a_wrong_token_is_told(start: Start, folder: Path) -> None:
+def test_a_client_with_a_wrong_token_gets_an_error(start: Start, folder: Path) -> None:
     url = served_run(folder, rounds=1)
     start("serve", "config.yaml").says('"event": "serving"')
     client = start("client", "--server", url, "--data", "one.jsonl", "--token", "wrong")

@@ -206,7 +206,7 @@ def test_verify_finds_what_differs(fedone: Fedone, folder: Path) -> None:
         (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
     ],
 )
-def test_mistakes_are_told_in_a_line(
+def test_mistakes_are_one_line_each(
     fedone: Fedone, folder: Path, arguments: list[str], problem: str
 ) -> None:
     Path("bad.txt").write_text("{bad\n")
@@ -252,7 +252,7 @@ def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
     ],
     ids=["bytes", "nested", "surrogate"],
 )
-def test_texts_that_are_none_are_told(
+def test_values_that_are_no_texts_are_reported(
     fedone: Fedone, folder: Path, lines: bytes, problem: str
 ) -> None:
     Path("bad.txt").write_bytes(lines)
@@ -336,7 +336,7 @@ def Broken(run):
 
 
 def install_trackers(folder: Path) -> None:
-    """As pip would: a package with two trackers of somebody's."""
+    """Install a third-party package with two trackers, as pip does."""
     metadata = folder / "theirs-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -358,7 +358,7 @@ def test_tune_tells_trackers(fedone: Fedone, folder: Path, monkeypatch: pytest.M
     assert "the disk is full" in err
     told = Path("told.txt").read_text().splitlines()
     assert (told[0], told[-1]) == ("run tiny gs-bdpl", "end completed")
-    # A measurement is told when it is there, some rounds late.
+    # A measurement is reported once it exists, some rounds late.
     assert [line for line in told if line.startswith("round")] == [
         f"round {number} {4 * number + 4}" for number in range(4)
     ]

@@ -54,7 +54,7 @@ def the_line(outcome: Outcome) -> str:
     return line
 
 
-def test_a_run_is_kept_beside_its_file(tune: Fedone, folder: Path) -> None:
+def test_a_run_is_kept_next_to_its_file(tune: Fedone, folder: Path) -> None:
     code, _, err = tune()
     assert code == 0
     assert err.splitlines()[-1] == (
@@ -102,9 +102,7 @@ def test_another_description_is_one_line_and_loses_nothing(
     assert result().alpha_sha256 != first.alpha_sha256 or "--exchange" in arguments
 
 
-def test_a_stored_run_goes_on_with_the_default_that_it_began_with(
-    tune: Fedone, folder: Path
-) -> None:
+def test_a_stored_run_keeps_its_initial_default(tune: Fedone, folder: Path) -> None:
     """``participation.aggregation`` was ``examples`` where a file left it open."""
     two = "participation: {clients_per_round: 2, exchange: alpha}\n"
     began = two.replace("}", ", aggregation: examples}")
@@ -196,7 +194,7 @@ def test_a_cap_that_pays_for_no_round_is_no_success(tune: Fedone, folder: Path) 
     assert "no round was done, because the caps do not suffice for one" in err
 
 
-def test_another_name_goes_on_from_the_same_answers(tune: Fedone, folder: Path) -> None:
+def test_another_name_uses_the_same_answers(tune: Fedone, folder: Path) -> None:
     tune()
     first = result()
     Path("run.yaml").write_text(RUN.replace("name: tiny", "name: other"))

@@ -72,7 +72,7 @@ def kept(name: str = "tiny") -> dict[tuple[str, int], dict[str, Any]]:
     return found
 
 
-def test_what_is_told_is_what_the_model_says(compare: Fedone) -> None:
+def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
     code, out, err = compare("--seeds", 2, "--html", "c.html")
     assert code == 0
     assert "10 of 10 trials to run" in err
@@ -157,7 +157,7 @@ def test_trials_of_a_seed_see_the_same(compare: Fedone, monkeypatch: pytest.Monk
     assert of_seeds[0][0] != of_seeds[1][0]
 
 
-def test_the_same_command_goes_on(compare: Fedone) -> None:
+def test_the_same_command_continues(compare: Fedone) -> None:
     assert compare("--seeds", 1).code == 0
     first = kept()
     code, _, err = compare("--seeds", 1)

@@ -1,4 +1,4 @@
-"""`fedone serve` takes leave: a real process is told to end while devices are at work."""
+"""`fedone serve` drains: a real process gets SIGTERM while devices work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ drain_notice_s: {notice_s}
 
 
 class Gone(Exception):
-    """Nobody answers any more."""
+    """The server no longer answers."""
 
 
 @dataclass
@@ -190,7 +190,7 @@ async def test_nothing_under_way_is_lost(tmp_path: Path) -> None:
         began = loop.time()
         served.tell()
         status = 200
-        while status == 200:  # at once: it is told so before the next request
+        while status == 200:  # at once, before the next request
             status, text, _ = await served.call("GET", "/readyz")
         assert loop.time() - began < 1
         assert json.loads(text)["checks"]["serving"]["ok"] is False

@@ -91,7 +91,7 @@ def example(name: str, folder: Path, **changes: str) -> Path:
 
 @contextmanager
 def serving(server: FakeOpenAI) -> Iterator[FakeOpenAI]:
-    """Lets a server run beside the commands, which have event loops of their own."""
+    """Run a server in a thread, because the commands have their own event loops."""
     loop = asyncio.new_event_loop()
     loop.run_until_complete(server.start())
     thread = threading.Thread(target=loop.run_forever)

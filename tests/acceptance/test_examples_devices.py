@@ -1,4 +1,4 @@
-"""The examples that are devices, run as a user runs them: programs beside a real aggregator."""
+"""The examples that are devices, run as programs with a real aggregator."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write(file: Path, rows: Iterable[dict[str, Any]] = ROWS) -> None:
 async def program(
     name: str, *arguments: object, folder: Path, warnings: str = "error", **options: Any
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """An example as a process of its own, killed if it is still there in the end."""
+    """An example as a separate process, killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-W", warnings),
@@ -141,8 +141,8 @@ async def test_thread_app(tmp_path: Path) -> None:
     assert told[-2:] == ["ended", ""]
 
 
-async def test_thread_app_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Ctrl-C ends it amid work; started again it is the same device, with the same work."""
+async def test_thread_app_continues_where_it_was(tmp_path: Path) -> None:
+    """Ctrl-C ends it during work; after a restart it is the same device with the same work."""
     write(tmp_path / "rows.jsonl")
     asked, answers = asyncio.Event(), asyncio.Event()
 
@@ -172,7 +172,7 @@ async def test_thread_app_goes_on_where_it_was(tmp_path: Path) -> None:
     assert result.spent.queries == len(model.asked) + result.cache.hits
 
 
-async def test_thread_app_is_told_what_is_wrong(tmp_path: Path) -> None:
+async def test_thread_app_gets_the_error(tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl")
     async with (
         asyncio.timeout(60),
@@ -229,7 +229,7 @@ async def test_aiohttp_app(tmp_path: Path) -> None:
     assert {f"said {n}" for n in range(8)} < texts(model)
 
 
-async def test_aiohttp_app_ends_amid_work(tmp_path: Path) -> None:
+async def test_aiohttp_app_ends_during_work(tmp_path: Path) -> None:
     """The app does not wait for the model longer than it says; its work is kept."""
     write(tmp_path / "rows.jsonl")
     never = asyncio.Event()
@@ -435,7 +435,7 @@ def test_the_stdlib_client_draws_what_the_vectors_say() -> None:
 
 
 def calibrated(labels: int) -> RunSpec:
-    """As the README's run: a search, which is told losses by class where it may be."""
+    """As the README's run: a search, with losses by class if allowed."""
     words = [" no", " yes", " maybe", " never"]
     return spec(
         task={

@@ -219,7 +219,7 @@ async def test_a_broken_metric_pauses_the_run() -> None:
 
 
 async def test_a_message_imports_nothing() -> None:
-    """A run of somebody else's may name any function; only who runs it here has it imported."""
+    """A foreign run may name any function; it is imported only by the command that runs it."""
     spec = RunSpec.load(EXAMPLES / "own_metric" / "RUN.yaml")
     document = spec.model_dump(mode="json")
     document["task"]["metric"] = "antigravity:fly_id"

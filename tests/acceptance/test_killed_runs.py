@@ -91,7 +91,7 @@ async def test_processes_share_a_cap(seed: int) -> None:
     patience_s=st.floats(0, 0.3),
     seed=st.integers(0, 2**32),
 )
-def test_whatever_fails_and_whoever_goes_away(
+def test_any_failure_and_any_disconnect(
     num_callers: int, cap: Budget, worse: float, patience_s: float, seed: int
 ) -> None:
     """Callers of one process that are cancelled at any moment leave no lease open."""

@@ -162,7 +162,7 @@ def archive(fedone: Fedone, folder: Path) -> bytes:
 
 class TestTuned:
     @pytest.mark.parametrize("shares", [True, False], ids=["run's memory", "clients' memory"])
-    def test_a_run_goes_on_from_its_stored_state(
+    def test_a_run_continues_from_its_stored_state(
         self, fedone: Fedone, folder: Path, shares: bool
     ) -> None:
         write_module(shares)
@@ -281,9 +281,7 @@ class TestServed:
             while run.state.round < rounds:
                 await asyncio.sleep(0.005)
 
-    async def test_a_server_that_is_restarted_goes_on(
-        self, folder: Path, unused_tcp_port: int
-    ) -> None:
+    async def test_a_restarted_server_continues(self, folder: Path, unused_tcp_port: int) -> None:
         config = self.config()
         partial = await self.serve(config, 2, unused_tcp_port)
         assert partial.status == "running"

@@ -77,7 +77,7 @@ def spec_of(
 
 
 class Game:
-    """A served run on a store, and devices that do whatever they are told."""
+    """A served run on a store, and devices under the test's control."""
 
     def __init__(self, spec: RunSpec, seed: int = 0) -> None:
         self.rng = random.Random(seed)
@@ -274,7 +274,7 @@ def test_whatever_happens(
     server: str,
     cap: int | None,
 ) -> None:
-    """Lost seats, work given back, stops, rollbacks, a cap that ends the run amid a round."""
+    """Lost seats, work given back, stops, rollbacks, a cap that ends the run during a round."""
     spec = spec_of(
         method={"optimizer": "adamw", "local_steps": local_steps, "learning_rate": 0.1},
         exchange=exchange,
@@ -411,7 +411,7 @@ async def test_a_round_that_was_left_behind() -> None:
 # Archives
 
 
-async def test_a_run_moves_amid_its_work(tmp_path: Path) -> None:
+async def test_a_run_moves_during_its_work(tmp_path: Path) -> None:
     """Its devices hand in their work to the new place, and it ends as it would have."""
     ends = []
     for moves in (False, True):
@@ -638,7 +638,7 @@ class TestHostileArchives:
 
         await self.refused(self.forged(data, change), "client 3 is missing")
 
-    async def test_clients_of_somebody_else(self, data: bytes) -> None:
+    async def test_clients_of_another_owner(self, data: bytes) -> None:
         def change(lines: list[Any]) -> None:
             for line in lines:
                 if line["kind"] == "client":
@@ -728,7 +728,7 @@ class TestCommands:
         assert fedone("export", "run", "-o", again, "--store", there)[0] == 0
         first, second = (read_archive(path.read_bytes()) for path in (archive, again))
         assert second.clients == first.clients
-        # Deadlines begin anew where a run is taken in; nothing else is another.
+        # An imported run has new deadlines; nothing else differs.
         assert replace(second.snapshot, record=first.snapshot.record) == first.snapshot
         for state in (first.state, second.state):
             assert state.status == "stopped"

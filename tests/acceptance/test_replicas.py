@@ -35,7 +35,7 @@ SCENARIO = Scenario(exchange="losses", clients_per_round=2, rounds=4, num_client
     ],
     ids=lambda death: f"{death.what} {death.when}",
 )
-async def test_one_dies_amid_a_round(death: Death, postgres: Cluster) -> None:
+async def test_one_dies_during_a_round(death: Death, postgres: Cluster) -> None:
     deaths = dict.fromkeys(range(replicas.NUM_REPLICAS), death)
     figures = await replicas.play(SCENARIO, deaths, databases_of(postgres), keep=False)
     assert figures.violations == []

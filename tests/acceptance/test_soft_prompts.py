@@ -32,7 +32,7 @@ P_TUNING = {**TUNING, "name": "p-tuning-v2", "num_layers": 3}
 
 
 def tune(tmp_path: Path, *options: object, **changes: Any) -> tuple[int, str, RunResult | None]:
-    """Runs the command in a process of its own, which loads torch once."""
+    """Run the command in one separate process, which loads torch once."""
     for name in ("train", "dev"):
         lines = (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         (tmp_path / f"{name}.jsonl").write_text("".join(lines[:200]), encoding="utf-8")

@@ -200,7 +200,7 @@ def device_rss_mb(python: str) -> float:
     server = spawn("server", "--rounds", "1", "--exchange", "losses")
     assert server.stdout is not None
     url = server.stdout.readline().strip()
-    # A program of its own: this one's imports would be counted.
+    # A separate program: the imports of this one would be counted.
     command = [python, str(Path(__file__).with_name("one_device.py")), url, TOKEN]
     devices = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(NUM_CLIENTS)

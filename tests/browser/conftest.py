@@ -11,6 +11,6 @@ from tests.browser.stage import Chromium, browsing
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def chromium() -> AsyncIterator[Chromium]:
-    """A started browser; each test opens pages of its own."""
+    """A started browser; each test opens its own pages."""
     async with browsing() as found:
         yield found

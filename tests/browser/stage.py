@@ -293,7 +293,7 @@ class Chromium:
         size: tuple[int, int] = DESKTOP,
         scheme: str = "light",
     ) -> AsyncIterator[Watcher]:
-        """A page in a session of its own; what went wrong in it is an error at the end.
+        """A page in a separate session; its errors are raised at the end.
 
         Args:
             url: Where it lies, and all that it may ask for.

@@ -105,7 +105,7 @@ class TestReplicas:
                     try:
                         await stores[number % 3].commit("run-1", version, commit)
                     except VersionConflict:
-                        # Whoever loses waits for the winner's commit.
+                        # The loser waits for the winner's commit.
                         assert (await stores[number % 3].versions())["run-1"] > version
                     else:
                         wins.append(f"{number} {version}")
@@ -142,7 +142,7 @@ class TestReplicas:
                     said = await asyncio.wait_for(queue.get(), 5)
                     assert await two.versions() == {"run-1": int(said or -1)}
 
-    async def test_what_is_not_stored_is_not_told(self, url: str) -> None:
+    async def test_no_signal_without_a_write(self, url: str) -> None:
         async with replicas(url, 2) as (one, two):
             heard: list[str | None] = []
             two.listen(heard.append)
@@ -158,7 +158,7 @@ class TestReplicas:
             await until(lambda: bool(heard))
             assert heard == ["last"]
 
-    async def test_who_waits_is_told_with_the_write(self, url: str) -> None:
+    async def test_a_listener_is_notified_with_the_write(self, url: str) -> None:
         member = Member(client_index=7, num_examples=3, run_id=None, until=9.0)
         async with replicas(url, 2) as (one, two):
             queue: asyncio.Queue[str | None] = asyncio.Queue()
@@ -436,7 +436,7 @@ class TestServerTrouble:
 
 
 class Proxy:
-    """A network between store and server that loses what it is told to.
+    """A network between store and server that loses selected messages.
 
     Attributes:
         lose_question: A message with one of these bytes does not reach the server.
@@ -608,7 +608,7 @@ class TestLostAnswers:
         assert proxy.lost == 2
 
     async def test_chaos(self, store: SqlStore, proxy: Proxy, url: str) -> None:
-        """Rivals over a bad network: what is told to have happened has, once."""
+        """Rivals over a bad network: each confirmed commit happened exactly once."""
         proxy.rng = random.Random(7)
         done: list[str] = []
 

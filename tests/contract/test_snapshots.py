@@ -74,7 +74,7 @@ async def enrol(store: Store, client: ClientRecord) -> ClientRecord:
     return await store.enrol(replace(client, index=-1), "t", 0.0)
 
 
-async def test_nobody_has_it(store: Store) -> None:
+async def test_an_unknown_run_has_no_snapshot(store: Store) -> None:
     assert await store.snapshot("run-1") is None
 
 

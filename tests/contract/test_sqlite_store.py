@@ -69,7 +69,7 @@ class TestFile:
         for store in stores:
             await store.close()
 
-    async def test_cancelled_write_goes_on(self, tmp_path: Path) -> None:
+    async def test_a_cancelled_write_completes(self, tmp_path: Path) -> None:
         began, go_on = threading.Event(), threading.Event()
 
         def work(connection: Connection) -> None:

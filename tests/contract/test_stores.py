@@ -154,7 +154,7 @@ class TestClients:
             await store.enrol(asked, TOKEN.token_sha256, 1.0)
 
     @pytest.mark.parametrize("key", [None, "key"])
-    async def test_whoever_saw_a_nonce_cannot_take_the_client(
+    async def test_a_known_nonce_does_not_take_over_the_client(
         self, store: Store, key: str | None
     ) -> None:
         """Neither without its key or with another one, nor into the runs of another token."""
@@ -207,7 +207,7 @@ class TestClients:
         await store.revoke_client(0, 6.0)
         assert await store.client(client.credential_sha256) == replace(client, revoked_at=5.0)
 
-    async def test_nobody_cannot_be_changed(self, store: Store) -> None:
+    async def test_an_unknown_client_cannot_be_changed(self, store: Store) -> None:
         with pytest.raises(IndexError):
             await store.set_credential(0, "new", None)
         with pytest.raises(IndexError):
@@ -224,7 +224,7 @@ class TestClients:
         used = await asyncio.gather(*(store.use_nonce("a", 1.0, 5.0) for _ in range(20)))
         assert sum(used) == 1
 
-    async def test_many_nonces_are_forgotten(self, store: Store) -> None:
+    async def test_expired_nonces_are_deleted(self, store: Store) -> None:
         for number in range(600):
             assert await store.use_nonce(str(number), float(number), number + 5.0)
         assert not await store.use_nonce("599", 600.0, 605.0)

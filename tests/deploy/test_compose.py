@@ -290,7 +290,7 @@ def _healths(port: int) -> set[str]:
     return {rule["health"] for group in groups for rule in group["rules"]}
 
 
-def test_a_wrong_password_is_told_without_it(stack: Stack) -> None:
+def test_an_error_for_a_wrong_password_does_not_contain_it(stack: Stack) -> None:
     wrong = "a-wrong-password-of-this-test"
     (stack.folder / "secrets/database_password").write_text(wrong)
     with stack.running("aggregator") as aggregator:

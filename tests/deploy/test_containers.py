@@ -139,7 +139,7 @@ def test_healthy_is_what_answers_200(service: str, path: str, expected: int) -> 
     assert done.stderr.count("\n") == expected
 
 
-def test_nobody_there_is_not_healthy() -> None:
+def test_an_absent_server_is_not_healthy() -> None:
     environment = {"HEALTH_URL": "http://127.0.0.1:9/readyz"}
     command = [sys.executable, CONTAINERS / "healthy"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -99,7 +99,7 @@ async def test_alerts_and_panels_ask_for_figures_that_there_are() -> None:
     for query in (v["definition"] for v in DASHBOARD["templating"]["list"] if "definition" in v):
         metric = query.removeprefix("label_values(").partition("{")[0].partition(",")[0]
         assert metric in there
-    # Whoever adds a metric should think of the dashboard.
+    # A new metric belongs on the dashboard.
     bases = {
         name.removesuffix("_count").removesuffix("_sum").removesuffix("_bucket") for name in there
     }

@@ -41,7 +41,7 @@ class Page:
     def run(self, *, kinds: tuple[str, ...] = ("",), count: int | None = None) -> str:
         """Runs the next blocks of these kinds, all or so many; the output of the last.
 
-        Each is run in a shell of its own that has first set what the earlier ones set.
+        Each runs in a separate shell with the variables that the earlier ones set.
         """
         output = ""
         while self._blocks and (count is None or count > 0):
@@ -78,7 +78,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 @pytest.fixture
 def on_postgres(machine: Machine, postgres: Cluster, database: str) -> dict[str, str]:
-    """The machine's aggregator on PostgreSQL, as a role of its own; how a shell reaches it."""
+    """The machine's aggregator on PostgreSQL, with a separate role; how a shell reaches it."""
     role = f"{database}_role"
     password = machine.path("/etc/fedone/secrets/DATABASE_PASSWORD")
     postgres.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password.read_text()}'")
@@ -162,7 +162,7 @@ def test_backup_and_restore_with_postgres(machine: Machine, on_postgres: dict[st
 
 
 def _is_as(machine: Machine, saved: dict[str, object]) -> None:
-    """The run is where it was, and goes on with the devices that it had."""
+    """The run continues where it was, with the devices that it had."""
     found = machine.run()
     for key in "rounds", "alpha_sha256", "spent":
         assert found[key] == saved[key]

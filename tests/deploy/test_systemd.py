@@ -25,7 +25,7 @@ INSTANCES = {
 
 
 def _loadable(unit: str, folder: Path) -> Path:
-    """The unit with programs that are there, whom `systemd-analyze` looks for."""
+    """The unit with existing programs, which `systemd-analyze` checks for."""
     text = (SYSTEMD / unit).read_text()
     file = folder / INSTANCES[unit]
     file.write_text(re.sub(r"^ExecStart=/opt/fedone/bin/\S+", "ExecStart=/bin/true", text, flags=8))
@@ -78,7 +78,7 @@ def test_units_name_no_secret_and_the_user_of_the_sysusers_file() -> None:
 
 
 def test_the_units_work_together(edge_image: Image, tmp_path: Path) -> None:
-    """Both, with the files that stand beside them."""
+    """Both, with the files next to them."""
     edge = Unit(name="fedone-edge@factory", root=tmp_path / "root")
     machine = Machine(tmp_path)
     etc = machine.path("/etc/fedone/edge")

@@ -1,7 +1,7 @@
 """A server that speaks OpenAI's HTTP dialect, errors and headers included, as a script says.
 
 In a test: ``async with FakeOpenAI(script=Script({2: "rate_limited"})) as server`` and point a
-client at ``server.base_url``. In a process of its own: ``python -m tests.fake_openai --help``.
+client at ``server.base_url``. In a separate process: ``python -m tests.fake_openai --help``.
 """
 
 from tests.fake_openai.log import Received, read_log

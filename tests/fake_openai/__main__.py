@@ -1,4 +1,4 @@
-"""The fake server in a process of its own; it prints its URL, and ends at SIGTERM or SIGINT."""
+"""The fake server in a separate process; it prints its URL, and ends at SIGTERM or SIGINT."""
 
 from __future__ import annotations
 

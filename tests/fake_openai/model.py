@@ -34,7 +34,7 @@ class FakeModel:
         return {token: logits[token] - total for token in sorted(logits, key=lambda t: -logits[t])}
 
     def id_log_prob(self, text: str, token_id: int) -> float:
-        """The log-probability of a token id after `text`, over a vocabulary of its own."""
+        """The log-probability of a token id after `text`, over its vocabulary."""
         return -0.01 - 20 * _uniform(text, f"#{token_id}")
 
     def write(self, text: str, num_tokens: int) -> str:

@@ -99,7 +99,7 @@ async def legs(node_server: NodeServer, nodes: Mapping[int, Node], most: int = 1
         if node_server.run.ended.is_set():
             return leg
         outgoing = await node_server.outgoing(nodes.keys())
-        assert outgoing, "nobody has work, and the run has not ended"
+        assert outgoing, "no node has work, and the run has not ended"
         for number, items in outgoing.items():
             await node_server.receive(number, await nodes[number].reply(items))
         account = node_server.run.state.account

@@ -1,4 +1,4 @@
-"""A run in Flower's simulation engine, on Ray: a program, so that Ray has a process of its own."""
+"""A run in Flower's simulation engine, on Ray: a program, so that Ray has a separate process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main(folder: Path, name: str) -> None:
 
     @server.main()
     def serve(grid: Grid, context: Context) -> None:
-        strategy.start(grid, timeout=180.0)  # A Ray that did not start answers nobody.
+        strategy.start(grid, timeout=180.0)  # A Ray that did not start never answers.
 
     run_simulation(
         server_app=server,

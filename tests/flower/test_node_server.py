@@ -123,7 +123,7 @@ async def test_a_node_that_dies_has_spent_its_lease_and_another_takes_its_seat(
         assert not node_server.is_enrolled(dead)
         [other] = await node_server.outgoing(nodes.keys())
         assert other != dead
-        # It comes back, with what it had done: it is told so, and works again.
+        # It comes back with its work: it gets the receipt, and works again.
         assert await node_server.admit([(dead, f"partition-{dead}", late)]) == {}
         await legs(node_server, nodes)
         result = node_server.run.result()
@@ -153,7 +153,7 @@ async def test_late_work_is_refused_and_stays_paid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changes", [SEARCH, GRADIENT], ids=["losses", "alpha"])
 @pytest.mark.parametrize("broken_after", [3, 4])
-def test_a_server_that_starts_again_goes_on(
+def test_a_server_that_starts_again_continues(
     changes: dict[str, Any], broken_after: int, tmp_path: Path
 ) -> None:
     wanted = federation(tmp_path, **changes)

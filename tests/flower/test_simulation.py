@@ -21,7 +21,7 @@ from fedone_sdk.simulation import simulate
 from tests.flower import federations
 
 pytest.importorskip(
-    "flwr.app", reason="Flower cannot stand beside the cli extra: scripts/test-flower has it"
+    "flwr.app", reason="Flower conflicts with the cli extra: scripts/test-flower has it"
 )
 
 ROOT = Path(__file__).parents[2]

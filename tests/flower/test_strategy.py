@@ -40,7 +40,7 @@ def test_without_flower_the_extra_is_named() -> None:
 
 
 flwr = pytest.importorskip(
-    "flwr.app", reason="Flower cannot stand beside the cli extra: scripts/test-flower has it"
+    "flwr.app", reason="Flower conflicts with the cli extra: scripts/test-flower has it"
 )
 
 
@@ -115,7 +115,7 @@ def strategy_of(wanted: Any, **options: Any) -> Any:
 
 
 def failing(message: Any) -> Any:
-    """What SuperLink tells of a message that nobody answers."""
+    """SuperLink's reply for a message without an answer."""
     error = flwr.Error(code=5, reason="Node unavailable")
     reply = flwr.Message(error, reply_to=message)
     reply.metadata.__dict__["_src_node_id"] = 1  # SuperLink itself
@@ -277,7 +277,7 @@ def test_the_nodes_that_the_run_needs_are_waited_for(tmp_path: Path) -> None:
 def test_a_node_that_leaves_has_a_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A SuperNode that starts anew gets another id from SuperLink, and is the same client."""
+    """A restarted SuperNode gets another id from SuperLink, and is the same client."""
     monkeypatch.setattr("fedone_sdk.flower._strategy._LOOK_S", 0.0)
     wanted = federation(tmp_path, **SEARCH)
     grid = Grid(app_of(wanted), shards(wanted))
@@ -303,7 +303,7 @@ class _Killed(BaseException):
     """Ends a ServerApp at once."""
 
 
-def test_a_serverapp_that_is_killed_goes_on(tmp_path: Path) -> None:
+def test_a_killed_serverapp_resumes(tmp_path: Path) -> None:
     wanted = federation(tmp_path, **SEARCH, budget={"queries": 30})
 
     def started(grid: Grid) -> Any:
@@ -327,7 +327,7 @@ def test_a_serverapp_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert (result.status, result.spent.queries) == ("completed", 30)
     assert result.alpha_sha256 == own.alpha_sha256
     assert result.metric == own.metric
-    # It had ended: nobody is waited for, nothing is asked.
+    # It had ended: no node is waited for, no query is sent.
     again = started(Grid(app_of(wanted), {}))
     assert (again.alpha_sha256, again.spent) == (result.alpha_sha256, result.spent)
 

@@ -1,10 +1,10 @@
-"""Bad HTTP against a live server with work open: no 5xx, nothing changed, and the run goes on.
+"""Bad HTTP against a live server with open work: no 5xx, no change, and the run continues.
 
     python -m tests.fuzz.http [--inputs 10000] [--seed 0]
 
 Every input is wrong in some way, so nothing that the server keeps may change: its database is
 compared row by row, but for the counters of traffic. In the end the runs are played to their end,
-and must end at the same alpha as on a server that nobody bothered.
+and must end at the same alpha as on an undisturbed server.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def main() -> None:
 
 
 async def attack(inputs: int, seed: int, *, gateway: bool = False) -> Report:
-    """Sends so many bad inputs to a server of its own."""
+    """Send that many bad inputs to a separate server."""
     with tempfile.TemporaryDirectory() as undisturbed, tempfile.TemporaryDirectory() as folder:
         async with target(Path(undisturbed), gateway=gateway) as reference:
             expected = await reference.finish()
@@ -365,7 +365,7 @@ class _Messages:
         body = rng.choice(bodies)
         for _ in range(rng.choice((1, 1, 1, 2))):
             body = damaged(rng, body)
-        # What is still a good message comes from somebody who may not send it.
+        # A message that is still valid comes from a caller without the permission.
         token = outsider if _is_json(body) and parses(body) else insider
         return Bad(f"message: {kind}", request("POST", path, body, token=token))
 

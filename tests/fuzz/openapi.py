@@ -148,7 +148,7 @@ def _ask(
 
 
 def _right_token(label: str, case: Any, held: list[Device], others: list[Device]) -> str:
-    """The token of somebody who may make a call."""
+    """A token that permits a call."""
     path = label.partition(" ")[2]
     if path == "/v1/clients" and label.startswith("POST"):
         return ENROLMENT

@@ -132,7 +132,7 @@ class Signer:
     key: Ed25519PrivateKey
 
     def headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
-        """What signs a request, written anew from RFC 9421 and not by the code under test."""
+        """A signer written from RFC 9421, independent of the code under test."""
         digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
         covered = '("@method" "@path" "@query" "content-digest")'
         nonce = secrets.token_urlsafe(16)
@@ -180,7 +180,7 @@ class Target:
         return Wire(self.host, self.port, patience_s=patience_s)
 
     async def ask(self, *args: Any, **more: Any) -> Answer:
-        """One well-formed request on a connection of its own.
+        """One well-formed request on a separate connection.
 
         Raises:
             ConnectionError: The server hung up.
@@ -340,7 +340,7 @@ async def _serve(store: Path, gateway: bool) -> None:
     from fedone_sdk.stores import SqlStore
     from fedone_sdk.testing import ScriptedBackend
 
-    # Standard output is for the URL alone: nobody reads on.
+    # Standard output is only for the URL: the parent reads one line.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     async with Aggregator(
         backend=ScriptedBackend() if gateway else None,

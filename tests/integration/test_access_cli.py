@@ -94,7 +94,7 @@ async def test_a_token_without_limits(fedone: Fedone) -> None:
         (["tokens", "create", "a", "--run", "a/b"], "runs.0: "),
     ],
 )
-async def test_mistakes_are_told_before_the_server_is_asked(
+async def test_mistakes_are_reported_before_any_request(
     fedone: Fedone, arguments: list[str], told: str
 ) -> None:
     with pytest.raises(SpecError) as caught:

@@ -94,7 +94,7 @@ async def test_a_changed_one_does_not(changes: dict[str, Any], what: set[str]) -
     changed = artefact.model_copy(update=changes)
     assert differing(check_artefact(changed)) == {"digest of the file"}
     assert differing(check_against(changed, run)) == what
-    # Somebody may have made a digest of his own: the run knows better.
+    # The file may have a forged digest: the run's digest counts.
     assert differing(check_artefact(changed.signed())) == set()
 
 
@@ -139,7 +139,7 @@ async def test_a_log_that_was_changed_does_not_give_this_alpha() -> None:
     assert differing(check_against(artefact, other)) == {"ledger", "replay"}
 
 
-async def test_a_run_that_has_gone_on_still_knows_it() -> None:
+async def test_a_continued_run_keeps_it() -> None:
     """Made in the middle of a run, held against its end."""
     done = await small()
     whole = await run_of_archive(done.archive)

@@ -7,8 +7,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.replay import at_round, compare, machine_of
-from fedone_sdk.backends import LLMBackend, predict
+from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.messages import (
@@ -36,11 +34,11 @@ from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulat
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Part, Rendered, label_loss
-from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
+from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import TOKEN, serving
 
-TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", "", " bad", " fine"))
 NAMES = (" no", " yes", " so")
 BLANK = 1
@@ -108,21 +106,6 @@ class Heard(MemoryTransport):
         await super().decline(credential, assignment_id, message)
 
 
-@asynccontextmanager
-async def serving(backend: LLMBackend | None) -> AsyncIterator[Service]:
-    service = Service(
-        store=MemoryStore(),
-        clock=ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=backend,
-    )
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
-
-
 @pytest.mark.parametrize("own", [False, True], ids=["through the gateway", "own model"])
 @pytest.mark.parametrize("num_labels", [2, 3])
 async def test_devices_report_the_right_curves(num_labels: int, own: bool) -> None:
@@ -130,7 +113,7 @@ async def test_devices_report_the_right_curves(num_labels: int, own: bool) -> No
     spec = spec_of(num_labels=num_labels, method={"batch_size": 12}, rounds=2)
     data = rows_of("text", 14, num_labels)
     backend = ScriptedBackend(leaning)
-    async with serving(None if own else backend) as service:
+    async with serving(backend=None if own else backend) as service:
         run = await service.add_run(spec, WORDS)
         heard = Heard(service)
         options: dict[str, Any] = {"backend": backend} if own else {}
@@ -214,9 +197,9 @@ def forget_log_probs(folder: Path) -> None:
 
 
 async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[Score]]:
-    """A device that dies amid its work and goes on with it."""
+    """A device that exits during its work and continues it."""
     spec, data = spec_of(method=BIG, rounds=1), rows_of("row", 31)
-    async with serving(ScriptedBackend()) as service:
+    async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec, WORDS)
         dying = Dying(service, dies_at=3)
         where: dict[str, Any] = {"token": TOKEN, "data": data, "state_dir": folder}
@@ -232,8 +215,8 @@ async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[S
         return run.result(), again.scored
 
 
-async def test_a_device_that_died_goes_on_with_what_it_knows(tmp_path: Path) -> None:
-    async with serving(ScriptedBackend()) as service:
+async def test_a_restarted_device_continues_with_its_state(tmp_path: Path) -> None:
+    async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(method=BIG, rounds=1), WORDS)
         transport = MemoryTransport(service)
         data = rows_of("row", 31)
@@ -270,7 +253,7 @@ async def test_a_server_that_asks_for_too_much_gets_nothing(change: dict[str, An
                 document[key] = {**(document[key] or {}), **value}
             return RunTask.model_validate(document)
 
-    async with serving(ScriptedBackend()) as service:
+    async with serving(backend=ScriptedBackend()) as service:
         await service.add_run(spec_of(), WORDS)
         heard = Lying(service)
         data = rows_of("row", 10)
@@ -369,7 +352,7 @@ async def measured(spec: RunSpec, prompt: str, bias: Sequence[float] | None, **m
 
 
 async def trained(spec: RunSpec) -> tuple[RunResult, ServedRun]:
-    async with serving(ScriptedBackend(leaning)) as service:
+    async with serving(backend=ScriptedBackend(leaning)) as service:
         run = await service.add_run(spec, WORDS, dev=rows_of("dev", 21))
         transport = MemoryTransport(service)
         data = rows_of("client", 12)
@@ -424,7 +407,7 @@ async def test_without_labels_all_measurements_are_calibrated(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", ["labels", "contextual", "batch"])
-async def test_the_plan_knows(kind: str) -> None:
+async def test_the_plan_includes_it(kind: str) -> None:
     """What a calibration adds to the traffic and to what evaluation asks."""
     plans, results = [], []
     for calibration in ("none", kind):

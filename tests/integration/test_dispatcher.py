@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.backends import Query
@@ -27,8 +26,9 @@ from fedone_sdk.stores.base import Signals
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests import runs
+from tests.runs import TOKEN, run_spec, until
 
-TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=("x", "y"))
 TEXTS = ({"text": "a first text"}, {"text": "a second text"})
 
@@ -40,19 +40,12 @@ def spec_of(
     budget: Mapping[str, Any] | None = None,
     **participation: Any,
 ) -> RunSpec:
-    method = {"name": "gs-bdpl", "num_samples": 2, "batch_size": 2, "optimizer": "sgd", "tau": 1.0}
-    patience = {"deadline_s": 100, "claim_timeout_s": 10}
-    return RunSpec.model_validate(
-        {
-            "name": name,
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": method,
-            "participation": {"exchange": "losses", **patience, **participation},
-            "budget": budget,
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
+    return run_spec(
+        name=name,
+        method={"num_samples": 2},
+        participation={"claim_timeout_s": 10, **participation},
+        budget=budget,
+        rounds=rounds,
     )
 
 
@@ -152,21 +145,9 @@ async def serving(
     *stores: Store, clock: ManualClock | None = None, backend: Any = None
 ) -> AsyncIterator[list[Service]]:
     clock = clock or ManualClock()
-    services = []
-    try:
-        for store in stores:
-            service = Service(
-                store=store,
-                clock=clock,
-                authority=Authority(enrolment_tokens=[TOKEN]),
-                backend=backend,
-            )
-            await service.start()
-            services.append(service)
-        yield services
-    finally:
-        for service in reversed(services):
-            await service.stop()
+    async with AsyncExitStack() as stack:
+        starts = (runs.serving(store=store, clock=clock, backend=backend) for store in stores)
+        yield [await stack.enter_async_context(start) for start in starts]
 
 
 async def enrol(service: Service, count: int = 1) -> list[ClientRecord]:
@@ -195,14 +176,8 @@ async def update(service: Service, client: ClientRecord, work: LossesAssignment)
     await service.update(client, work.assignment_id, message, "ab" * 32)
 
 
-async def until(condition: Callable[[], object], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 class TestSignals:
-    async def test_a_seat_that_nobody_told_of_is_found(self) -> None:
+    async def test_a_seat_without_a_signal_is_found(self) -> None:
         """The one who offered it dies before it has told; then another tells of what follows."""
         hub = Hub()
         async with serving(hub.store(), hub.store()) as (one, two):
@@ -219,7 +194,7 @@ class TestSignals:
             async with asyncio.timeout(5):
                 assert isinstance(await waits, LossesAssignment)
 
-    async def test_what_is_heard_while_the_store_reads_is_not_forgotten(self) -> None:
+    async def test_signals_during_a_read_are_not_lost(self) -> None:
         hub = Hub()
         store, other = hub.store(), hub.store()
         async with serving(store, other) as (one, two):
@@ -282,7 +257,7 @@ class TestSignals:
             await until(lambda: client.index in two.dispatcher.pool)
 
     async def test_who_enrols_at_one_is_counted_by_the_other(self) -> None:
-        """How many there are says whether somebody may still come who has epsilon left."""
+        """The number of clients decides whether another with epsilon left may come."""
         hub = Hub()
         async with serving(hub.store(), hub.store()) as (one, two):
             await enrol(one, 10)
@@ -298,7 +273,7 @@ class TestSignals:
             await service.import_run(data)
             assert service.num_clients == len(await service.access.clients()) == 10
 
-    async def test_a_flood_of_signals_is_read_as_one_doubt(self) -> None:
+    async def test_a_flood_of_signals_causes_one_read(self) -> None:
         hub = Hub()
         store = hub.store()
         async with serving(store) as (one,):
@@ -332,7 +307,7 @@ class TestBrokenRuns:
             await service.tick()
             assert service.runs["a"].state.lost == 1
 
-    async def test_one_that_cannot_be_read_stops_nobody(self) -> None:
+    async def test_an_unreadable_run_does_not_stop_others(self) -> None:
         hub = Hub()
         async with serving(hub.store(), hub.store()) as (one, two):
             await one.add_run(spec_of("a"), WORDS)
@@ -375,7 +350,7 @@ class TestStoreFailures:
             await run.catch_up()
             assert [report.round for report in run.history] == [0, 1]
 
-    async def test_a_commit_of_which_nobody_knows_whether_it_happened(self) -> None:
+    async def test_a_commit_with_an_unknown_outcome(self) -> None:
         hub = Hub()
         store = hub.store()
         async with serving(store) as (service,):
@@ -408,7 +383,7 @@ class TestModels:
     async def test_one_that_started_without_the_model_looks_at_it_before_it_gives_work(
         self,
     ) -> None:
-        """Another one, which could ask it, let the run go on."""
+        """Another replica, with a working model, resumed the run."""
 
         class Model(ScriptedBackend):
             down = False
@@ -447,7 +422,9 @@ class TestModels:
 
 
 class TestHangUps:
-    async def test_who_hangs_up_while_it_joins_has_joined(self, tmp_path: Path) -> None:
+    async def test_a_client_that_disconnects_while_it_joins_has_joined(
+        self, tmp_path: Path
+    ) -> None:
         """Who is drawn from must be the same after a crash."""
 
         class Slow(SqlStore):
@@ -539,7 +516,7 @@ class TestEnds:
         async with serving(store) as (service,):
             assert len(service.dispatcher.pool) == 0
 
-    async def test_a_revocation_counts_though_who_made_it_died_before_it_told(self) -> None:
+    async def test_a_revocation_counts_without_its_signal(self) -> None:
         hub = Hub()
         stores = hub.store(), hub.store()
         async with serving(*stores) as (one, two):
@@ -595,7 +572,7 @@ class TestEnds:
             await until(lambda: not gateway._calls)
             await until(lambda: one.runs["run"].state.round == 1)
 
-    async def test_offers_are_forgotten_with_the_round(self) -> None:
+    async def test_offers_end_with_the_round(self) -> None:
         clock = ManualClock()
         async with serving(MemoryStore(), clock=clock) as (service,):
             await service.add_run(spec_of(max_lost=99), WORDS)
@@ -633,8 +610,8 @@ async def score(service: Service, client: ClientRecord, work: LossesAssignment) 
 
 
 class TestBudget:
-    async def test_one_that_is_taken_for_dead_amid_a_call_stays_under_the_cap(self) -> None:
-        """It is charged in full by the other, then goes on under a new name."""
+    async def test_a_replica_presumed_dead_during_a_call_stays_under_the_cap(self) -> None:
+        """The other replica charges it in full; it continues under a new name."""
         hub = Hub()
         stores = hub.store(), hub.store()
         services: list[Service] = []
@@ -645,7 +622,7 @@ class TestBudget:
             if failures:
                 failures -= 1
                 # Its session is lost and comes back; the other sees that before it does.
-                stores[1].name += "-anew"
+                stores[1].name += "-again"
                 services[0].runs["run"].mark_stale()  # Independent of signals so far.
                 await services[0].tick()
                 raise BackendUnavailable("busy", retry_after_s=0.0)

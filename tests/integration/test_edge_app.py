@@ -1,4 +1,4 @@
-"""The edge client as a part of somebody's app: events, conditions, threads, and clean ends."""
+"""The edge client as a part of an app: events, conditions, threads, and clean ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import signal
 import threading
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
 from fedone_sdk.client.retry import MAX_WAIT_S, Backoff
@@ -40,57 +39,29 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests import runs
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
 from tests.virtual_time import now, on_virtual_time
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
 
 
 def spec_of(rounds: int = 2, num_samples: int = 4, **participation: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": num_samples, "batch_size": 5, "tau": 1.0},
-            "participation": {"exchange": "losses", "deadline_s": 100, **participation},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
-    )
+    method = {"num_samples": num_samples, "batch_size": 5}
+    return run_spec(rounds=rounds, method=method, participation=participation)
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     spec: RunSpec, backend: LLMBackend | None = None, clock: ManualClock | None = None
-) -> AsyncIterator[Service]:
-    service = Service(
-        store=MemoryStore(),
-        clock=clock or ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=backend or ScriptedBackend(),
-    )
-    await service.start()
-    try:
-        await service.add_run(spec, WORDS)
-        yield service
-    finally:
-        await service.stop()
+) -> AbstractAsyncContextManager[Service]:
+    return runs.serving(spec, backend=backend or ScriptedBackend(), clock=clock)
 
 
 def client_of(service: Service, **more: Any) -> EdgeClient:
-    options: dict[str, Any] = {"token": TOKEN, "transport": MemoryTransport(service), **more}
-    return edge_client("memory:", data=DATA, **options)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
+    return memory_client(service, data=DATA, **more)
 
 
 class TestEvents:
@@ -163,7 +134,7 @@ class Flaky(MemoryTransport):
 class TestOffline:
     @on_virtual_time
     async def test_it_waits_for_the_network(self) -> None:
-        """Two hours without one: few attempts, and the work goes on by itself."""
+        """Two hours without one: few attempts, then the work continues."""
         told: list[ClientEvent] = []
         tried: list[float] = []
 
@@ -275,7 +246,7 @@ class TestOnlyWhen:
 
     @on_virtual_time
     async def test_work_under_way_waits_for_it(self) -> None:
-        """It is lost amid the work and comes back later than the deadline: the lease is kept."""
+        """It is lost during the work and returns after the deadline: the lease is kept."""
         backend = ScriptedBackend()
         told: list[ClientEvent] = []
         clock = ManualClock()
@@ -473,7 +444,7 @@ class TestThread:
         _, state = await self.serve(app)
         assert state.round == 1  # what it had begun was finished
 
-    async def test_what_ends_it_is_told(self) -> None:
+    async def test_the_end_is_reported(self) -> None:
         def app(url: str, token: str) -> None:
             working = EdgeClientThread(EdgeClient(url, token="wrong", data=DATA))
             working.start()

@@ -7,8 +7,8 @@ import dataclasses
 import itertools
 import json
 import stat
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.http.requests import listening, problem
 from fedone_sdk.aggregator.rounds.replay import at_round
 from fedone_sdk.backends import Answer, LLMBackend, Query
@@ -46,14 +45,13 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore, SqlStore, Store
+from fedone_sdk.stores import SqlStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
+from tests import runs
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
 
 
@@ -64,45 +62,26 @@ def spec_of(
     participation: dict[str, Any] | None = None,
     **method: Any,
 ) -> RunSpec:
-    few = {"num_samples": 4, "batch_size": 5, "tau": 1.0, "optimizer": "sgd"}
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", **few, **method},
-            "participation": {"exchange": exchange, "deadline_s": 100, **(participation or {})},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
+    return run_spec(
+        method={"batch_size": 5, **method},
+        participation={"exchange": exchange, **(participation or {})},
+        rounds=rounds,
     )
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     spec: RunSpec | None = None,
     *,
     backend: LLMBackend | None = None,
     gateway: bool = True,
-    store: Store | None = None,
-    clock: ManualClock | None = None,
-) -> AsyncIterator[Service]:
-    service = Service(
-        store=store or MemoryStore(),
-        clock=clock or ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=(backend or ScriptedBackend()) if gateway else None,
-    )
-    await service.start()
-    try:
-        await service.add_run(spec or spec_of(), WORDS)
-        yield service
-    finally:
-        await service.stop()
+    **more: Any,
+) -> AbstractAsyncContextManager[Service]:
+    model = (backend or ScriptedBackend()) if gateway else None
+    return runs.serving(spec or spec_of(), backend=model, **more)
 
 
 def client_of(service: Service, data: Any = DATA, **more: Any) -> EdgeClient:
-    options: dict[str, Any] = {"token": TOKEN, "transport": MemoryTransport(service), **more}
-    return edge_client("memory:", data=data, **options)
+    return memory_client(service, data=data, **more)
 
 
 async def worked(client: EdgeClient) -> None:
@@ -476,7 +455,7 @@ class TestOwnBackend:
         assert (result.spent.queries, list(lost)) == (4 * (5 + odd_rounds), [])
         assert replayed.alpha_sha256 == result.alpha_sha256
 
-    async def test_an_older_server_is_not_told_the_model(self) -> None:
+    async def test_an_older_server_does_not_receive_the_model(self) -> None:
         bodies: list[dict[str, Any]] = []
 
         async def claim(request: web.Request) -> web.Response:
@@ -532,7 +511,7 @@ class TestOwnBackend:
 
     @pytest.mark.parametrize("where", ["score", "quote", "check", "fingerprint", "rows"])
     async def test_a_model_with_a_bug_gives_the_work_back(self, where: str) -> None:
-        """The server learns only the kind, and the client goes on once the bug is mended."""
+        """The server gets only the kind, and the client continues once the bug is fixed."""
         own, declines = Buggy(where), list[Decline]()
 
         class Watched(MemoryTransport):
@@ -560,7 +539,7 @@ class TestOwnBackend:
         (told,) = [entry for entry in logs if entry["event"] == "the work failed"]
         assert told["traceback"].rstrip().splitlines()[-1].startswith("ZeroDivisionError")
 
-    async def test_what_a_bug_has_cost_is_told(self) -> None:
+    async def test_the_cost_of_a_bug_is_reported(self) -> None:
         spec = spec_of(participation={"trusted_clients": True})
         own = Buggy("score", after=2)
         async with serving(spec, gateway=False) as service:
@@ -669,7 +648,7 @@ class TestOutages:
                 assert (await client.run_once()).outcome == "refused"
             assert run_of(service).state.round == 0
 
-    async def test_a_server_that_forgot_its_clients(self, tmp_path: Path) -> None:
+    async def test_a_server_without_its_clients(self, tmp_path: Path) -> None:
         """It enrols again with its token, and without one it says so."""
         state = tmp_path / "state"
         async with serving() as service, client_of(service, state_dir=state) as client:
@@ -960,13 +939,6 @@ class TestStop:
                 await working
 
 
-async def until(condition: Callable[[], object]) -> None:
-    # Real sockets: there is no event to wait for, and no time in which it must happen.
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
 class TestOverHttp:
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     async def test_a_whole_run(self, exchange: str) -> None:
@@ -1001,8 +973,8 @@ class TestOverHttp:
         assert over_http.gateway == in_memory.gateway
 
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_the_server_restarts_amid_the_run(self, exchange: str, tmp_path: Path) -> None:
-        """Another aggregator on the same port, with the same store; the clients go on."""
+    async def test_the_server_restarts_during_the_run(self, exchange: str, tmp_path: Path) -> None:
+        """Another aggregator on the same port, with the same store; the clients continue."""
         spec = spec_of(exchange, rounds=8, participation={"clients_per_round": 2})
         backend = ScriptedBackend()
 

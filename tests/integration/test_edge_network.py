@@ -36,26 +36,15 @@ from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportEr
 from fedone_sdk.messages import Claim, Enrol, Enrolled, Problem
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, run_spec
 
-TOKEN = "enrolment-token"
 SECRET = "pr0xy-passw0rd"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
 
 
 def spec_of(rounds: int = 2) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 5, "tau": 1.0},
-            "participation": {"exchange": "losses"},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
-    )
+    return run_spec(rounds=rounds, method={"batch_size": 5})
 
 
 class Authority:
@@ -258,7 +247,7 @@ class TestProxy:
             assert proxy.refused == 0
             assert SECRET not in f"{logs}{network}{network!r}{client!r}"
 
-    async def test_a_wrong_password_is_not_told(self, tmp_path: Path) -> None:
+    async def test_a_wrong_password_is_not_repeated(self, tmp_path: Path) -> None:
         told: list[ClientEvent] = []
         authority = Authority(tmp_path)
         async with HttpProxy() as proxy, aggregator(server_context(authority)) as (_, url):
@@ -284,7 +273,7 @@ class TestProxy:
     async def test_a_password_of_the_server_s_in_netrc(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is somebody else's: the credential goes, and nothing breaks."""
+        """It has another owner: the credential is dropped, and nothing breaks."""
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login a password b\n")
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         async with aggregator() as (served, url):
@@ -318,7 +307,7 @@ class TestSigning:
             assert kept.private_key not in repr(kept)
             await works(served, edge_client(url, **options))  # it signs: it has a key
 
-    async def test_a_device_that_does_not_sign_is_told(self) -> None:
+    async def test_a_device_that_does_not_sign_gets_an_error(self) -> None:
         async with (
             aggregator(require_signatures=True) as (_, url),
             EdgeClient(url, token=TOKEN, data=DATA) as client,
@@ -408,7 +397,7 @@ class TestHostileAnswers:
         assert [event.kind for event in told] == ["offline"]
 
     async def test_a_server_that_wants_a_newer_client(self) -> None:
-        """Waiting does not help: the app is told."""
+        """Waiting does not help: the app gets an error."""
         body = Problem.of(ProblemError("upgrade_required", "speak version 9")).model_dump_json()
         async with (
             answering(426, body.encode()) as url,
@@ -436,7 +425,7 @@ class TestHostileAnswers:
                 await transport.aclose()
         assert peak < 8 * 1024 * 1024
 
-    async def test_a_secret_in_a_malformed_answer_is_not_told(self) -> None:
+    async def test_a_secret_in_a_malformed_answer_is_not_repeated(self) -> None:
         body = b'{"client_id": "a", "credential": "s3cret", "more": "s3cret"}'
         async with answering(200, body) as url:
             transport = HttpTransport(url)

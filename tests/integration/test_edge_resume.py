@@ -1,22 +1,21 @@
-"""What a device has paid for it does not pay again: it resumes amid its work."""
+"""A device does not pay twice: it resumes within its work."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.budget import Usage
+from fedone_sdk.client import EdgeClient
 from fedone_sdk.client.identity import server_state
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.client.stop import StopSignal
@@ -24,56 +23,32 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Decline, RunResult, Score, Scores
 from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore
-from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
-from tests.edge import edge_client
+from tests import runs
+from tests.runs import PROMPT, memory_client, run_spec
 
-TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(40)]
 NUM_SAMPLES, BATCH_SIZE = 40, 30
 
 
 def spec_of(exchange: str, *, rounds: int = 1, local_steps: int = 1) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 4, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {
-                "name": "gs-bdpl",
-                "num_samples": NUM_SAMPLES,
-                "batch_size": BATCH_SIZE,
-                "tau": 1.0,
-                "optimizer": "sgd",
-                "local_steps": local_steps,
-            },
-            "participation": {"exchange": exchange, "trusted_clients": True},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
+    few = {"num_samples": NUM_SAMPLES, "batch_size": BATCH_SIZE, "local_steps": local_steps}
+    return run_spec(
+        prompt={**PROMPT, "length": 4},
+        method=few,
+        participation={"exchange": exchange, "trusted_clients": True},
+        rounds=rounds,
     )
 
 
-@asynccontextmanager
-async def serving(spec: RunSpec, backend: LLMBackend | None) -> AsyncIterator[Service]:
-    service = Service(
-        store=MemoryStore(),
-        clock=ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=backend,
-    )
-    await service.start()
-    try:
-        await service.add_run(spec, WORDS)
-        yield service
-    finally:
-        await service.stop()
+def serving(spec: RunSpec, backend: LLMBackend | None) -> AbstractAsyncContextManager[Service]:
+    return runs.serving(spec, backend=backend, words=WORDS)
 
 
 def client_of(service: Service, folder: Path | None, **more: Any) -> EdgeClient:
-    options: dict[str, Any] = {"transport": MemoryTransport(service), "data": DATA, **more}
-    return edge_client("memory:", token=TOKEN, state_dir=folder, **options)
+    return memory_client(service, **{"data": DATA, "state_dir": folder, **more})
 
 
 def result_of(service: Service) -> RunResult:
@@ -169,7 +144,7 @@ def folder_name(state: Path) -> str:
 
 @pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
 @pytest.mark.parametrize("answered_before", [0, 1, 17])
-async def test_with_a_model_of_its_own(
+async def test_with_its_own_model(
     tmp_path: Path, exchange: str, local_steps: int, answered_before: int
 ) -> None:
     """Only what was under way when the device died is asked again, and it counts twice."""
@@ -345,7 +320,7 @@ async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_without_a_folder_it_resumes_after_an_outage() -> None:
-    """The same process goes on where it was, too: nothing is asked twice."""
+    """The same process continues where it was, too: no query is repeated."""
     own = ScriptedBackend()
 
     class Away(MemoryTransport):
@@ -377,7 +352,7 @@ class TestPrivacy:
         assert values == pytest.approx([0.05] * len(values), abs=0.01)
         assert all(value != 0.05 for value in values)
 
-    async def test_a_restart_draws_no_noise_anew(self, tmp_path: Path) -> None:
+    async def test_a_restart_draws_no_new_noise(self, tmp_path: Path) -> None:
         """What the second step asks depends on the noise of the first: it is the same again."""
         document = spec_of("alpha", local_steps=2).model_dump(mode="json")
         noise = {"clip": 1.0, "noise_multiplier": 100.0}

@@ -6,8 +6,8 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
@@ -37,53 +36,29 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Decline, Enrol, Enrolled
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
-from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
+from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
+from tests import runs
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
 from tests.virtual_time import now, on_virtual_time
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 JANE = "My name is Jane Roe"
 DATA: list[dict[str, Any]] = [{"text": f"{JANE} {n}", "label": n % 2} for n in range(5)]
 
 
-def spec_of(rounds: int = 2, *, task: dict[str, Any] | None = None) -> RunSpec:
-    labels = {0: " no", 1: " yes"}
-    return RunSpec.model_validate(
-        {
-            "task": task or {"template": "{prompt} {text} {mask}", "labels": labels},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 5, "tau": 1.0},
-            "participation": {"exchange": "losses", "deadline_s": 100},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
-    )
+def spec_of(rounds: int = 2, **changes: Any) -> RunSpec:
+    return run_spec(rounds=rounds, method={"batch_size": 5}, **changes)
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     spec: RunSpec | None = None, backend: LLMBackend | None = None
-) -> AsyncIterator[Service]:
-    service = Service(
-        store=MemoryStore(),
-        clock=ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=backend or ScriptedBackend(),
-    )
-    await service.start()
-    try:
-        await service.add_run(spec or spec_of(), WORDS)
-        yield service
-    finally:
-        await service.stop()
+) -> AbstractAsyncContextManager[Service]:
+    return runs.serving(spec or spec_of(), backend=backend or ScriptedBackend())
 
 
 class Watched(MemoryTransport):
-    """Keeps what the server is told."""
+    """Keep what is sent to the server."""
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
@@ -100,14 +75,7 @@ class Watched(MemoryTransport):
 
 
 def client_of(service: Service, data: Any = DATA, **more: Any) -> EdgeClient:
-    options: dict[str, Any] = {"token": TOKEN, "transport": Watched(service), **more}
-    return edge_client("memory:", data=data, **options)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
+    return memory_client(service, **{"data": data, "transport": Watched(service), **more})
 
 
 def round_of(service: Service) -> int:

@@ -1,20 +1,18 @@
-"""Evaluation beside training: what it measures, what it costs, and that training never sees it."""
+"""Evaluation next to training: its results, its costs, and that training never sees it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import structlog
 
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.serving.archive import export_run
-from fedone_sdk.backends import CachedBackend, LLMBackend, Query
+from fedone_sdk.backends import CachedBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
@@ -22,36 +20,24 @@ from fedone_sdk.reports import artefact_of, run_of_archive
 from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore, Store
+from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Part, Rendered
-from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
-from fedone_sdk.vocabulary import Vocabulary
+from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, run_spec, serving, until
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 TRAIN = [{"text": f"train {number}", "label": number % 2} for number in range(6)]
 DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
 
 
 def spec_of(
-    *,
-    rounds: int = 4,
-    budget: Mapping[str, Any] | None = None,
-    evaluation: Mapping[str, Any] | None = None,
+    *, rounds: int = 4, evaluation: Mapping[str, Any] | None = None, **more: Any
 ) -> RunSpec:
-    few = {"num_samples": 4, "batch_size": 4, "tau": 1.0}
-    local = {"optimizer": "sgd", "learning_rate": 0.01}
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", **few, **local},
-            "participation": {"exchange": "losses"},
-            "budget": budget,
-            "rounds": rounds,
-            "evaluation": {"every": 2, "examples": 5, **(evaluation or {})},
-        }
+    return run_spec(
+        method={"batch_size": 4, "learning_rate": 0.01},
+        rounds=rounds,
+        evaluation={"every": 2, "examples": 5, **(evaluation or {})},
+        **more,
     )
 
 
@@ -61,21 +47,6 @@ def text_of(inputs: Rendered) -> str:
 
 def is_dev(query: Query) -> bool:
     return "dev" in text_of(query.inputs[0])
-
-
-@asynccontextmanager
-async def serving(backend: LLMBackend, store: Store | None = None) -> AsyncIterator[Service]:
-    service = Service(
-        store=store or MemoryStore(),
-        clock=ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=backend,
-    )
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
 
 
 async def train(service: Service, run: ServedRun) -> None:
@@ -91,7 +62,7 @@ async def train(service: Service, run: ServedRun) -> None:
 
 async def test_ends_and_curve() -> None:
     backend = ScriptedBackend()
-    async with serving(backend) as service:
+    async with serving(backend=backend) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run)
     result = run.result()
@@ -109,7 +80,7 @@ async def test_ends_and_curve() -> None:
 
 async def test_the_numbers_are_right() -> None:
     """Against a count by hand over the same pseudo-random scores."""
-    async with serving(ScriptedBackend()) as service:
+    async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run)
     result = run.result()
@@ -129,11 +100,11 @@ async def test_the_numbers_are_right() -> None:
 async def test_the_result_says_whether_it_was_worth_it() -> None:
     """Also where another process measured no prompt; nothing is asked for it."""
     store, backend = MemoryStore(), ScriptedBackend()
-    async with serving(backend, store) as service:
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await until(lambda: run.state.metric.before is not None)
         assert run.result().verdict is None
-    async with serving(backend, store) as service:
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run)
     result = run.result()
@@ -150,13 +121,13 @@ async def test_the_result_says_whether_it_was_worth_it() -> None:
     # It comes back from JSON, and from the store.
     assert RunResult.model_validate_json(result.model_dump_json()) == result
     assert run.prompt(run.state) == result.prompt
-    async with serving(backend, store) as service:
+    async with serving(backend=backend, store=store) as service:
         again = await service.add_run(spec_of(), WORDS, dev=DEV)
         assert again.result().verdict == verdict
 
 
 async def test_a_run_without_dev_rows_says_so() -> None:
-    async with serving(ScriptedBackend()) as service:
+    async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS)
         await train(service, run)
     verdict = run.result().verdict
@@ -171,7 +142,7 @@ async def test_a_price_that_is_not_known_is_null() -> None:
 
     for backend, usd in (ScriptedBackend(), 0.0), (Unpriced(), None):
         store = MemoryStore()
-        async with serving(backend, store) as service:
+        async with serving(backend=backend, store=store) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
             await train(service, run)
             result = run.result()
@@ -199,11 +170,11 @@ async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("fedone_sdk.aggregator.serving.evaluation._RETRY_S", 0)
     store, backend = Follower(), ScriptedBackend()
-    async with serving(backend, store) as service:
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         training = asyncio.create_task(train(service, run))
         await until(lambda: len([1 for report in run.history if report.metric is not None]) == 2)
-        assert sum(map(is_dev, backend.asked)) == 4  # the points of its own rounds
+        assert sum(map(is_dev, backend.asked)) == 4  # the points of its rounds
         assert run.state.metric.no_prompt is run.state.metric.after is None
         # The one that led is gone, with all that it had not measured yet.
         store.first = True
@@ -216,7 +187,7 @@ async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.Monk
 async def test_training_is_the_same_with_and_without() -> None:
     hashes = set()
     for dev in ((), DEV):
-        async with serving(ScriptedBackend()) as service:
+        async with serving(backend=ScriptedBackend()) as service:
             run = await service.add_run(spec_of(), WORDS, dev=dev)
             await train(service, run)
             hashes.add(run.result().alpha_sha256)
@@ -224,7 +195,7 @@ async def test_training_is_the_same_with_and_without() -> None:
 
 
 async def test_its_own_cap() -> None:
-    async with serving(ScriptedBackend()) as service:
+    async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(evaluation={"queries": 7}), WORDS, dev=DEV)
         await train(service, run)
     result = run.result()
@@ -235,7 +206,7 @@ async def test_its_own_cap() -> None:
 
 
 async def test_a_cap_on_requests_covers_it() -> None:
-    async with serving(ScriptedBackend()) as service:
+    async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(rounds=99, budget={"requests": 20}), WORDS, dev=DEV)
         await train(service, run)
     result = run.result()
@@ -246,7 +217,7 @@ async def test_a_cap_on_requests_covers_it() -> None:
 
 
 async def test_a_cap_on_queries_does_not() -> None:
-    async with serving(ScriptedBackend()) as service:
+    async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(rounds=99, budget={"queries": 8}), WORDS, dev=DEV)
         await train(service, run)
     result = run.result()
@@ -259,7 +230,7 @@ async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
         if is_dev(query):
             raise BackendUnavailable("overloaded")
 
-    async with serving(ScriptedBackend(gate=gate)) as service:
+    async with serving(backend=ScriptedBackend(gate=gate)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run)
     result = run.result()
@@ -273,14 +244,14 @@ async def test_examples_that_the_model_fails_on_are_left_out() -> None:
     def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
         return None if "dev 0" in text_of(inputs) else (-1.0, -2.0)  # always " no"
 
-    async with serving(ScriptedBackend(answer)) as service:
+    async with serving(backend=ScriptedBackend(answer)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run)
     assert run.result().metric.after == pytest.approx(4 / 9)
 
 
 async def test_cache_hits_are_counted() -> None:
-    async with serving(CachedBackend(ScriptedBackend())) as service:
+    async with serving(backend=CachedBackend(ScriptedBackend())) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run)
     result = run.result()
@@ -289,7 +260,7 @@ async def test_cache_hits_are_counted() -> None:
 
 
 class Gates:
-    """Holds evaluation back until it is told to go on."""
+    """Hold evaluation until it is released."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -299,17 +270,9 @@ class Gates:
             await self.go.wait()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    pytest.fail("it never happened")
-
-
 async def test_training_does_not_wait_and_each_point_is_its_round_s() -> None:
     gates = Gates()
-    async with serving(ScriptedBackend(gate=gates.wait)) as service:
+    async with serving(backend=ScriptedBackend(gate=gates.wait)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         training = asyncio.create_task(train(service, run))
         await until(lambda: not run.state.running)
@@ -322,7 +285,7 @@ async def test_training_does_not_wait_and_each_point_is_its_round_s() -> None:
 
 async def test_resumed_while_the_last_measurement_is_under_way() -> None:
     gates = Gates()
-    async with serving(ScriptedBackend(gate=gates.wait)) as service:
+    async with serving(backend=ScriptedBackend(gate=gates.wait)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await service.stop_run(run)
         await service.resume_run(run)
@@ -337,36 +300,36 @@ async def test_resumed_while_the_last_measurement_is_under_way() -> None:
 
 async def test_an_ended_run_is_not_measured_again_after_a_restart() -> None:
     store, backend = MemoryStore(), ScriptedBackend()
-    async with serving(backend, store) as service:
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run)
     asked, before = len(backend.asked), run.result()
-    async with serving(backend, store) as service:
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await service.wait(run)
         assert run.result() == before
     assert len(backend.asked) == asked
 
 
-async def test_a_restart_amid_the_run_does_not_measure_the_start_again() -> None:
+async def test_a_restart_during_the_run_does_not_measure_the_start_again() -> None:
     store, backend = MemoryStore(), ScriptedBackend()
-    async with serving(backend, store) as service:
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await until(lambda: run.state.metric.before is not None)
     assert len(backend.asked) == 6
-    async with serving(backend, store) as service:
+    async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run)
     assert run.result().evaluation.queries == 13
     assert run.result().status == "completed"
 
 
-async def test_what_is_broken_beside_training_does_not_lose_it() -> None:
+async def test_a_broken_evaluation_does_not_lose_training() -> None:
     def gate(query: Query) -> None:
         if is_dev(query):
             raise ZeroDivisionError
 
-    async with serving(ScriptedBackend(gate=gate)) as service:
+    async with serving(backend=ScriptedBackend(gate=gate)) as service:
         run = await service.add_run(spec_of(evaluation={"every": 0}), WORDS, dev=DEV)
         await train(service, run)
         assert run.result().status == "completed"
@@ -383,7 +346,7 @@ async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
             raise ZeroDivisionError("division by a secret")
 
     backend = ScriptedBackend(gate=gate)
-    async with serving(backend) as service:
+    async with serving(backend=backend) as service:
         spec = spec_of(rounds=20, evaluation={"every": 1})
         run = await service.add_run(spec, WORDS, dev=DEV)
         client = edge_client(
@@ -426,7 +389,7 @@ async def test_a_traceback_in_the_log_has_no_private_text(
             raise RuntimeError(f"{len(texts)} rows")
 
     structlog.reset_defaults()
-    async with serving(ScriptedBackend(gate=gate)) as service:
+    async with serving(backend=ScriptedBackend(gate=gate)) as service:
         run = await service.add_run(spec_of(evaluation={"every": 0}), WORDS, dev=DEV)
         await train(service, run)
     printed = capsys.readouterr().out
@@ -435,7 +398,7 @@ async def test_a_traceback_in_the_log_has_no_private_text(
 
 
 async def test_cancelled_while_it_sets_aside_it_leaves_no_lease() -> None:
-    async with serving(ScriptedBackend()) as service:
+    async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         task = service._tasks[f"evaluation {run.run_id}"]
         async with run._lock:  # Its reservation waits here.

@@ -213,7 +213,7 @@ class TestClient:
             0.8 * found[Old].communication.upload_bytes
         )
 
-    async def test_a_server_that_knows_json_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_a_server_that_accepts_only_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         forget_tensors(monkeypatch)
         async with serving() as aggregator:
             wire = await completed(aggregator, Recorded)
@@ -222,7 +222,7 @@ class TestClient:
         assert {sent.form for sent in wire.calls("update")} == {JSON}
 
     async def test_a_server_that_went_back_to_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Amid a rollout, the claim and the update may meet two versions."""
+        """During a rollout, the claim and the update may meet two versions."""
         async with serving() as aggregator:
             url = await aggregator.listen()
             wire = Recorded(url)

@@ -42,11 +42,9 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore
 from fedone_sdk.task import Rendered, TaskSpec
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend, pseudo_log_probs
-from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, run_spec
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 TEXTS = ({"text": "a first text"}, {"text": "a second text"})
 
 
@@ -57,18 +55,8 @@ def spec_of(
     participation: dict[str, Any] | None = None,
     **method: Any,
 ) -> RunSpec:
-    few = {"num_samples": 4, "batch_size": 2, "tau": 1.0, "optimizer": "sgd"}
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", **few, **method},
-            "participation": {"exchange": exchange, "deadline_s": 100, **(participation or {})},
-            "budget": budget,
-            "rounds": 3,
-            "evaluation": {"every": 0},
-        }
-    )
+    participation = {"exchange": exchange, **(participation or {})}
+    return run_spec(method=method, participation=participation, budget=budget)
 
 
 @dataclass
@@ -234,7 +222,7 @@ class TestCharges:
         assert len({answer for answer in answers[1:] if isinstance(answer, Scores)}) == 1
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=4, prompt_tokens=8)
 
-    async def test_an_answer_that_nobody_waited_for_is_kept(self, bench: Bench) -> None:
+    async def test_an_answer_without_a_waiting_caller_is_kept(self, bench: Bench) -> None:
         held = Held()
         backend = ScriptedBackend(gate=held.wait)
         device = await bench.start(backend, spec_of())
@@ -270,7 +258,7 @@ class TestCharges:
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
         assert bench.run.result().cache.hits == 3
 
-    async def test_failed_inputs_are_told(self, bench: Bench) -> None:
+    async def test_failed_inputs_are_reported(self, bench: Bench) -> None:
         def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
             return None if "second" in "".join(part.text for part in inputs) else (-1.0, -2.0)
 
@@ -337,7 +325,7 @@ class TestRefusals:
         assert await device.score() == scores
         assert len(backend.asked) == 4
 
-    async def test_a_refusal_that_nobody_waited_for_is_not_kept(self, bench: Bench) -> None:
+    async def test_a_refusal_without_a_waiting_caller_is_not_kept(self, bench: Bench) -> None:
         held = Held()
 
         async def gate(query: Query) -> None:

@@ -1,4 +1,4 @@
-"""What a run's gateway policy allows, over real sockets; and that clients wait as they are told."""
+"""What a run's gateway policy allows, over real sockets; and that clients honour `Retry-After`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,13 @@ from fedone_sdk.messages import Claim, Enrol, LossesAssignment, Score
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.runs import TOKEN, run_spec
 
-TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=(" good", " bad"))
 
 
 def spec_of(clients: int = 1, **policy: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2},
-            "participation": {"exchange": "losses", "clients_per_round": clients},
-            "rounds": 1,
-            "evaluation": {"every": 0},
-            "gateway": policy,
-        }
-    )
+    return run_spec(participation={"clients_per_round": clients}, rounds=1, gateway=policy)
 
 
 @dataclass
@@ -108,7 +98,7 @@ async def test_a_text_that_is_too_long_for_the_run() -> None:
     assert len(model.asked) == 4
 
 
-async def test_a_client_waits_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_honours_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [BackendUnavailable("HTTP 429", retry_after_s=7.0)]
 
     def gate(query: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.caller import Caller
+from tests.runs import WORDS, run_spec, until
 
 TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 BAD = json.loads(
     (Path(__file__).parents[1] / "vectors" / "bad_messages.json").read_text(encoding="utf-8")
 )["messages"]
@@ -38,17 +38,7 @@ EXAMPLES = [{"text": "a first text"}, {"text": "a second text"}]
 
 
 def spec_of(name: str = "run", *, rounds: int = 3, **participation: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "name": name,
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
-            "participation": {"exchange": "losses", "deadline_s": 100, **participation},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
-    )
+    return run_spec(name=name, rounds=rounds, participation=participation)
 
 
 @dataclass(slots=True)
@@ -98,14 +88,6 @@ class Server(Caller):
     @property
     def run(self) -> ServedRun:
         return self.aggregator.service.runs["run"]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Lets the loop turn until something has happened."""
-    # Real sockets: there is no event to wait for, and no time in which it must happen.
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -189,7 +171,7 @@ class TestAuthentication:
             assert await server.refused(method, path, token=token) == "unauthorized"
         assert server.run.state.running
 
-    async def test_without_an_admin_token_nobody_steers(self) -> None:
+    async def test_without_an_admin_token_no_caller_controls_runs(self) -> None:
         async with Aggregator(enrolment_tokens=[TOKEN]) as aggregator:
             url = await aggregator.listen()
             run = await aggregator.add_run(spec_of(), WORDS)
@@ -265,7 +247,7 @@ class TestRefusals:
         assert server.run.state is before
 
     async def test_a_stranger_s_body_is_not_read(self, server: Server) -> None:
-        """Whoever has no token cannot make the server hold megabytes."""
+        """A caller without a token cannot make the server hold megabytes."""
         body = b" " * (MAX_BODY_BYTES + 1)
         assert await server.refused("POST", "/v1/clients", body) == "unauthorized"
 
@@ -350,7 +332,7 @@ class TestWork:
             work = await waiting
         assert work["round"] == 0
 
-    async def test_a_device_that_hangs_up_leaves_its_long_poll(self, server: Server) -> None:
+    async def test_a_device_that_disconnects_leaves_its_long_poll(self, server: Server) -> None:
         first, second = await server.enrol(), await server.enrol()
         await server.claim(first)
         async with asyncio.timeout(10):

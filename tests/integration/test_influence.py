@@ -25,34 +25,20 @@ from fedone_sdk.simulation import Federation, MemoryTransport, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import WORDS, run_spec
 
 TOKEN, VIEWER = "enrolment-token-7f3a", "viewer-token-33d0"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 DATA: tuple[Example, ...] = tuple({"text": f"text {n}", "label": n % 2} for n in range(4))
 CLIENTS, ATTACKER = 5, 4
 
 
 def spec_of(rounds: int, **more: Any) -> RunSpec:
-    participation = {"exchange": "losses", "min_clients": CLIENTS, **more.pop("participation", {})}
-    return RunSpec.model_validate(
-        {
-            "name": "run",
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {
-                "name": "gs-bdpl",
-                "tau": 1.0,
-                "num_samples": 8,
-                "batch_size": 4,
-                "optimizer": "sgd",
-            },
-            "participation": participation,
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-            **more,
-        }
+    return run_spec(
+        method={"num_samples": 8, "batch_size": 4},
+        participation={"min_clients": CLIENTS, **more.pop("participation", {})},
+        rounds=rounds,
+        **more,
     )
 
 
@@ -66,7 +52,7 @@ class Loud(MemoryTransport):
         return await super().update(credential, assignment_id, attack)
 
 
-async def test_a_liar_is_put_out_and_everybody_can_see_it(tmp_path: Path) -> None:
+async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> None:
     aggregator = Aggregator(
         backend=ScriptedBackend(),
         enrolment_tokens=[TOKEN],
@@ -185,7 +171,7 @@ async def test_the_report_says_what_the_noise_is_worth(exchange: str, target: st
 async def test_a_run_whose_devices_have_spent_their_epsilon_ends(
     exchange: str, target: str
 ) -> None:
-    """Two rounds each, and then nobody is left: it says so, and waits for nobody."""
+    """Two rounds each, then no client is left: the run says so and ends."""
     result = await noised(exchange, target, 50, max_epsilon=3.0)
     assert result.status == "stopped"
     assert result.reason is not None

@@ -1,4 +1,4 @@
-"""Every loss through whole federations: what is asked, what is told, what it comes to."""
+"""Every loss through whole federations: queries, updates, results."""
 
 from __future__ import annotations
 
@@ -32,11 +32,9 @@ from fedone_sdk.testing import (
     pseudo_reference_log_prob,
     pseudo_text,
 )
-from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, run_spec
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 LABELS = {"labels": {0: " no", 1: " yes"}}
 GENERATION = {"template": "{prompt} {text}"}
 TASKS: dict[str, dict[str, Any]] = {
@@ -56,30 +54,21 @@ def rows(count: int, kind: str = "train") -> tuple[Example, ...]:
     )
 
 
-def spec_of(
-    loss: str,
-    exchange: str = "losses",
-    batch_size: int = 4,
-    **more: Any,
-) -> RunSpec:
-    few = {"num_samples": 3, "batch_size": batch_size, "tau": 1.0}
-    return RunSpec.model_validate(
-        {
-            "task": {**GENERATION, "loss": loss, **TASKS[loss]},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "optimizer": "sgd", "learning_rate": 0.05, **few},
-            "participation": {"exchange": exchange, "max_lost": 2},
-            "rounds": 4,
-            "evaluation": {"every": 2, "examples": 5},
-            "gateway": {"generated_text": loss == "score"},
-            **more,
-        }
-    )
+def spec_of(loss: str, exchange: str = "losses", batch_size: int = 4, **more: Any) -> RunSpec:
+    few = {"num_samples": 3, "batch_size": batch_size, "learning_rate": 0.05}
+    sections: dict[str, Any] = {
+        "task": {**GENERATION, "loss": loss, **TASKS[loss]},
+        "participation": {"exchange": exchange, "max_lost": 2},
+        "evaluation": {"every": 2, "examples": 5},
+        "gateway": {"generated_text": loss == "score"},
+        **more,
+    }
+    return run_spec(method=few, **{"rounds": 4, **sections})
 
 
 def federation_of(spec: RunSpec, **more: Any) -> Federation:
     data = rows(6)
-    # Who is chosen must not hang on who has come already.
+    # The choice must not depend on the order of arrival.
     part = spec.participation.model_copy(update={"min_clients": 2})
     spec = spec.model_copy(update={"participation": part})
     given: dict[str, Any] = {
@@ -373,7 +362,7 @@ class TestBrokenClients:
         assert f"the score function returned {value!r}" in str(result.reason)
 
     async def test_a_broken_score_function_is_billed_all_the_same(self) -> None:
-        """What a client's own model has cost is told, though nothing came of it."""
+        """The cost of a client's own model is reported, even without a result."""
         model = ScriptedBackend()
         async with Bench(spec_of("score"), None) as bench:
             await bench.work(score=lambda *_: 2.0, backend=model)
@@ -545,7 +534,7 @@ class TestPlan:
         assert plan.worst.prompt_tokens >= result.spent.prompt_tokens
         wire = plan.exchanges["losses"].gateway
         assert wire.upload_bytes == pytest.approx(result.gateway.upload_bytes, rel=0.1)
-        if loss == "score":  # How much will be written nobody knows.
+        if loss == "score":  # The length of the answer is unknown.
             assert wire.download_bytes >= result.gateway.download_bytes
         else:
             assert wire.download_bytes == pytest.approx(result.gateway.download_bytes, rel=0.1)
@@ -585,7 +574,7 @@ class TestLoading:
         ]
         assert found.score is None
 
-    def test_a_score_function_beside_the_run(
+    def test_a_score_function_next_to_the_run(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sys, "path", sys.path.copy())

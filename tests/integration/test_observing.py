@@ -61,7 +61,7 @@ class Flaky(ScriptedBackend):
 
 
 class Service:
-    """An aggregator that somebody looks on, and a device."""
+    """An observed aggregator, and a device."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, aggregator: Aggregator) -> None:
         self.url, self.session, self.aggregator = url, session, aggregator
@@ -209,7 +209,7 @@ class TestMetrics:
             await asyncio.wait(waiting)
 
     async def test_labels_are_bounded(self) -> None:
-        """Whatever strangers ask for, and whoever asks, makes no new series."""
+        """No request of any caller creates a new series."""
         async with serving(Observers(metrics=Metrics())) as service:
             await service.call("GET", "/v1/nothing", token=ADMIN)
             before = set(await service.figures())
@@ -251,7 +251,7 @@ class TestMetrics:
 
 class TestTracing:
     async def test_spans(self) -> None:
-        """A caller's trace goes on through the gateway's task to the model and the store."""
+        """A caller's trace continues through the gateway's task to the model and the store."""
         exporter, provider = InMemorySpanExporter(), TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(exporter))
         trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

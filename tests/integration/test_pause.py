@@ -1,11 +1,10 @@
-"""A run that cannot go on pauses: nothing that was paid is lost, and it goes on where it was."""
+"""A run that cannot continue pauses: paid work is kept, and it resumes where it was."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.events import ModelSeen
-from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
+from fedone_sdk.backends import Answer, CachedBackend, Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
@@ -40,30 +39,17 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, run_spec, serving, until
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 TEXTS = ({"text": "a first text"}, {"text": "a second text"})
 TRAIN = [{"text": f"train {number}", "label": number % 2} for number in range(6)]
 DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
 REVOKED = BackendBlocked("the key was revoked", usage=NOTHING)
 
 
-def spec_of(*, rounds: int = 3, every: int = 0, **changes: Any) -> RunSpec:
-    few = {"num_samples": 4, "batch_size": 2, "tau": 1.0, "optimizer": "sgd"}
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", **few},
-            "participation": {"exchange": "losses", "deadline_s": 100},
-            "rounds": rounds,
-            "evaluation": {"every": every, "examples": 4},
-            **changes,
-        }
-    )
+def spec_of(*, every: int = 0, **changes: Any) -> RunSpec:
+    return run_spec(evaluation={"every": every, "examples": 4}, **changes)
 
 
 def is_dev(query: Query) -> bool:
@@ -72,7 +58,7 @@ def is_dev(query: Query) -> bool:
 
 @dataclass
 class Model:
-    """A model that somebody can break and mend.
+    """A model that a test can break and repair.
 
     Attributes:
         fails: Raised instead of an answer to queries that `hits`.
@@ -142,21 +128,6 @@ class Device:
         await self.service.update(self.client, work.assignment_id, update, "a" * 64)
 
 
-@asynccontextmanager
-async def serving(backend: LLMBackend, store: MemoryStore | None = None) -> AsyncIterator[Service]:
-    service = Service(
-        store=store or MemoryStore(),
-        clock=ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=backend,
-    )
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
-
-
 async def device_of(service: Service) -> Device:
     return Device(service, await service.client((await service.enrol(TOKEN, Enrol())).credential))
 
@@ -181,20 +152,12 @@ async def train(service: Service, run: ServedRun) -> None:
         await service.wait(run)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    pytest.fail("it never happened")
-
-
 class TestWork:
     async def test_it_is_kept_and_paid_answers_are_used(self) -> None:
         """One query of four fails: after the resume only what failed or waited is asked."""
         model = Model()
         model.fails, model.hits = REVOKED, lambda query: len(model.answered) == 2
-        async with serving(CachedBackend(ScriptedBackend(gate=model.gate))) as service:
+        async with serving(backend=CachedBackend(ScriptedBackend(gate=model.gate))) as service:
             run, device, work = await working(service)
             assert await device.refused(work) == "run_conflict"
             assert run.state.reason == "paused: the key was revoked"
@@ -213,7 +176,7 @@ class TestWork:
 
     async def test_another_call_under_way_ends_well(self) -> None:
         model = Model(held=asyncio.Event())
-        async with serving(ScriptedBackend(gate=model.gate)) as service:
+        async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
@@ -234,7 +197,7 @@ class TestWork:
 
     async def test_stopped_for_good_while_a_call_is_under_way(self) -> None:
         model = Model(held=asyncio.Event())
-        async with serving(ScriptedBackend(gate=model.gate)) as service:
+        async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
@@ -245,9 +208,9 @@ class TestWork:
             assert call.done() or await call
             assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
 
-    async def test_a_service_that_stops_ends_calls_that_nobody_remembers(self) -> None:
+    async def test_a_stopping_service_ends_calls_without_a_caller(self) -> None:
         model = Model(held=asyncio.Event())
-        async with serving(ScriptedBackend(gate=model.gate)) as service:
+        async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
@@ -261,7 +224,7 @@ class TestWork:
             ScriptedBackend(gate=model.gate), attempts=3, breaker_failures=2, max_wait_s=0.01
         )
         backend._max_wait_s = 1e6  # The door stays shut; only `reset` opens it.
-        async with serving(backend) as service:
+        async with serving(backend=backend) as service:
             run, device, work = await working(service)
             assert await device.refused(work) == "run_conflict"
             assert "failed 2 times in a row" in str(run.state.reason)
@@ -271,7 +234,7 @@ class TestWork:
 
     async def test_a_budget_behind_the_model_pauses_too(self) -> None:
         model = Model(fails=BudgetExhausted("the gateway's budget is spent"))
-        async with serving(ScriptedBackend(gate=model.gate)) as service:
+        async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
             assert await device.refused(work) == "run_conflict"
             assert run.state.reason == "paused: the gateway's budget is spent"
@@ -280,7 +243,7 @@ class TestWork:
         model = Model(fails=BackendUnavailable("slow"))
         paid = BudgetedBackend(ScriptedBackend(gate=model.gate))
         backend = RetryingBackend(paid, attempts=20, breaker_failures=99, max_wait_s=0.001)
-        async with serving(backend) as service:
+        async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(budget={"requests": 9}), WORDS)
             device = await device_of(service)
             work = await device.claim()
@@ -293,7 +256,7 @@ class TestWork:
         model = Model(fails=BackendUnavailable("slow"))
         paid = BudgetedBackend(ScriptedBackend(gate=model.gate))
         backend = RetryingBackend(paid, attempts=9, max_wait_s=0.001)
-        async with serving(backend) as service:
+        async with serving(backend=backend) as service:
             run, device, work = await working(service)
             call = asyncio.create_task(device.refused(work))
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
@@ -312,7 +275,7 @@ class TestWork:
                 return await super().quote(query)
 
         backend = Unquotable()
-        async with serving(backend) as service:
+        async with serving(backend=backend) as service:
             run, device, work = await working(service)
             backend.revoked = True
             assert await device.refused(work) == "run_conflict"
@@ -325,7 +288,7 @@ class TestWork:
                 answer = await super().score(query)
                 return Answer(log_probs=answer.log_probs, usage=Usage(requests=3))
 
-        async with serving(Dear()) as service:
+        async with serving(backend=Dear()) as service:
             run, device, work = await working(service)
             await device.score(work)
             assert run.state.account.held.requests == 12
@@ -333,7 +296,7 @@ class TestWork:
             assert run.state.account.spent.requests == 12
 
     async def test_to_resume_a_run_that_runs_changes_nothing(self) -> None:
-        async with serving(ScriptedBackend()) as service:
+        async with serving(backend=ScriptedBackend()) as service:
             run, _, _ = await working(service)
             with pytest.raises(ProblemError, match="cannot be resumed"):
                 await service.resume_run(run)
@@ -344,7 +307,7 @@ class TestEvaluation:
     async def test_a_paused_run_is_not_measured(self) -> None:
         model = Model(fails=REVOKED, hits=is_dev)
         backend = ScriptedBackend(gate=model.gate)
-        async with serving(backend) as service:
+        async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(every=1), WORDS, dev=DEV)
             await service.wait(run)
             assert run.state.paused
@@ -360,7 +323,7 @@ class TestEvaluation:
     async def test_points_of_the_curve_wait_for_the_resume(self) -> None:
         model = Model()
         backend = ScriptedBackend(gate=model.gate)
-        async with serving(backend) as service:
+        async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(every=1), WORDS, dev=DEV)
             await until(lambda: run.state.metric.before is not None)
             model.fails, model.hits = REVOKED, is_dev
@@ -379,7 +342,7 @@ class TestEvaluation:
     async def test_a_resume_does_not_throw_a_measurement_away(self) -> None:
         model = Model(held=asyncio.Event())
         backend = ScriptedBackend(gate=model.gate)
-        async with serving(backend) as service:
+        async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
             await until(lambda: len(backend.asked) == 5)  # all of the first measurement
             await run.apply(ModelSeen(model="m-1"))
@@ -392,9 +355,9 @@ class TestEvaluation:
             assert run.state.evaluation.spent.queries == 15
             assert run.state.account.spent.requests == 15 + 12 == len(backend.asked)
 
-    async def test_the_end_is_measured_anew_after_a_resume(self) -> None:
+    async def test_the_end_is_measured_again_after_a_resume(self) -> None:
         backend = ScriptedBackend()
-        async with serving(backend) as service:
+        async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
             await service.stop_run(run, "interrupted")
             await service.wait(run)
@@ -407,13 +370,13 @@ class TestEvaluation:
 
 
 class TestRestart:
-    async def test_with_another_model_devices_wait_until_somebody_accepts_it(self) -> None:
+    async def test_with_another_model_devices_wait_until_an_operator_accepts_it(self) -> None:
         store = MemoryStore()
-        async with serving(ScriptedBackend(), store) as service:
+        async with serving(backend=ScriptedBackend(), store=store) as service:
             _, device, work = await working(service)
             await device.score(work)
         other = ScriptedBackend(fingerprint="other")
-        async with serving(other, store) as service:
+        async with serving(backend=other, store=store) as service:
             run = service.runs["run"]
             assert run.state.reason == (
                 "paused: the server's model is 'other', the run was scored by 'scripted'; "
@@ -433,10 +396,10 @@ class TestRestart:
 
     async def test_with_a_model_that_cannot_be_asked(self) -> None:
         store, model = MemoryStore(), Model()
-        async with serving(Checked(model), store) as service:
+        async with serving(backend=Checked(model), store=store) as service:
             _, _, work = await working(service)
         model.fails = REVOKED
-        async with serving(Checked(model), store) as service:
+        async with serving(backend=Checked(model), store=store) as service:
             run = service.runs["run"]
             assert run.state.reason == "paused: the key was revoked"
             device = Device(service, (await service.access.clients())[0])
@@ -454,13 +417,13 @@ class TestRestart:
 
     async def test_with_a_model_that_cannot_keep_the_cap(self) -> None:
         store = MemoryStore()
-        async with serving(ScriptedBackend(), store) as service:
+        async with serving(backend=ScriptedBackend(), store=store) as service:
             await service.add_run(spec_of(budget={"usd": 1}), WORDS)
 
         class Unpriced(ScriptedBackend):
             bounds = ScriptedBackend.bounds - {"usd"}
 
-        async with serving(Unpriced(), store) as service:
+        async with serving(backend=Unpriced(), store=store) as service:
             run = service.runs["run"]
             assert "set backend.prices" in str(run.state.reason)
             with pytest.raises(ProblemError, match=r"budget\.usd"):
@@ -481,7 +444,7 @@ class TestDevices:
             working = asyncio.create_task(client.run_forever())
             await federation.run.ended.wait()
             assert federation.run.state.reason == "paused: the key was revoked"
-            # Who asks meanwhile is told to wait, not that all is over.
+            # A claim meanwhile gets a wait, not the end of the run.
             headers = {"Authorization": f"Bearer {client._credential}"}
             async with aiohttp.ClientSession(federation.url) as session:
                 claim = {"num_examples": 5, "wait_s": 0}
@@ -551,7 +514,7 @@ class Hasty(MemoryTransport):
 @pytest.mark.parametrize("cap", [{"queries": 1}, {"requests": 1}, {"tokens": 3}])
 async def test_a_cap_that_pays_for_no_work_ends_the_run_at_once(cap: Mapping[str, int]) -> None:
     backend = ScriptedBackend()
-    async with serving(backend) as service:
+    async with serving(backend=backend) as service:
         run = await service.add_run(spec_of(budget=cap), WORDS)
         device = await device_of(service)
         with pytest.raises(ProblemError, match="run_ended"):

@@ -285,7 +285,7 @@ class TestFaults:
 
 
 class TestStored:
-    """A run that is started again goes on where it was, with the same clients."""
+    """A restarted run continues where it was, with the same clients."""
 
     @pytest.mark.parametrize("transport", ["memory", "http"])
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
@@ -346,7 +346,7 @@ def _at(number: int, wanted: int, event: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("transport", ["memory", "http"])
-async def test_a_stop_amid_questions_costs_what_they_cost(
+async def test_a_stop_during_queries_costs_their_cost(
     transport: Literal["memory", "http"],
 ) -> None:
     stop = asyncio.Event()

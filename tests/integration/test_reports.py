@@ -51,7 +51,7 @@ class Page(HTMLParser):
 
 
 def hostile(run: ReportedRun) -> ReportedRun:
-    """A run of somebody who means harm, as far as its file can be made to say so."""
+    """A malicious run, as far as its file allows."""
     prompt = PromptReport(text=HOSTILE, tokens=(HOSTILE, ""), bias=(0.0, 0.5))
     history = tuple(
         entry.model_copy(update={"client_id": HOSTILE.replace(",", "")})

@@ -24,7 +24,8 @@ from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from tests.edge import edge_client
-from tests.integration.test_edge_resume import DATA, TOKEN, serving, spec_of
+from tests.integration.test_edge_resume import DATA, serving, spec_of
+from tests.runs import TOKEN
 
 dp_accounting = pytest.importorskip("dp_accounting")
 
@@ -109,7 +110,7 @@ async def test_work_below_the_requirement_is_declined(
         assert transport.updates == []
 
 
-async def test_run_forever_goes_on_after_it_has_declined(tmp_path: Path) -> None:
+async def test_run_forever_continues_after_a_decline(tmp_path: Path) -> None:
     events: list[ClientEvent] = []
     async with serving(spec_of("losses"), ScriptedBackend()) as service:
         client = device(Watched(service), tmp_path)

@@ -147,7 +147,7 @@ class TestDelete:
         assert status == 201
         assert (await service.run("run")).result() == before
 
-    async def test_a_run_that_goes_on_stays(self, server: Server) -> None:
+    async def test_a_live_run_stays(self, server: Server) -> None:
         assert await server.refused("DELETE", "/v1/runs/run", token=ADMIN) == "run_conflict"
         run = await server.aggregator.service.run("run")
         assert run.state.running
@@ -161,7 +161,7 @@ class TestDelete:
         assert (await server.call("GET", "/v1/runs/run", token=ADMIN))[0] == 200
 
     @pytest.mark.parametrize("deaf", [False, True])
-    async def test_the_other_replicas_forget_it(self, deaf: bool, stack: AsyncExitStack) -> None:
+    async def test_the_other_replicas_drop_it(self, deaf: bool, stack: AsyncExitStack) -> None:
         hub = Hub()
         one = await served(stack, Retention(), hub.store())
         two = await served(stack, Retention(), hub.store())

@@ -8,7 +8,7 @@ import gzip
 import json
 import logging
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -29,27 +29,16 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.caller import Caller
+from tests.runs import WORDS, run_spec, until
 
 FLEET, ACME = "fleet-secret-5b1e", "acme-secret-77d0"
 ROOT, OPS, LOOK = "root-secret-19ab", "ops-secret-c4f2", "look-secret-e06d"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 CLAIM = {"num_examples": 5, "wait_s": 0}
 
 
 def spec_of(name: str) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "name": name,
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
-            "participation": {"exchange": "losses", "deadline_s": 100},
-            "rounds": 3,
-            "evaluation": {"every": 0},
-        }
-    )
+    return run_spec(name=name)
 
 
 @dataclass(slots=True)
@@ -122,13 +111,6 @@ async def raw(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, async
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Lets the loop turn until something has happened."""
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 OF_A_RUN = ["", "/task", "/vocabulary", "/prompt", "/events"]
@@ -298,7 +280,7 @@ class TestReasons:
         aggregator = Aggregator(backend=backend, store=store, enrolment_tokens=[FLEET, ACME])
         async with aggregator:
             run = aggregator.service.runs["acme-1"]
-            # As another replica, whose model answers, lets it go on.
+            # As another replica, whose model answers, resumes it.
             await run.apply(ResumeRequested())
             client = await aggregator.service.client(credential)
             with pytest.raises(ProblemError) as caught:
@@ -457,7 +439,7 @@ class TestProtocol:
     @pytest.mark.parametrize(
         "version", ["0", "2", "99", "-1", "1.0", "one", "", "9" * 30, "\u00b2"]
     )
-    async def test_what_is_not_is_told_clearly(self, server: Server, version: str) -> None:
+    async def test_missing_things_have_clear_errors(self, server: Server, version: str) -> None:
         headers = {"FedOne-Protocol": version}
         status, problem, response = await server.call(
             "POST", "/v1/assignments/claim", CLAIM, headers=headers
@@ -488,7 +470,7 @@ class TestLimits:
             assert 1 <= int(response.headers["Retry-After"]) <= 20
             await server.ok("GET", "/v1/runs", token=two)
 
-    async def test_strangers_of_one_address_have_one_rate_and_clients_are_heard(self) -> None:
+    async def test_strangers_of_one_address_share_a_rate_and_clients_are_served(self) -> None:
         async with serving(
             limits=NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
         ) as server:
@@ -499,7 +481,7 @@ class TestLimits:
             await server.ok("GET", "/v1/runs", token=credential)
             await server.ok("GET", "/healthz")
 
-    async def test_who_guesses_is_not_heard_soon(self) -> None:
+    async def test_a_caller_that_guesses_is_blocked_soon(self) -> None:
         async with serving(
             limits=NO_LIMITS.model_copy(update={"failures_per_minute_per_ip": 3.0})
         ) as server:
@@ -510,8 +492,8 @@ class TestLimits:
             assert await server.refused("GET", "/v1/runs", token=ROOT) == "rate_limited"
             await server.ok("GET", "/v1/runs", token=credential)
 
-    async def test_a_device_that_fails_is_heard_where_devices_are(self) -> None:
-        """What it asks elsewhere is a stranger's, and shuts nobody out for longer than that."""
+    async def test_a_failing_device_is_still_served_on_device_routes(self) -> None:
+        """Its other requests count as a stranger's, and block no client for longer."""
         limits = {"failures_per_minute_per_ip": 3.0, "requests_per_minute_per_ip": 100.0}
         async with serving(limits=NO_LIMITS.model_copy(update=limits)) as server:
             _, credential = await server.enrol()
@@ -613,7 +595,7 @@ class TestLimits:
 
 
 class Held(MemoryStore):
-    """Makes a change, and then answers only when it is told to.
+    """Make a change, and answer only when released.
 
     Attributes:
         method: Which change.
@@ -650,13 +632,13 @@ class Held(MemoryStore):
 
 
 class TestHangingUp:
-    """Whoever hangs up leaves nothing half done."""
+    """A caller that disconnects leaves nothing half done."""
 
     async def hang_up(self, server: Server, request: str, token: str) -> Held:
         """Sends a request, and closes the connection when the store has made the change.
 
         Returns:
-            The store, which answers the request when it is told to.
+            The store, which answers the request when released.
         """
         store = server.store
         assert isinstance(store, Held)
@@ -799,7 +781,7 @@ class TestSlowness:
         assert [record for record in caplog.records if record.exc_info] == []
 
 
-async def test_no_secret_is_ever_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_secret_is_ever_shown(caplog: pytest.LogCaptureFixture) -> None:
     """Everything that is logged or answered while secrets are used in all ways."""
     caplog.set_level(logging.DEBUG)
     answers: list[str] = []
@@ -832,7 +814,7 @@ async def test_no_secret_is_ever_told(caplog: pytest.LogCaptureFixture) -> None:
                     ("POST", "/v1/runs", {"name": "a", "method": secret}),
                 ]:
                     _, problem, _ = await server.call(method, path, body, token=secret)
-                    # What somebody sends in the wrong place may be shown to them, nowhere else.
+                    # A value in the wrong place may be shown to its sender, nowhere else.
                     if secret not in json.dumps(body):
                         answers.append(json.dumps(problem))
             await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)

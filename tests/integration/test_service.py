@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, RetryLater
 from fedone_sdk.backends import LLMBackend
@@ -39,9 +38,8 @@ from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, run_spec, serving
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 EXAMPLES = [{"text": f"text {number}", "label": number % 2} for number in range(6)]
 
 Work = AlphaAssignment | LossesAssignment
@@ -51,44 +49,17 @@ def spec_of(
     name: str = "run",
     *,
     rounds: int = 3,
-    budget: Mapping[str, Any] | None = None,
     participation: Mapping[str, Any] | None = None,
+    budget: Any = None,
     **method: Any,
 ) -> RunSpec:
-    few = {"num_samples": 4, "batch_size": 2, "tau": 1.0}
-    local = {"optimizer": "sgd", "learning_rate": 0.01}
-    return RunSpec.model_validate(
-        {
-            "name": name,
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", **few, **local, **method},
-            "participation": {"deadline_s": 100, "claim_timeout_s": 10, **(participation or {})},
-            "budget": budget,
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
+    return run_spec(
+        name=name,
+        rounds=rounds,
+        method={"learning_rate": 0.01, **method},
+        participation={"exchange": "alpha", "claim_timeout_s": 10, **(participation or {})},
+        budget=budget,
     )
-
-
-@asynccontextmanager
-async def serving(
-    store: Store | None = None,
-    *,
-    clock: ManualClock | None = None,
-    backend: LLMBackend | None = None,
-) -> AsyncIterator[Service]:
-    service = Service(
-        store=store or MemoryStore(),
-        clock=clock or ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=backend,
-    )
-    await service.start()
-    try:
-        yield service
-    finally:
-        await service.stop()
 
 
 async def enrol(service: Service, count: int) -> list[ClientRecord]:
@@ -103,12 +74,12 @@ async def claim(service: Service, client: ClientRecord, **more: Any) -> Work | N
 
 
 async def working(service: Service, clients: list[ClientRecord]) -> tuple[ClientRecord, Work]:
-    """Whoever has the seat of a K* = 1 run, and the work."""
+    """The client with the seat of a K* = 1 run, and its work."""
     for client in clients * 2:
         work = await claim(service, client)
         if work is not None:
             return client, work
-    pytest.fail("nobody got work")
+    pytest.fail("no client got work")
 
 
 def update_for(work: Work, **changes: Any) -> AlphaUpdate | LossesUpdate:
@@ -193,7 +164,7 @@ class TestClaims:
             assert again == [work] * 3
             assert run.state.account.leased == Usage(queries=4)
 
-    async def test_who_hangs_up_during_the_grant_gets_the_work_next_time(self) -> None:
+    async def test_a_client_that_disconnects_during_the_grant_gets_the_work_next_time(self) -> None:
         async with serving() as service:
             run = await service.add_run(spec_of(), WORDS)
             (client,) = await enrol(service, 1)
@@ -324,7 +295,7 @@ class TestUpdates:
             assert run.state.round == 0
             assert run.state.account.spent == Usage(queries=4)
 
-    async def test_nobody_can_touch_another_client_s_work(self) -> None:
+    async def test_no_client_can_touch_another_client_s_work(self) -> None:
         async with serving() as service:
             run = await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
             clients = await enrol(service, 2)
@@ -375,14 +346,14 @@ class TestUpdates:
     async def test_adamw_of_the_losses_exchange_is_remembered_per_client(self) -> None:
         store = MemoryStore()
         spec = spec_of(rounds=4, optimizer="adamw", participation={"exchange": "losses"})
-        async with serving(store) as service:
+        async with serving(store=store) as service:
             await service.add_run(spec, WORDS)
             clients = await enrol(service, 1)
             for _ in range(2):
                 client, work = await working(service, clients)
                 await service.update(client, work.assignment_id, update_for(work), "a" * 64)
             first = await store.memory("run", client.index)
-        async with serving(store) as service:  # also over a restart
+        async with serving(store=store) as service:  # also over a restart
             restored = [(await service.access.clients())[client.index]]
             for _ in range(2):
                 client, work = await working(service, restored)
@@ -403,14 +374,14 @@ class TestRuns:
                 with pytest.raises(SpecError, match="taken by a run with another description"):
                     await other
 
-    async def test_a_stored_run_goes_on_with_the_default_that_it_began_with(self) -> None:
+    async def test_a_stored_run_keeps_its_initial_default(self) -> None:
         """Runs that were stored when ``aggregation`` was ``examples`` where nothing was said."""
         store = MemoryStore()
         two = {"clients_per_round": 2}
-        async with serving(store) as service:
+        async with serving(store=store) as service:
             began = spec_of(participation={**two, "aggregation": "examples"})
             await service.add_run(began, WORDS)
-        async with serving(store) as service:
+        async with serving(store=store) as service:
             run = await service.add_run(spec_of(participation=two), WORDS)
             assert run.spec.participation.aggregation == "examples"
             plain = spec_of(participation={**two, "aggregation": "plain"})
@@ -431,7 +402,7 @@ class TestRuns:
                 await asyncio.sleep(0)
                 raise FedOneError("the disk is full")
 
-        async with serving(Full()) as service:
+        async with serving(store=Full()) as service:
             (client,) = await enrol(service, 1)
             waiting = asyncio.create_task(claim(service, client, wait_s=60))
             with pytest.raises(FedOneError, match="the disk is full"):
@@ -450,7 +421,7 @@ class TestRuns:
             (None, {"requests": 5, "queries": 9}, r"budget\.requests"),
         ],
     )
-    async def test_caps_that_nobody_could_hold(
+    async def test_caps_that_cannot_be_enforced(
         self, backend: LLMBackend | None, budget: dict[str, Any], message: str
     ) -> None:
         async with serving(backend=backend) as service:
@@ -526,18 +497,18 @@ class TestRestart:
     def store(self, request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         return MemoryStore() if request.param == "memory" else SqlStore.sqlite(tmp_path / "a.db")
 
-    async def test_work_under_way_goes_on(self, store: Store) -> None:
-        async with serving(store) as service:
+    async def test_pending_work_continues(self, store: Store) -> None:
+        async with serving(store=store) as service:
             await service.add_run(spec_of(), WORDS)
             identity = await service.enrol(TOKEN, Enrol())
             client, work = await working(service, [await service.client(identity.credential)])
-        async with serving(store) as service:
+        async with serving(store=store) as service:
             run = service.runs["run"]
             client = await service.client(identity.credential)
             assert run.state.account.leased == Usage(queries=4)
             assert await claim(service, client) == work
             await service.update(client, work.assignment_id, update_for(work), "a" * 64)
-        async with serving(store) as service:
+        async with serving(store=store) as service:
             run = service.runs["run"]
             assert [report.client_id for report in run.history] == [identity.client_id]
             client = await service.client(identity.credential)
@@ -550,21 +521,21 @@ class TestRestart:
 
     async def test_evaluation_under_way_is_charged_in_full(self, store: Store) -> None:
         worst = Usage(queries=3, requests=5)
-        async with serving(store, backend=ScriptedBackend()) as service:
+        async with serving(store=store, backend=ScriptedBackend()) as service:
             run = await service.add_run(spec_of(budget={"requests": 99}), WORDS)
             await run.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
-        async with serving(store, backend=ScriptedBackend()) as service:
+        async with serving(store=store, backend=ScriptedBackend()) as service:
             state = service.runs["run"].state
             assert state.evaluation.spent == worst
             assert state.account.spent == Usage(requests=5)
             assert state.account.leased == Usage()
 
     async def test_an_ended_run_has_ended(self, store: Store) -> None:
-        async with serving(store) as service:
+        async with serving(store=store) as service:
             run = await service.add_run(spec_of(), WORDS)
             await service.stop_run(run)
             before = run.result()
-        async with serving(store) as service:
+        async with serving(store=store) as service:
             run = await service.run("run")
             async with asyncio.timeout(5):
                 await service.wait(run)
@@ -586,7 +557,7 @@ class TestRestart:
         for restarts in (False, True):
             kept = store if restarts else MemoryStore()
             async with AsyncExitStack() as stack:
-                service = await stack.enter_async_context(serving(kept))
+                service = await stack.enter_async_context(serving(store=kept))
                 await service.add_run(spec, WORDS)
                 await enrol(service, 3)
                 for _ in range(10):
@@ -597,7 +568,7 @@ class TestRestart:
                     await service.update(client, work.assignment_id, update_for(work), "a" * 64)
                     if restarts:
                         await stack.aclose()
-                        service = await stack.enter_async_context(serving(kept))
+                        service = await stack.enter_async_context(serving(store=kept))
                 results.append((await service.run("run")).result())
         names = [report.model_copy(update={"client_id": ""}) for report in results[0].history]
         assert names == [r.model_copy(update={"client_id": ""}) for r in results[1].history]
@@ -615,7 +586,7 @@ class TestSeveralInOneLoop:
                 await held.wait()
                 await super().commit(run_id, version, commit)
 
-        async with serving(Hanging()) as other:
+        async with serving(store=Hanging()) as other:
             run = await other.add_run(spec_of(), WORDS)
             stopping = asyncio.create_task(other.stop_run(run))
             await asyncio.sleep(0)
@@ -635,7 +606,7 @@ class TestFailedStart:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
     ) -> None:
         path = tmp_path / "runs.db"
-        async with serving(SqlStore.sqlite(path)) as service:
+        async with serving(store=SqlStore.sqlite(path)) as service:
             await service.add_run(spec_of(), WORDS)
 
         def broken(*_: object, **__: object) -> None:
@@ -649,12 +620,12 @@ class TestFailedStart:
         with monkeypatch.context() as patch:
             patch.setattr(where, broken)
             with pytest.raises(ZeroDivisionError):
-                async with serving(SqlStore.sqlite(path)):
+                async with serving(store=SqlStore.sqlite(path)):
                     pytest.fail("it has started")
             with pytest.raises(ZeroDivisionError):
                 async with Aggregator(store=SqlStore.sqlite(path), enrolment_tokens=[TOKEN]):
                     pytest.fail("it has started")
-        async with serving(SqlStore.sqlite(path)) as service:
+        async with serving(store=SqlStore.sqlite(path)) as service:
             assert list(service.runs) == ["run"]
 
 
@@ -669,7 +640,7 @@ class TestStoreFailures:
                 await super().commit(run_id, version, commit)
 
         store = Flaky()
-        async with serving(store) as service:
+        async with serving(store=store) as service:
             run = await service.add_run(spec_of(), WORDS)
             client, work = await working(service, await enrol(service, 1))
             told: list[Any] = []

@@ -1,4 +1,4 @@
-"""Several services on one PostgreSQL: one run, whoever is asked."""
+"""Several services on one PostgreSQL: each of them serves the same run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore, Store
 from fedone_sdk.vocabulary import Vocabulary
 from tests.postgres import Cluster
+from tests.runs import run_spec
 
 TOKEN = "an-enrolment-token"
 WORDS = Vocabulary(candidates=("x", "y"))
@@ -31,17 +32,11 @@ ROUNDS = 12
 
 
 def spec_of(**participation: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "name": "run",
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 2, "optimizer": "sgd", "tau": 1.0},
-            "participation": {"exchange": "losses", "min_clients": 4, **participation},
-            "budget": {"queries": 2 * ROUNDS},
-            "rounds": ROUNDS,
-            "evaluation": {"every": 0},
-        }
+    return run_spec(
+        method={"num_samples": 2},
+        participation={"min_clients": 4, **participation},
+        budget={"queries": 2 * ROUNDS},
+        rounds=ROUNDS,
     )
 
 
@@ -241,7 +236,7 @@ class _Shared(MemoryStore):
             self.__dict__ = other.__dict__
 
 
-async def test_a_rollback_forgets_the_work_that_was_done_while_it_was_looked_up() -> None:
+async def test_a_rollback_drops_work_that_finished_during_the_lookup() -> None:
     """A client whose first work came meanwhile begins from nothing, as in a replay of the log."""
     store = MemoryStore()
     service = Service(

@@ -14,11 +14,9 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.client import HttpTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
 SPEC = RunSpec.model_validate(
     {

@@ -143,7 +143,7 @@ async def served(
 
 
 @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-async def test_a_device_with_a_model_of_its_own_fetches_the_slots(exchange: str) -> None:
+async def test_a_device_with_its_own_model_fetches_the_slots(exchange: str) -> None:
     spec = spec_of("gs-bdpl", exchange)
     by_gateway = await served(spec)
     by_itself = await served(spec, own=ScriptedBackend)

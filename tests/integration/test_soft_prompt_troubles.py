@@ -163,7 +163,7 @@ class TestHostileClients:
         ],
         ids=["another", "another size", "covariance", "no step", "step", "past", "parts"],
     )
-    async def test_a_memory_that_nobody_could_go_on_from_is_refused(
+    async def test_an_unusable_memory_is_refused(
         self, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
     ) -> None:
         spec = spec_of({**BBT_SPEC, "memory": "run"})
@@ -241,7 +241,7 @@ class TestHostileServers:
         await self.declined({**BBT_SPEC, "memory": "run"}, "not a memory", assignment=another)
 
     async def test_a_method_of_a_newer_version_is_declined(self) -> None:
-        """The seat goes to somebody else now, and not at its deadline."""
+        """The seat passes to another client now, and not at its deadline."""
 
         def unknown(found: RunTask) -> RunTask:
             raise MessageError("the aggregator's answer is malformed: method: an unknown tag")
@@ -448,7 +448,7 @@ class TestSizes:
         RoundMachine("run", spec_of({**larger, "memory": "client"}), vocab_size=0)
 
     @pytest.mark.parametrize(("length", "size"), [(1000, 70_000), (1000, 1024)])
-    async def test_a_projection_that_nobody_could_hold_is_refused_at_the_start(
+    async def test_a_projection_that_is_too_large_is_refused_at_the_start(
         self, length: int, size: int
     ) -> None:
         backend = ScriptedBackend(space=EmbeddingSpace(size=size, std=0.5))
@@ -492,8 +492,8 @@ class TestSizes:
             assert beside < more < beside * 1.1 + 10_000
 
 
-async def test_the_search_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CMA-ES takes tenths of a second: other requests go on meanwhile."""
+async def test_the_search_does_not_block_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CMA-ES takes tenths of a second: other requests are served meanwhile."""
     threads: list[tuple[str, int]] = []
     ask, tell = BBT.ask, BBT.tell
 

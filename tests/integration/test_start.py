@@ -1,4 +1,4 @@
-"""What a start costs: it reads and asks for the runs that go on, and for no others."""
+"""The cost of a start: it reads and checks only live runs."""
 
 from __future__ import annotations
 
@@ -21,26 +21,14 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, RunRecord, Store
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.caller import Caller
+from tests.runs import WORDS, run_spec
 
 TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 
 
 def spec_of(name: str) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "name": name,
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
-            "participation": {"exchange": "losses", "deadline_s": 100},
-            "budget": {"queries": 100},
-            "rounds": 3,
-            "evaluation": {"every": 0},
-        }
-    )
+    return run_spec(name=name, budget={"queries": 100})
 
 
 class Counting(MemoryStore):
@@ -163,7 +151,7 @@ class TestWhatIsRead:
             one, other = await asyncio.gather(*asked)
             assert one is other
 
-    async def test_an_ended_run_goes_on_when_it_is_resumed(self) -> None:
+    async def test_a_resumed_run_continues(self) -> None:
         store, backend = Counting(), Looked()
         await filled(store, ended=1, live=0)
         async with serving(store, backend) as service:
@@ -185,7 +173,7 @@ class TestWhatIsRead:
 
 
 class TestWhoWaits:
-    async def test_a_draw_at_a_start_knows_of_all_who_wait(
+    async def test_a_draw_at_a_start_includes_all_waiting_clients(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A vacant seat may be given away as soon as what was under way is taken up."""
@@ -234,7 +222,7 @@ class TestTheModel:
         await filled(store, ended=0, live=2)
         async with serving(store, Looked(trouble)) as service:
             assert all(run.state.paused for run in service.runs.values())
-        async with serving(store) as service:  # Whoever pauses waits: it is read at a start.
+        async with serving(store) as service:  # A paused run is live: it is read at a start.
             assert len(service.runs) == 2
 
 

@@ -37,7 +37,7 @@ class Large(MemoryStore):
         self.broken = -1
 
     def lengthen(self, run_id: str) -> None:
-        """Adds lines that no replay looks at, each of a commit of its own."""
+        """Add lines that replays ignore, each with its own commit."""
         body = json.dumps({"of": "nothing", "examples": "x" * LINE_BYTES})
         version = self._runs[run_id].version
         self._logs[run_id] += [
@@ -83,7 +83,7 @@ def store_of(server: Server) -> Large:
 
 
 class TestLogs:
-    async def test_a_log_is_told_in_pages(self, server: Server) -> None:
+    async def test_a_log_is_read_in_pages(self, server: Server) -> None:
         store = store_of(server)
         headers = {"Authorization": f"Bearer {ADMIN}"}
         async with server.session.get(f"{server.url}/v1/runs/run/log", headers=headers) as found:

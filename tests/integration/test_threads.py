@@ -144,7 +144,7 @@ async def test_what_is_large_goes_aside_and_what_is_small_does_not() -> None:
 
 @pytest.mark.heavy
 async def test_a_busy_server_does_not_stand_still() -> None:
-    """The longest turn of its loop, in time of its own processor: others may be busy here, too."""
+    """The longest turn of its loop, in its own processor time: the machine may be busy."""
     _, own, _, rounds = await stalls.measure(15.0)
     assert max(own) < 0.05
     assert all(rounds.values())

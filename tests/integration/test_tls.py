@@ -197,7 +197,7 @@ class TestDevicesWithCertificates:
             trust = setting.trust(issue("device", setting.devices))
             assert await ask(url, trust) == "hello"
 
-    async def test_an_authority_that_is_taken_out_lets_nobody_in(self, setting: Setting) -> None:
+    async def test_a_removed_authority_admits_no_client(self, setting: Setting) -> None:
         tls = setting.tls(client_ca="devices.pem")
         before = setting.trust(issue("device", setting.devices))
         async with serving(tls) as url:
@@ -297,7 +297,7 @@ class TestChangedFiles:
             assert tls.reload()
             assert await serial(url, setting.trust()) == second.certificate.serial_number
 
-    async def test_they_are_seen_without_being_told(self, setting: Setting) -> None:
+    async def test_changes_are_seen_without_a_signal(self, setting: Setting) -> None:
         tls = setting.tls()
         async with serving(tls) as url, tls.watching(every_s=0.01):
             setting.replace(second := issue("localhost", setting.authority))

@@ -1,4 +1,4 @@
-"""Trackers are told of a run, and cannot harm it."""
+"""Trackers follow a run, and cannot harm it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.tuned import SPEC, small, tuned
 
 
 class Noted:
-    """A tracker that keeps what it is told."""
+    """A tracker that keeps what it receives."""
 
     def __init__(self, run: TrackedRun) -> None:
         self.run = run
@@ -58,7 +58,7 @@ def noting(made: list[Noted], kind: type[Noted] = Noted) -> Callable[[TrackedRun
     return factory
 
 
-async def test_a_tracker_hears_all_of_a_run() -> None:
+async def test_a_tracker_receives_all_events_of_a_run() -> None:
     made: list[Noted] = []
     with Tracking({"noted": noting(made)}) as tracking:
         done = await tuned(watch=tracking)
@@ -78,7 +78,7 @@ async def test_a_tracker_hears_all_of_a_run() -> None:
     assert noted.threads == {"tracker noted"}
 
 
-async def test_what_fails_is_warned_about_once_and_the_run_goes_on() -> None:
+async def test_a_failing_tracker_is_logged_once_and_the_run_continues() -> None:
     made: list[Noted] = []
 
     def broken(run: TrackedRun) -> Noted:
@@ -100,7 +100,7 @@ async def test_what_fails_is_warned_about_once_and_the_run_goes_on() -> None:
     assert (len(whole.rounds), whole.ended) == (8, 1)
 
 
-async def test_one_that_hangs_keeps_nobody() -> None:
+async def test_a_hanging_tracker_does_not_block() -> None:
     hold, entered = threading.Event(), threading.Event()
 
     class Hangs(Noted):
@@ -129,12 +129,12 @@ async def test_a_run_that_breaks_off_has_no_result() -> None:
         tracking.add(done.result.history[0])
     assert (len(made[0].rounds), made[0].result, made[0].ended) == (1, None, 1)
     with Tracking({"noted": noting(made)}):
-        pass  # It never began: nobody is told of it.
+        pass  # It never began: no tracker hears of it.
     assert len(made) == 1
 
 
-async def test_rounds_that_were_done_before_are_told_too() -> None:
-    """A run that goes on, in another process, is told of from its beginning."""
+async def test_earlier_rounds_are_reported_too() -> None:
+    """A run that continues in another process is reported from its beginning."""
     store = MemoryStore()
     first: list[Noted] = []
     with Tracking({"noted": noting(first)}) as tracking:
@@ -195,7 +195,7 @@ def test_a_tracker_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
             find_tracker(name)
 
 
-def test_a_tracker_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_party_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = tmp_path / "theirs-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

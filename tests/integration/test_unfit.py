@@ -26,8 +26,8 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.runs import TASK, TOKEN, run_spec
 
-TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=("x", "y"))
 TICKETS = [{"text": f"text {n}", "label": ("billing", "login")[n % 2]} for n in range(8)]
 BACKEND = ScriptedBackend()
@@ -35,17 +35,12 @@ WHY = "field 'label' is 'billing', not one of: low, high"
 
 
 def spec_of(name: str, labels: tuple[str, ...], *, rounds: int = 4) -> RunSpec:
-    words = {label: f" {label}" for label in labels}
-    return RunSpec.model_validate(
-        {
-            "name": name,
-            "task": {"template": "{prompt} {text} {mask}", "labels": words},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 2, "batch_size": 2, "tau": 1.0},
-            "participation": {"exchange": "losses", "deadline_s": 100, "max_lost": 3},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
+    return run_spec(
+        name=name,
+        task={**TASK, "labels": {label: f" {label}" for label in labels}},
+        method={"num_samples": 2},
+        participation={"max_lost": 3},
+        rounds=rounds,
     )
 
 

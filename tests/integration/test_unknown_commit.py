@@ -1,4 +1,4 @@
-"""A commit of which nobody knows whether it was stored."""
+"""Commits with an unknown outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.test_edge_resume import WORDS, spec_of
 
 
 class Vague(MemoryStore):
-    """Goes away amid a commit, before it is stored or after."""
+    """Disconnect during a commit, before it is stored or after."""
 
     goes_away: str | None = None
 

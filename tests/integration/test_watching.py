@@ -1,4 +1,4 @@
-"""What people see of a run beside its result: who they are, seats, lost work, alpha, the page."""
+"""What users see of a run besides its result: identity, seats, lost work, alpha, page."""
 
 from __future__ import annotations
 
@@ -26,23 +26,14 @@ from fedone_sdk.stores import MemoryStore, SqlStore, Store
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.caller import Caller
+from tests.runs import run_spec
 
 ENROLMENT, ROOT, OPS, LOOK = "enrolment-5b1e", "root-19ab", "ops-c4f2", "look-e06d"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine", ""))
 
 
-def spec_of(name: str = "run", **changes: Any) -> RunSpec:
-    document: dict[str, Any] = {
-        "name": name,
-        "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-        "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-        "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
-        "participation": {"exchange": "losses", "deadline_s": 100},
-        "budget": {"queries": 100},
-        "rounds": 3,
-        "evaluation": {"every": 0},
-    }
-    return RunSpec.model_validate({**document, **changes})
+def spec_of(**changes: Any) -> RunSpec:
+    return run_spec(**{"budget": {"queries": 100}, **changes})
 
 
 @dataclass(slots=True)
@@ -192,7 +183,7 @@ class TestSeats:
         async with serving(other) as server:
             assert (await server.seats()).lost == tuple(map(without_time, lost))
 
-    async def test_only_the_newest_are_told(self, server: Server) -> None:
+    async def test_only_the_newest_are_reported(self, server: Server) -> None:
         run = server.aggregator.service.runs["run"]
         _, credential = await server.enrol()
         for number in range(5):

@@ -1,4 +1,4 @@
-"""llama.cpp's HTTP server in a process of its own; it prints its URL, and serves until killed."""
+"""llama.cpp's HTTP server in a separate process; it prints its URL, and serves until killed."""
 
 from __future__ import annotations
 

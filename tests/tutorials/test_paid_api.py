@@ -1,4 +1,4 @@
-"""docs/tutorials/paid-api.md, and the bill beside what the practice provider counted."""
+"""docs/tutorials/paid-api.md, and the bill next to the practice provider's count."""
 
 from __future__ import annotations
 

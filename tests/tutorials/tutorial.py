@@ -131,14 +131,14 @@ class Tutorial:
             if block.language == "bash":
                 return block
             title = _TITLE.search(block.info)
-            assert title, f"nobody looks at {block.text}"
-            assert block.language != "text", f"nobody looks at {block.text}"
+            assert title, f"no test runs {block.text}"
+            assert block.language != "text", f"no test runs {block.text}"
             (self.folder / title[1]).write_text(block.text, encoding="utf-8")
         raise AssertionError("the page has ended")
 
 
 class Running(Process):
-    """A command in a terminal of its own."""
+    """A command in a separate terminal."""
 
     def __init__(
         self, script: str, environment: Mapping[str, str], folder: Path, name: str

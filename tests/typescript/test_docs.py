@@ -54,7 +54,7 @@ def test_the_programs_compile(package: Path) -> None:
             if block.language == "ts":
                 count += 1
                 name = f"{page.relative_to(ROOT).as_posix().replace('/', '-')}-{block.line}.ts"
-                # With an import or an export a file is a module of its own.
+                # With an import or an export a file is a module.
                 (folder / name).write_text(f"{block.text}export {{}};\n", encoding="utf-8")
     assert count >= 7
     command = [package / "node_modules" / ".bin" / "tsc", "--project", folder]

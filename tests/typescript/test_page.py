@@ -29,7 +29,7 @@ SPEC = spec_of({"participation": {"exchange": "losses"}, "method": GS_BDPL, "rou
 
 @asynccontextmanager
 async def page_of(package: Path) -> AsyncIterator[str]:
-    """The address of the demo page, on a server of its own."""
+    """The address of the demo page, on a separate server."""
     folders = package / "demo", package / "dist" / "page"
     rows = json.dumps(rows_of(SPEC, 0))
     app = web.Application()

@@ -135,7 +135,7 @@ class TestConfiguredTokens:
         with pytest.raises(ProblemError, match="used up"):
             await access.enrol("once", Enrol())
 
-    async def test_an_expired_token_lets_nobody_in(self) -> None:
+    async def test_an_expired_token_enrols_no_client(self) -> None:
         clock = ManualClock()
         token = EnrolmentToken(token_sha256=digest("t"), expires_at=clock.now() + 10)
         access = await access_of(None, token, clock=clock)
@@ -159,7 +159,7 @@ class TestConfiguredTokens:
         with pytest.raises(SpecError, match=r"auth\.enrolment_tokens: two tokens have the same"):
             await access_of(None, *tokens)
 
-    async def test_the_secret_of_another_token_is_told_without_it(self) -> None:
+    async def test_an_error_for_a_duplicate_secret_does_not_contain_it(self) -> None:
         store = MemoryStore()
         await store.put_token(
             TokenRecord(name="made", token_sha256=digest("fleet-secret"), created_at=0)
@@ -308,7 +308,7 @@ class TestClients:
         assert [(await access.record(number)).name for number in range(5)] == list("01234")
         assert access.num_clients == 5
 
-    async def test_a_restart_knows_its_clients(self) -> None:
+    async def test_a_restart_keeps_its_clients(self) -> None:
         store = CountedStore()
         enrolled = await (await access_of(store)).enrol("fleet-secret", Enrol())
         access = await access_of(store)
@@ -338,7 +338,7 @@ class TestRotation:
         await refused(access, enrolled.credential)
         assert (await access.client(new)).previous_sha256 is None
 
-    async def test_lost_answers_lock_nobody_out(self) -> None:
+    async def test_lost_answers_lock_no_client_out(self) -> None:
         access = await access_of()
         old = (await access.enrol("fleet-secret", Enrol())).credential
         client = await access.client(old)
@@ -348,7 +348,7 @@ class TestRotation:
         for credential in [old, *lost]:
             await refused(access, credential)
 
-    async def test_another_replica_forgets_the_old_one_too(self) -> None:
+    async def test_another_replica_drops_the_old_one_too(self) -> None:
         store = CountedStore()
         store.several = True
         here, there = await access_of(store), await access_of(store)

@@ -122,7 +122,7 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
         ({"signature_window_s": 1}, "signature_window_s: "),
     ],
 )
-def test_mistakes_are_told_without_the_token(document: Any, told: str) -> None:
+def test_errors_do_not_contain_the_token(document: Any, told: str) -> None:
     with pytest.raises(SpecError) as caught:
         config_of(document)
     assert told in str(caught.value)

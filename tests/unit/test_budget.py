@@ -185,7 +185,7 @@ class TestAccount:
 
 
 class AccountMachine(RuleBasedStateMachine):
-    """An account in any order of reservations and settlements, beside a plain list of them."""
+    """An account in any order of reservations and settlements, compared with a plain list."""
 
     leases = Bundle("leases")
 
@@ -408,7 +408,7 @@ class TestBudgetGuard:
 
     @pytest.mark.parametrize("asked", [1, 2], ids=["granted", "refused"])
     async def test_cancelled_while_the_ledger_decides(self, tmp_path: Path, asked: int) -> None:
-        """A lease that is granted to nobody is given back, however slow the ledger."""
+        """A lease whose caller is gone is returned, however slow the ledger."""
         guard = BudgetGuard(Budget(requests=1), ledger=SqliteLedger(tmp_path / "budget.db"))
 
         async def body() -> None:
@@ -517,7 +517,7 @@ class TestSqliteLedger:
         ]
         account = SqliteLedger(path).account(Budget(usd=Decimal(1)))
         assert account.spent == Usage(requests=len(sent), usd=sum(sent, Decimal(0)))
-        # The victim's request may have been sent: it counts until somebody settles it.
+        # The victim's request may have been sent: it counts until it is settled.
         assert account.leased == Usage(requests=1, usd=Decimal("0.2"))
         # Each ended when its own worst case, and those of the others, left no room.
         assert Decimal("0.86") < account.held.usd <= 1

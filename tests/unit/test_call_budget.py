@@ -51,7 +51,7 @@ async def test_what_is_given_back_pays_for_the_next() -> None:
     assert purse.spent == Usage(requests=1)
 
 
-async def test_nobody_counts_on_what_another_waits_for() -> None:
+async def test_no_call_uses_a_pending_reservation_of_another() -> None:
     run = Run(most=3)
     purse = CallBudget("run", NOTHING, run.more)
     under_way: list[int] = []
@@ -104,7 +104,7 @@ async def test_a_provider_that_counts_more_is_paid_before_the_next_request() -> 
     assert run.asked == Usage(prompt_tokens=15)
 
 
-async def test_each_amount_has_a_name_of_its_own_and_bears_no_more_than_that() -> None:
+async def test_each_reservation_has_its_own_id_and_covers_only_itself() -> None:
     names = iter(["before", "after", "after"])
     attempts = Reservations(lambda: next(names))
     reserved: list[str] = []
@@ -115,13 +115,13 @@ async def test_each_amount_has_a_name_of_its_own_and_bears_no_more_than_that() -
     for worst in (ONE * 2, ONE, ONE):
         await attempts.reserve_more(worst, reserve)
     assert [replica_of(attempt) for attempt in reserved] == ["before", "after", "after"]
-    spent = Usage(requests=3, prompt_tokens=45)  # more tokens than anybody had bounded it by
+    spent = Usage(requests=3, prompt_tokens=45)  # more tokens than any bound
     shares = dict(attempts.shares(spent))
     assert list(shares) == reserved
     assert list(shares.values()) == [ONE * 2, ONE, Usage(prompt_tokens=15)]
 
 
-async def test_what_was_refused_bears_nothing_and_what_nobody_knows_is_given_back() -> None:
+async def test_refused_reservations_cover_nothing_and_unknown_ones_are_returned() -> None:
     attempts = Reservations(lambda: "replica")
     asked: list[str] = []
 

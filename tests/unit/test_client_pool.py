@@ -91,7 +91,7 @@ class TestPlaces:
         assert enter(pool, 0) is None
         assert pool.waiting("b", 0.0) == {0: 10}
 
-    def test_a_run_that_goes_on_is_waited_for_at_once(self) -> None:
+    def test_a_running_run_is_waited_for_at_once(self) -> None:
         pool = pool_of(a=4)
         enter(pool, 0)
         enter(pool, 1, patterns=("a", "c"))
@@ -102,7 +102,7 @@ class TestPlaces:
         assert enter(pool, 0) is None
         assert pool.waiting("b", 0.0) == {0: 10, 2: 12}
 
-    def test_a_run_that_is_shut_has_nobody(self) -> None:
+    def test_a_closed_run_has_no_waiting_clients(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
         pool.close("a")
@@ -125,7 +125,7 @@ class TestPlaces:
 
 
 class TestMakingRoom:
-    def test_whoever_has_worked_stays_while_nobody_else_waits(self) -> None:
+    def test_a_client_that_worked_stays_while_no_other_waits(self) -> None:
         pool = pool_of(a=2)
         enter(pool, 0)
         assert not pool.finish_work(0, 1.0)
@@ -155,7 +155,7 @@ class TestMakingRoom:
             pool.finish_work(client, 1.0)
         assert isinstance(enter(pool, 0, now=1.1), Member)
 
-    def test_those_who_never_come_back_are_forgotten(self) -> None:
+    def test_clients_that_never_return_are_dropped(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
         enter(pool, 1)
@@ -183,7 +183,7 @@ class TestPause:
         assert 100 < longest <= MAX_RETRY_AFTER_S
 
 
-def test_what_the_store_knew_is_taken_in_again() -> None:
+def test_stored_members_are_restored() -> None:
     pool = pool_of(a=1)
     enter(pool, 0)
     after = pool_of(a=1)

@@ -1,4 +1,4 @@
-"""Rates and addresses: who is counted, and for whom."""
+"""Rates and addresses: which requests count for which caller."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class TestBuckets:
                 span = taken[last] - start
                 assert last - first + 1 <= burst + span * per_minute / 60 + 1e-6
 
-    def test_who_waits_as_told_is_let_in(self) -> None:
+    def test_a_client_that_honours_retry_after_is_admitted(self) -> None:
         bucket, now = Bucket(7), 0.0
         for _ in range(50):
             now += bucket.wait_s("a", now)
             assert bucket.wait_s("a", now) <= 1e-9
             bucket.take("a", now)
 
-    def test_those_that_are_full_again_are_forgotten(self) -> None:
+    def test_full_buckets_are_dropped(self) -> None:
         bucket = Bucket(60, capacity=10)
         for number in range(100):
             bucket.take(number, 0.0)
@@ -141,7 +141,7 @@ class TestLimiter:
             limiter.client(0)
         assert caught.value.code == "rate_limited"
 
-    def test_who_fails_often_is_not_heard(self) -> None:
+    def test_a_caller_that_fails_often_is_blocked(self) -> None:
         limiter = limiter_of(failures_per_minute_per_ip=3.0)
         for _ in range(3):
             limiter.unknown_caller("a")
@@ -151,7 +151,7 @@ class TestLimiter:
         limiter.unknown_caller("b")
 
     def test_failures_of_one_who_must_wait_already_do_not_add_up(self) -> None:
-        """Else whoever shares an address with a broken device would be shut out for days."""
+        """Else a device that shares an address with a broken one would be blocked for days."""
         clock = ManualClock()
         limits = NO_LIMITS.model_copy(update={"failures_per_minute_per_ip": 60.0})
         limiter = Limiter(limits, now=clock.now)

@@ -98,7 +98,7 @@ def test_the_api_page_lists_all_packages() -> None:
 def _is_there(module: object, name: str) -> bool:
     try:
         return hasattr(module, name)
-    except MissingExtraError as exc:  # It is there with an extra that cannot stand beside `all`.
+    except MissingExtraError as exc:  # It needs an extra that conflicts with `all`.
         return exc.extra == "flwr"
 
 

@@ -1,4 +1,4 @@
-"""CONFIG.yaml and the environment: which has the last word, and what mistakes are told as."""
+"""CONFIG.yaml and the environment: precedence, and the texts of errors."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_run_knows_the_model_of_its_server_and_its_dev_rows(tmp_path: Path) -> None:
+def test_a_run_has_the_model_of_its_server_and_its_dev_rows(tmp_path: Path) -> None:
     """A report of it has a program for that model."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "dev.jsonl").write_text('{"text": "fine", "label": 1}\n')
@@ -273,5 +273,5 @@ def test_a_run_knows_the_model_of_its_server_and_its_dev_rows(tmp_path: Path) ->
     (run,) = config.load_runs(tmp_path)
     assert run.spec.backend == config.backend
     assert (run.spec.data, run.dev, run.unmeasured) == (None, ({"text": "fine", "label": 1},), None)
-    # A stored run goes on under another backend: its fingerprint says whether it is the same model.
+    # A stored run continues with another backend: its fingerprint identifies the model.
     assert run.spec.is_same_run(run.spec.model_copy(update={"backend": OnnxSpec()}))

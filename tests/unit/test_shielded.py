@@ -1,4 +1,4 @@
-"""Work that outlives its caller: it ends, a stop waits for it, and how it failed is told."""
+"""Work that outlives its caller: it completes, a stop waits for it, failures are logged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MINE, OTHER = object(), object()
 
 
 async def left_alone(ends_with: BaseException | None) -> list[str]:
-    """Work whose caller goes away amid it; returns what it has done when none is under way."""
+    """Work whose caller is cancelled; return what it has done once none is pending."""
     done = []
 
     async def work() -> None:
@@ -53,7 +53,7 @@ async def test_work_of_others_is_not_waited_for() -> None:
     assert other.done()
 
 
-def test_a_failure_that_nobody_hears_of_is_logged() -> None:
+def test_an_unobserved_failure_is_logged() -> None:
     with capture_logs() as logs:
         asyncio.run(left_alone(ZeroDivisionError("a flaw")))
     (entry,) = logs
@@ -61,13 +61,13 @@ def test_a_failure_that_nobody_hears_of_is_logged() -> None:
     assert "ZeroDivisionError: a flaw" in entry["traceback"]
 
 
-def test_a_told_trouble_is_no_flaw() -> None:
+def test_a_reported_failure_is_no_bug() -> None:
     with capture_logs() as logs:
         asyncio.run(left_alone(StoreUnavailable("the disk is full")))
     assert not logs
 
 
-def test_a_ctrl_c_amid_the_work_is_no_failure() -> None:
+def test_a_ctrl_c_during_the_work_is_no_failure() -> None:
     with capture_logs() as logs, pytest.raises(KeyboardInterrupt):
         asyncio.run(left_alone(KeyboardInterrupt()))
     assert not logs

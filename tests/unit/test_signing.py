@@ -222,7 +222,7 @@ class TestTime:
         await checked.signatures.check(checked.client, request_of(headers))
 
     @pytest.mark.parametrize("off", [-302, 302, -1e9])
-    async def test_a_clock_that_is_off_is_told_so(self, off: float) -> None:
+    async def test_a_wrong_clock_is_reported(self, off: float) -> None:
         checked = Checked()
         headers = checked.headers(now=checked.clock.now() + off)
         assert (await checked.refused(request_of(headers))).startswith("clock_skew: ")

@@ -27,7 +27,7 @@ def test_an_array_comes_back(order: Any) -> None:
     found = SoftPrompt.of("key_values", matrix).array()
     np.testing.assert_array_equal(found, matrix.astype(np.float32))
     assert found.dtype == np.float32
-    found[0, 0] = 7  # It is a copy of its own.
+    found[0, 0] = 7  # It is a copy.
 
 
 def test_kind_shape_and_numbers_tell_them_apart() -> None:

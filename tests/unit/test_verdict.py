@@ -89,7 +89,7 @@ def test_a_cross_fitted_bias_does_not_see_the_row_that_it_is_for() -> None:
     before, after = (no_prompt_biased(task(), one, None) for one in (blind, other))
     assert before is not None
     assert after is not None
-    # Row 50 has another answer, so the biases of other folds move, not that of its own.
+    # Row 50 has another answer, so the biases of the other folds change, not its own fold's.
     fold = sorted(range(200), key=lambda place: (TARGETS[place], place)).index(50) % 5
     own = [
         place

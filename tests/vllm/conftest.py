@@ -80,7 +80,7 @@ def log_tail(log: Path, num_lines: int = 40) -> str:
 
 @contextmanager
 def serving(folder: Path, log: Path, *options: str) -> Iterator[VllmServer]:
-    """Starts a server of its own process group, waits until it answers, and ends the group."""
+    """Start a server in its own process group, wait until it answers, and end the group."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

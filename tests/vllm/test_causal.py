@@ -207,7 +207,7 @@ async def test_too_long_inputs_are_cut_to_what_the_server_takes(
     answer = await backend.score(query)
     assert answer.usage.prompt_tokens == MAX_LENGTH - 1
     assert answer.usage.prompt_tokens <= backend.worst_case(1).prompt_tokens
-    # What is left beside <s>, " really", " It", " was" and one token to come.
+    # What is left next to <s>, " really", " It", " was" and one token to come.
     text = f" really{' bad' * (MAX_LENGTH - 5)} It was"
     assert_close(answer, [[reference(text, word) for word in LABELS]])
     with pytest.raises(BackendError, match="without its text fields"):

@@ -80,7 +80,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tune(
     folder: Path, data: Path, name: str, task: str, candidates: list[str], backend: dict[str, Any]
 ) -> dict[str, Any]:
-    """One run in a process of its own, on 200 rows of the dev split."""
+    """One run in a separate process, on 200 rows of the dev split."""
     rows = (data / "dev.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)[:200]
     (folder / "dev.jsonl").write_text("".join(rows), encoding="utf-8")
     text = RUN.format(
@@ -125,7 +125,7 @@ def test_gemma_as_a_template(gemma: Path, shared: Callable[..., Path], tmp_path:
 
 @contextmanager
 def llama_server(model: Path, log: Path) -> Iterator[str]:
-    """llama.cpp's own HTTP server in a process of its own."""
+    """llama.cpp's HTTP server in a separate process."""
     program = (
         "import sys, time, xllamacpp\n"
         "p = xllamacpp.CommonParams()\n"

@@ -156,7 +156,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_a_bad_request_is_refused_and_harms_nobody(
+async def test_a_bad_request_is_refused_and_harms_no_caller(
     http: aiohttp.ClientSession, roberta_server: VllmServer, name: str
 ) -> None:
     body, message = BAD[name]
@@ -189,7 +189,7 @@ async def test_requests_past_the_plugin_do_not_stop_the_engine(
     await log_probs(http, roberta_server, [GOOD], [5])
 
 
-async def test_a_client_that_hangs_up_harms_nobody(
+async def test_a_client_that_disconnects_harms_no_caller(
     http: aiohttp.ClientSession, roberta_server: VllmServer
 ) -> None:
     before = await log_probs(http, roberta_server, [GOOD], [5])

@@ -7,12 +7,12 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from fedone_sdk.stores.base import Commit, Signals
+from fedone_sdk.stores.base import Commit, Replica
 
 T = TypeVar("T")
 
 
-class Database(Protocol):
+class Database(Replica, Protocol):
     """Transactions and database-specific operations.
 
     `read`, `write` and `commit` raise the errors of their work, and `FedOneError` if the database
@@ -49,30 +49,4 @@ class Database(Protocol):
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """See `Store.commit`."""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """See `Store.shared`."""
-        ...
-
-    @property
-    def replica(self) -> str:
-        """See `Store.replica`."""
-        ...
-
-    async def alive(self) -> frozenset[str]:
-        """See `Store.alive`."""
-        ...
-
-    async def lead(self) -> bool:
-        """See `Store.lead`."""
-        ...
-
-    async def publish(self, signal: str) -> None:
-        """See `Store.publish`."""
-        ...
-
-    def listen(self, signals: Signals) -> None:
-        """See `Store.listen`."""
         ...

@@ -144,7 +144,7 @@ def test_tell_takes_the_float32_numbers_that_travelled() -> None:
     )
 
 
-def test_goes_on_from_a_mean_that_the_server_averaged() -> None:
+def test_continues_from_the_server_s_mean() -> None:
     bbt = method()
     mine = train(bbt, bbt.init(), range(5))
     averaged = mine.evolve(alpha=mine.alpha + np.float32(1.0))

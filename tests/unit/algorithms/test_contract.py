@@ -355,7 +355,7 @@ def test_unknown_names_say_what_is_allowed() -> None:
     )
 
 
-def test_a_state_of_its_own_is_one_to_go_on_from(method: Algorithm) -> None:
+def test_its_state_can_be_resumed(method: Algorithm) -> None:
     state = method.init()
     method.check(state)
     for step in range(2):

@@ -93,7 +93,7 @@ def test_a_long_step_ends_on_the_ball() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_liar_among_the_first_does_not_set_the_measure(place: int) -> None:
+def test_an_attacker_among_the_first_does_not_set_the_scale(place: int) -> None:
     memory: Memory = {}
     rng = np.random.default_rng(0)
     total = np.linalg.norm(ALPHA)

@@ -30,7 +30,7 @@ def test_no_other_bias_is_better(num_labels: int) -> None:
 
 
 def test_a_preference_is_made_up_for_however_strong() -> None:
-    """Beyond the grid on which losses are told by class."""
+    """Beyond the grid of the losses by class."""
     rng = np.random.default_rng(0)
     targets = rng.integers(2, size=2000)
     values = np.stack([-2.0 * targets, -2.0 * (1 - targets)], axis=1) + rng.normal(size=(2000, 2))

@@ -33,7 +33,7 @@ def test_equal_prompts_share_a_row_and_count_once() -> None:
     assert observed.means[1].tolist() == told(3).means[2].tolist()
 
 
-def test_the_oldest_losses_are_forgotten_and_what_is_known_by_them_alone() -> None:
+def test_the_oldest_losses_are_dropped_with_their_prompts() -> None:
     observed = several()
     assert observed.last_met().tolist() == [1, 2, 1, 1, 2]
     few = observed.remembering(np.array([1, 0, 2, 4]), 3)

@@ -44,7 +44,7 @@ def test_an_ask_is_repeated_from_state_and_generator() -> None:
     assert one == same != other
 
 
-def test_plain_tpe_hands_out_the_lowest_loss_and_with_a_race_what_is_sure() -> None:
+def test_plain_tpe_deploys_the_lowest_loss_and_a_race_what_is_certain() -> None:
     plain, raced = method(), method(search=10, race=3)
     for tpe, expected in ((plain, [3, 0]), (raced, [0, 0])):
         state = tpe.init()

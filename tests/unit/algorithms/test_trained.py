@@ -9,7 +9,7 @@ from fedone_sdk.algorithms import State
 from fedone_sdk.algorithms.trained import LARGEST, Trained
 
 
-def test_the_start_is_normal_and_hangs_on_the_seed() -> None:
+def test_the_start_is_normal_and_depends_on_the_seed() -> None:
     method = Trained(rows=40, columns=50, init_std=0.5, seed=3)
     alpha = method.init().alpha
     assert alpha.shape == method.shape == (40, 50)

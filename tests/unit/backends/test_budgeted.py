@@ -212,7 +212,7 @@ async def test_no_payer_no_reservation() -> None:
         (ALL, None, False),
         (ALL | {"usd"}, None, True),  # a gateway knows its own prices
         ({"queries", "requests"}, FREE, True),
-        # Tokens cost money, but nobody says how many there may be.
+        # Tokens cost money, but their number has no bound.
         ({"queries", "requests"}, PRICE, False),
         ({"queries", "requests", "usd"}, PRICE, False),
         ({"queries", "requests"}, PER_REQUEST, True),

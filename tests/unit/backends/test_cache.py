@@ -81,7 +81,7 @@ class Oracle(LLMBackend):
 
 
 class Told(LLMBackend):
-    """Gives the answer that it is told; None must not be asked."""
+    """Return the given answer; None must not be queried."""
 
     fingerprint = "told"
 
@@ -180,7 +180,7 @@ async def test_equal_queries_under_way_share_one_call() -> None:
     assert (cached.hits, cached.misses, inner.asked["a"]) == (4, 1, 1)
 
 
-async def test_when_the_asker_is_cancelled_one_waiter_asks_anew() -> None:
+async def test_after_a_cancelled_call_one_waiter_asks_again() -> None:
     inner = Oracle()
     inner.gate.clear()
     cached = CachedBackend(inner)
@@ -227,7 +227,7 @@ async def test_an_error_reaches_all_who_wait_and_is_not_remembered() -> None:
     assert not (await cached.score(ask("a"))).cached
 
 
-async def test_nobody_is_refused_by_the_budget_of_another() -> None:
+async def test_no_query_is_refused_by_the_budget_of_another() -> None:
     class Metered(Oracle):
         async def score(self, query: Query) -> Answer:
             await super().score(query)
@@ -251,7 +251,7 @@ async def test_nobody_is_refused_by_the_budget_of_another() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-async def test_an_error_that_nobody_waits_for_makes_no_noise(
+async def test_an_error_without_a_waiter_is_silent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     inner = Oracle()
@@ -362,7 +362,7 @@ class TestFile:
         assert known == replace(answer, usage=NOTHING, cached=True)
         assert repr(known.log_probs) == repr(answer.log_probs)  # -0.0 is not 0.0
 
-    async def test_what_memory_forgets_is_read_again(self, tmp_path: Path) -> None:
+    async def test_evicted_answers_are_read_again(self, tmp_path: Path) -> None:
         inner = Oracle()
         async with CachedBackend(inner, max_entries=1, file=tmp_path / "a") as cached:
             for text in "abcabc":

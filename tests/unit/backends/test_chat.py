@@ -197,7 +197,7 @@ class TestRefused:
 
 
 class TestWarning:
-    def test_a_raw_template_on_a_chat_model_is_told_once(self) -> None:
+    def test_a_raw_template_on_a_chat_model_is_logged_once(self) -> None:
         raw = TaskSpec(template="{prompt}{text} It was", labels={0: " bad", 1: " good"})
         warning = TemplateWarning("smol")
         with capture_logs() as logs:

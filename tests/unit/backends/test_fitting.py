@@ -145,7 +145,7 @@ def test_a_causal_input_starts_as_the_models_own_tokeniser_starts_it(tmp_path: P
 
 
 def test_a_label_word_is_what_follows_a_text_not_what_starts_one(tmp_path: Path) -> None:
-    """A SentencePiece tokeniser puts a space of its own before whatever it is given."""
+    """A SentencePiece tokeniser puts a space before every text."""
     file = words(tmp_path, start="<s>", metaspace=True)
     assert len(tokenizers.Tokenizer.from_file(str(file)).encode(" great").ids) == 3
     encoder = CausalEncoder(file, 128)
@@ -218,7 +218,7 @@ def test_no_known_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_vectors_stand_where_the_prompt_does(encoder: ClozeEncoder, causal: bool) -> None:
-    """The texts beside them are tokenised as if nothing stood between, and make room."""
+    """The texts around them are tokenised as if adjacent, and make room."""
 
     def parts(prompt: str, field: str) -> tuple[Part, ...]:
         body = (Part("text", "Say"), Part("prompt", prompt), Part("field", field))

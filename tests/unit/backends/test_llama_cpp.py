@@ -170,7 +170,7 @@ class TestLabelWords:
             await backend.check((word,), form_of(BEGUN))
 
 
-async def test_generation_goes_on_to_its_end(backend: LlamaCppBackend) -> None:
+async def test_generation_continues_to_its_end(backend: LlamaCppBackend) -> None:
     task = TaskSpec(
         chat={"user": "{prompt}{text} Answer with one word."}, loss="score", max_tokens=8
     )
@@ -184,7 +184,7 @@ async def test_generation_goes_on_to_its_end(backend: LlamaCppBackend) -> None:
     assert (await backend.score(query)) == answer
 
 
-async def test_the_event_loop_goes_on_while_the_model_computes(backend: LlamaCppBackend) -> None:
+async def test_the_event_loop_runs_while_the_model_computes(backend: LlamaCppBackend) -> None:
     await backend.check(ASKED.label_words, form_of(ASKED))
     long = [{"text": "word " * 400}] * 2
     longest, last = 0.0, time.monotonic()

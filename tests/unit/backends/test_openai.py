@@ -349,7 +349,7 @@ async def test_a_label_of_several_tokens_is_named(make: Make) -> None:
         with pytest.raises(LabelWordError, match="antidis") as caught:
             await make(server, tokenizer=TOKENIZER).check((" great", " antidisestablishment"))
         assert len(caught.value.tokens) > 1
-        # Nobody knows without a tokeniser; and a written answer may be of several tokens.
+        # Unknown without a tokeniser; a written answer may have several tokens.
         await make(server).check((" great", " antidisestablishment"))
         without = make(server, tokenizer=TOKENIZER, log_probs=False)
         await without.check((" great", " antidisestablishment"))
@@ -432,7 +432,7 @@ async def test_a_server_known_to_show_log_probs_may_leave_them_out_once(make: Ma
 
 @pytest.mark.parametrize("behaviour", ["bad_key", "no_quota", "forbidden", "no_model"])
 async def test_what_a_person_must_change_costs_one_request(make: Make, behaviour: str) -> None:
-    """Who waited for the first is told the same, and not sent."""
+    """Queries that waited for the first get the same error, and are not sent."""
     async with FakeOpenAI(script=Script(default=behaviour), latency_s=0.01) as server:
         backend = make(server)
         failures = await asyncio.gather(
@@ -556,7 +556,7 @@ async def test_a_failure_is_of_its_kind_and_does_not_last(
             await backend.score(ask())
         assert type(caught.value) is kind
         assert "\n" not in str(caught.value)
-        await backend.score(ask())  # It can go on.
+        await backend.score(ask())  # It can continue.
         assert len(server.received) == 2
 
 

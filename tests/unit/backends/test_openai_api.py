@@ -451,7 +451,7 @@ def test_a_script_depends_on_nothing_but_number_and_seed() -> None:
         Script(default="nonsense")
 
 
-async def test_the_fake_counts_in_a_process_of_its_own(tmp_path: Path) -> None:
+async def test_the_fake_counts_in_a_separate_process(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.fake_openai", "--log", str(log), "--at", "2=error"),

@@ -82,7 +82,7 @@ async def test_examples_that_the_model_fails_on_say_nothing() -> None:
 
 
 async def test_a_model_that_only_chooses_is_not_moved() -> None:
-    """Of what it did not write nobody knows how likely it was."""
+    """The probability of what it did not write is unknown."""
     task = TaskSpec.model_validate({**TASK.model_dump(), "loss": "zero_one"})
     backend = ScriptedBackend(answer, answers=["choice"])
     found = await predict(backend, task, "", ROWS, 4, calibration="batch")

@@ -234,7 +234,7 @@ async def test_tokens_left_hold_back_who_needs_more() -> None:
     backend = RateLimitedBackend(model)
     await backend.score(ask("a:10"))
     await backend.score(ask("b:50"))
-    assert model.quotes == 1  # of the second: nobody cared before
+    assert model.quotes == 1  # of the second: the first needed none
     await backend.score(ask("c:51"))
     assert model.times == [0, 0, 20]
 
@@ -250,7 +250,7 @@ async def test_nothing_the_provider_says_holds_longer_than_max_wait() -> None:
 
 
 @on_virtual_time
-async def test_when_one_is_told_to_wait_everybody_waits() -> None:
+async def test_a_retry_after_makes_all_calls_wait() -> None:
     model = Model()
     model.error = lambda text: (
         BackendUnavailable("429", retry_after_s=7, usage=Usage(requests=1))
@@ -265,7 +265,7 @@ async def test_when_one_is_told_to_wait_everybody_waits() -> None:
 
 
 @on_virtual_time
-async def test_a_cancelled_waiter_blocks_nobody_and_uses_nothing() -> None:
+async def test_a_cancelled_waiter_blocks_no_call_and_uses_nothing() -> None:
     model = Model()
     backend = RateLimitedBackend(model, requests_per_minute=1, tokens_per_minute=100)
     await backend.score(ask("a:1"))
@@ -316,7 +316,7 @@ async def test_all_who_wait_can_be_refused() -> None:
     assert all(str(error) == "the key was revoked" for error in errors)
     assert all(error.usage == NOTHING for error in errors)
     assert len(model.sent) == 2
-    await backend.score(ask())  # and it goes on with who comes later
+    await backend.score(ask())  # and later callers are served
     assert len(model.sent) == 3
 
 
@@ -330,6 +330,6 @@ async def test_ten_thousand_wait_in_order() -> None:
     assert not backend._queues
 
 
-def test_somebody_must_be_let_through() -> None:
+def test_at_least_one_call_must_be_allowed() -> None:
     with pytest.raises(ValueError, match="concurrency"):
         RateLimitedBackend(Model(), concurrency=0)

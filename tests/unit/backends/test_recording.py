@@ -41,7 +41,7 @@ def ask(*texts: str, **more: Any) -> Query:
 
 
 class Told(LLMBackend):
-    """Gives the answers, or raises the errors, that it is told, in turn."""
+    """Return the given answers, or raise the given errors, in turn."""
 
     fingerprint = "told:1"
 
@@ -296,7 +296,7 @@ async def test_a_bad_line_is_named(tmp_path: Path, spoil: Callable[[dict[str, An
 
 
 async def test_an_empty_line_is_passed_over(tmp_path: Path) -> None:
-    """A process that opens a file amid another's line closes that line."""
+    """A process that opens a file within another's line closes that line."""
     file = tmp_path / "cassette.jsonl"
     await record(file, ask("a"), answer_of(-1.0))
     file.write_bytes(b"\n" + file.read_bytes() + b"\n")

@@ -152,7 +152,7 @@ async def test_failures_in_a_row_open_the_breaker_for_all() -> None:
     assert {str(error) for error in found} == {
         "model:1 failed 10 times in a row, last: 503 from the model"
     }
-    # One is told what its own last attempt cost; the others sent nothing.
+    # One gets the cost of its last attempt; the others sent nothing.
     assert sorted(error.usage.requests for error in found) == [0] * 6 + [1]  # type: ignore[union-attr]
     assert [entry["log_level"] for entry in logs].count("warning") == 1
     with pytest.raises(BackendBlocked, match="10 times"):
@@ -161,7 +161,7 @@ async def test_failures_in_a_row_open_the_breaker_for_all() -> None:
 
 
 @on_virtual_time
-async def test_a_success_starts_the_count_anew() -> None:
+async def test_a_success_resets_the_count() -> None:
     model = Model(lambda number: down(number) if number % 5 else None)
     backend = RetryingBackend(model, attempts=5, breaker_failures=5)
     for _ in range(6):
@@ -177,7 +177,7 @@ async def test_a_revoked_key_stops_those_who_wait_for_a_retry() -> None:
     assert all("revoked" in str(error) for error in found)
     assert all(isinstance(error, BackendBlocked) for error in found)
     assert len(model.sent) == 5
-    assert now() == 0  # nobody waited for the end of its pause
+    assert now() == 0  # no call waited for the end of its pause
 
 
 @pytest.mark.parametrize("ending", [revoked, down])
@@ -216,7 +216,7 @@ async def test_the_first_request_goes_alone_before_its_turn_and_its_price() -> N
 
 
 @on_virtual_time
-async def test_after_a_first_failure_that_passes_nobody_waits_any_more() -> None:
+async def test_after_a_first_temporary_failure_no_call_waits() -> None:
     model = Model(down_until(1))
     model.takes_s = 60
     await outcomes(many(RetryingBackend(model, attempts=1), 20))
@@ -299,7 +299,7 @@ async def test_after_a_block_a_passing_failure_is_retried_as_ever() -> None:
     with pytest.raises(BackendBlocked, match="revoked"):
         await backend.score(ask())
     backend.reset()
-    assert (await backend.score(ask())).usage == ONE  # the count begins anew
+    assert (await backend.score(ask())).usage == ONE  # the count restarts
     assert len(model.sent) == 6
 
 

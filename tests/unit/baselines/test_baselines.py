@@ -228,7 +228,7 @@ async def test_what_does_not_fit_is_refused(roberta: Path) -> None:
             await trainer.train(CLOZE, method, start, [[{"sentence": "x", "label": 7}]], 0)
 
 
-async def test_fine_tuning_gives_a_model_of_its_own(roberta: Path) -> None:
+async def test_fine_tuning_returns_a_separate_model(roberta: Path) -> None:
     rows = ROWS * 4
     training = FineTuning(learning_rate=3e-3, batch_size=8, max_epochs=6, held_out=0.25)
     async with backend(roberta) as ours:

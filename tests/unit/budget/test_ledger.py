@@ -64,7 +64,7 @@ def test_calls_that_wait_together_share_a_transaction(
         futures.append(ledger.submit(lambda inner: inner.reserve("late", ONE, cap)))
         futures.append(ledger.submit(lambda inner: inner.account(cap)))
     found = results(futures)
-    # Each has a verdict of its own, in the order of the calls.
+    # Each has its own verdict, in the order of the calls.
     assert found[:30] == [None] * 30
     assert all(isinstance(error, BudgetExhausted) for error in found[30:50])
     assert found[50] is None
@@ -178,7 +178,7 @@ assert sorted(ledger.account(None).leases) == ["child", "parent"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_forked_child_goes_on_with_the_same_account(tmp_path: Path) -> None:
+def test_a_forked_child_uses_the_same_account(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
     command = [sys.executable, "-c", _FORK, str(tmp_path / "budget.db")]
     subprocess.run(command, check=True, env=environment, timeout=60)
@@ -194,7 +194,7 @@ ledger.submit(lambda inner: inner.settle("a", Usage(requests=1)))
 """
 
 
-def test_a_process_that_ends_still_writes_what_it_was_told(tmp_path: Path) -> None:
+def test_an_exiting_process_still_writes_pending_changes(tmp_path: Path) -> None:
     path = tmp_path / "budget.db"
     environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
     subprocess.run(

@@ -36,7 +36,7 @@ def test_the_shipped_table_says_when_and_where_each_price_was_read() -> None:
     [
         ("gpt-4o", "2.50", "10.00"),
         ("gpt-4o-2024-08-06", "2.50", "10.00"),
-        ("gpt-4o-2024-05-13", "5.00", "15.00"),  # has a line of its own
+        ("gpt-4o-2024-05-13", "5.00", "15.00"),  # has a separate line
         ("gpt-4o-mini-2024-07-18", "0.15", "0.60"),
         ("gpt-4.1-nano-2025-04-14", "0.10", "0.40"),
         ("davinci-002", "2.00", "2.00"),

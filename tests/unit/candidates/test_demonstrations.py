@@ -72,7 +72,7 @@ def test_a_causal_template_is_answered_at_the_end() -> None:
     ]
 
 
-def test_a_chat_goes_on_through_its_messages() -> None:
+def test_a_chat_continues_through_its_messages() -> None:
     slots = ["instruction", "demonstrations"]
     block = demonstration_candidates(CHAT, "demonstrations", ROWS, shots=[1], slots=slots)[0]
     assert re.fullmatch(r"Review: (bad|good) \d\nLabel:\{label:[01]\}\n\n", block)

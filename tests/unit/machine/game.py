@@ -231,7 +231,7 @@ class Game:
     def asked(
         self, work: AlphaAssignment | LossesAssignment, worst: Usage, call: str | None = None
     ) -> CallReserved:
-        """The gateway is asked; by a request of its own unless `call` names it."""
+        """The gateway is queried; by a separate request unless `call` names it."""
         self.made += 1
         name = f"call-{self.made}" if call is None else call
         return CallReserved(

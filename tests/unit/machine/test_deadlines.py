@@ -30,13 +30,13 @@ class TestDeadlines:
         assert game.spent.queries == SAMPLES  # it scores itself, so all of it may be spent
         assert game.seat([0, 1]) == [1 - loser]
 
-    def test_the_same_client_again_where_nobody_else_is_left(self) -> None:
+    def test_the_same_client_again_if_no_other_is_left(self) -> None:
         game = Game(spec_of())
         game.take([3])
         game.advance(100)
         assert game.seat([3]) == [3]
 
-    def test_an_offer_that_nobody_takes_up_costs_nothing(self) -> None:
+    def test_an_unused_offer_costs_nothing(self) -> None:
         game = Game(spec_of(participation={"max_lost": 1}))
         for _ in range(5):
             assert len(game.seat([0, 1])) == 1
@@ -73,7 +73,7 @@ class TestDeadlines:
         (closed,) = game.advance(1)
         assert isinstance(closed, WorkClosed)
 
-    def test_each_piece_of_work_has_renewals_of_its_own(self) -> None:
+    def test_each_assignment_has_its_own_renewals(self) -> None:
         game = Game(spec_of(local_steps=2, participation={**LOSSES, "max_renewals": 1}))
         for _ in range(2):
             work = game.take([0])
@@ -145,7 +145,7 @@ class TestDeadlines:
             "failed",
             "last: the client declined: no battery",
         )
-        # Nothing is left behind: no lease, no seat, and an answer for whoever is late.
+        # Nothing is left behind: no lease, no seat, and a late client gets an answer.
         assert game.leased == NOTHING
         assert game.state.seats == ()
         closed = {effect.assignment_id for effect in game.effects if isinstance(effect, WorkClosed)}

@@ -92,7 +92,7 @@ def test_both_exchanges_agree_while_nothing_is_held_back() -> None:
 
 
 @both
-def test_a_liar_is_held_back_and_put_out_and_the_others_go_on(exchange: str) -> None:
+def test_an_attacker_is_held_back_and_quarantined_and_the_others_continue(exchange: str) -> None:
     game = Game(defended(exchange))
     play(game, attackers=(ATTACKER,))
     assert game.state.status == "completed"
@@ -128,7 +128,7 @@ def test_what_is_held_back_moves_nothing(exchange: str) -> None:
     held = [r["round"] for r in records(game) if r["defence"][0]["outlier"]]
     assert held
     assert all(digests[number] == digests[number - 1] for number in held)
-    assert game.state.quarantined == frozenset()  # nobody asked for that
+    assert game.state.quarantined == frozenset()  # no defence is configured
 
 
 def test_who_is_let_out_goes_back_at_the_next_lie_only() -> None:
@@ -180,7 +180,7 @@ def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
     assert any(line["outlier"] for record in records(game) for line in record["defence"])
 
 
-def test_evolution_forgets_what_is_held_back() -> None:
+def test_evolution_drops_held_back_losses() -> None:
     raw = spec_of(participation={"exchange": "losses"}, name="evolution", num_samples=20, rounds=60)
     game = Game(RunSpec.model_validate({**raw.model_dump(), "defence": "standard"}))
     play(game, attackers=(ATTACKER,))
@@ -392,7 +392,7 @@ def test_a_run_ends_when_every_device_has_spent_its_epsilon() -> None:
     game = Game(noised(privacy={"max_epsilon": 4.0}, rounds=50))
     play(game, until=4 * 3)
     there = dict.fromkeys(CLIENTS, 5)
-    for enrolled in (None, len(CLIENTS) + 1):  # Perhaps somebody else comes.
+    for enrolled in (None, len(CLIENTS) + 1):  # Another client may come.
         assert game.apply(SeatsVacant(available=there, enrolled=enrolled)) == ()
         assert game.state.running
     game.apply(SeatsVacant(available={}, enrolled=len(CLIENTS)))

@@ -1,4 +1,4 @@
-"""How a run pauses, stops and goes on."""
+"""How a run pauses, stops and resumes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, both, refusal,
 
 class TestPauses:
     def paused(self) -> tuple[Game, AlphaAssignment | LossesAssignment]:
-        """A game that paused amid work whose queries were asked."""
+        """A game that paused during work whose queries were sent."""
         game = Game(spec_of(rounds=3), gateway=True)
         work = game.take()
         game.gateway(work, SAMPLES)
@@ -148,7 +148,7 @@ class TestModels:
 
 class TestStopAndResume:
     @both
-    def test_stop_settles_and_resume_goes_on(self, exchange: str) -> None:
+    def test_stop_settles_and_resume_continues(self, exchange: str) -> None:
         game = Game(spec_of(rounds=2, participation={"exchange": exchange, "clients_per_round": 2}))
         first, second = game.seat()
         done, lost = game.claim(first), game.claim(second)
@@ -186,7 +186,7 @@ class TestStopAndResume:
         assert not np.array_equal(game.state.method.alpha, before)
 
     @both
-    def test_a_round_that_was_stopped_begins_anew(self, exchange: str) -> None:
+    def test_a_stopped_round_restarts(self, exchange: str) -> None:
         """Its clients are asked what they were asked: that may have been paid for."""
         game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
         clients = range(20)
@@ -270,7 +270,7 @@ class TestStopAndResume:
 
 
 class TestKeptStops:
-    def test_a_kept_stop_is_over_and_its_work_goes_on_after_a_resume(self) -> None:
+    def test_a_stop_that_keeps_work_continues_it_after_a_resume(self) -> None:
         game = Game(spec_of(rounds=3), gateway=True)
         work = game.take()
         game.gateway(work, SAMPLES)

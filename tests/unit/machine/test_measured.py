@@ -21,7 +21,7 @@ def test_the_mode_is_what_would_be_deployed() -> None:
     assert rules.evaluated_prompt(state).tolist() == [1, 0]
 
 
-def test_a_sample_is_drawn_anew_for_each_round_and_the_same_again() -> None:
+def test_each_round_draws_its_sample_reproducibly() -> None:
     rules = machine("sample")
     states = [replace(rules.initial_state(), round=number) for number in range(200)]
     drawn = [tuple(rules.evaluated_prompt(state).tolist()) for state in states]

@@ -126,7 +126,7 @@ class TestAsked:
         found = game.apply(event(game, 0, ODD))
         assert found == (Assigned(assignment=work),)
 
-    def test_beside_a_gateway(self) -> None:
+    def test_next_to_a_gateway(self) -> None:
         game = Game(spec_of(participation=LOSSES), gateway=True)
         assert isinstance(asked(game, 0, ODD), Refused)
         works(game, 1, MODEL)

@@ -110,7 +110,7 @@ class TestRollback:
         assert len(set(prompts)) == len(set(minibatches)) == 8
 
     def test_a_run_without_a_rollback_keeps_its_draws(self) -> None:
-        """A stored run of an older version goes on with the same ones."""
+        """A stored run of an older version continues with the same ones."""
         game = Game(spec_of(rounds=3, local_steps=2, participation=LOSSES))
         assert game.machine.selection_seed(game.state) == stream_seed(0, "selection", 0)
         game.send(game.take([7]))

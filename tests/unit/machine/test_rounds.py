@@ -219,7 +219,7 @@ class TestRounds:
         newest = [e for e in game.effects if isinstance(e, MemorySaved)][-1]
         assert int(newest.memory["t"]) == 2
 
-    def test_a_client_s_second_seat_of_a_round_goes_on_from_its_first(self) -> None:
+    def test_a_client_s_second_seat_of_a_round_continues_its_first(self) -> None:
         part = {"selection": "proportional", "clients_per_round": 2, **LOSSES}
         game = Game(spec_of(optimizer="adamw", participation=part, rounds=1))
         assert game.seat([7]) == [7, 7]
@@ -299,7 +299,7 @@ class TestDeterminism:
     def test_the_order_of_clients_does_not_matter(
         self, arrivals: list[int], answers: list[int], proportional: bool, losses: bool
     ) -> None:
-        """Whoever comes first, answers first: the same alpha to the last bit."""
+        """The order of answers does not matter: the same alpha to the last bit."""
 
         def played(arrivals: list[int], answers: list[int]) -> str:
             selection = "proportional" if proportional else "uniform"

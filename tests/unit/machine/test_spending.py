@@ -310,7 +310,7 @@ class TestGatewaySpending:
         assert game.spent == Usage(queries=SAMPLES, requests=SAMPLES)
 
     def test_an_update_that_the_gateway_never_scored_costs_its_lease(self) -> None:
-        """A model on the device did: what it spent, nobody saw."""
+        """A model on the device answered: its spending was not observed."""
         game = Game(spec_of(), gateway=True)
         work = game.take()
         game.gateway(work, 1)
@@ -417,7 +417,7 @@ class TestRestarts:
         game.apply(answered(asked, worst))
         assert game.state.seats[0].used == GATEWAY_QUERY
 
-    def test_evaluation_of_a_replica_that_is_there_goes_on(self) -> None:
+    def test_evaluation_of_a_running_replica_continues(self) -> None:
         game = Game(spec_of(), gateway=True)
         worst = Usage(queries=3, requests=5)
         for replica in ("a", "b"):
@@ -478,7 +478,7 @@ class TestEvaluation:
     def test_measured(self) -> None:
         game = Game(spec_of())
         game.apply(Measured(which="before", value=0.5))
-        game.apply(Measured(which="after", value=0.25))  # too early: the run goes on
+        game.apply(Measured(which="after", value=0.25))  # too early: the run continues
         game.apply(StopRequested())
         game.apply(Measured(which="after", value=0.75))
         metric = game.state.metric

@@ -1,0 +1,93 @@
+"""A small run, the service that serves it, and its clients, for tests to vary."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.service import Service
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.client import EdgeClient
+from fedone_sdk.clock import Clock
+from fedone_sdk.simulation.memory_transport import MemoryTransport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import MemoryStore, Store
+from fedone_sdk.testing import ManualClock
+from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import edge_client
+
+TOKEN = "enrolment-token"
+WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
+TASK = {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}}
+PROMPT = {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}}
+_METHOD = {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "tau": 1.0, "optimizer": "sgd"}
+
+
+def run_spec(
+    *,
+    method: Mapping[str, Any] | None = None,
+    participation: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> RunSpec:
+    """Return three rounds of GS-BDPL over the losses exchange, without evaluation.
+
+    `participation` is merged with the defaults, and so is `method` unless it has another name;
+    other sections are replaced.
+    """
+    defaults = {} if "name" in (method or {}) else _METHOD
+    return RunSpec.model_validate(
+        {
+            "name": "run",
+            "task": TASK,
+            "prompt": PROMPT,
+            "method": {**defaults, **(method or {})},
+            "participation": {"exchange": "losses", "deadline_s": 100, **(participation or {})},
+            "rounds": 3,
+            "evaluation": {"every": 0},
+            **changes,
+        }
+    )
+
+
+@asynccontextmanager
+async def serving(
+    *specs: RunSpec,
+    backend: LLMBackend | None = None,
+    store: Store | None = None,
+    clock: Clock | None = None,
+    words: Vocabulary = WORDS,
+) -> AsyncIterator[Service]:
+    """Start an aggregator without HTTP, on a manual clock, and add the runs."""
+    service = Service(
+        store=store or MemoryStore(),
+        clock=clock or ManualClock(),
+        authority=Authority(enrolment_tokens=[TOKEN]),
+        backend=backend,
+    )
+    await service.start()
+    try:
+        for spec in specs:
+            await service.add_run(spec, words)
+        yield service
+    finally:
+        await service.stop()
+
+
+def memory_client(service: Service, **options: Any) -> EdgeClient:
+    """Return an edge client of a service in this process; options as for `edge_client`."""
+    return edge_client(
+        "memory:", **{"token": TOKEN, "transport": MemoryTransport(service), **options}
+    )
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    """Wait for something that signals no event."""
+    turns = 0
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            # At first every turn of the loop, for states that soon pass.
+            await asyncio.sleep(0 if turns < 10_000 else 0.001)
+            turns += 1
