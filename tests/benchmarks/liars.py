@@ -411,9 +411,7 @@ class Results:
         self.known: dict[tuple[Setting, int], Outcome] = {}
         for line in file.read_text().splitlines() if file.exists() else ():
             row = json.loads(line)
-            fields = row["setting"]
-            fields.setdefault("attack", fields.pop("lie", None))
-            self.known[Setting(**fields), row["seed"]] = Outcome(**row["outcome"])
+            self.known[Setting(**row["setting"]), row["seed"]] = Outcome(**row["outcome"])
 
     def add(self, setting: Setting, seed: int, found: Outcome) -> None:
         self.known[setting, seed] = found
@@ -428,8 +426,8 @@ class Results:
 
 def report(chosen: list[Setting], results: Results, seeds: range) -> None:
     """Print differences to the honest run without a defence, in points."""
-    columns = "run", "liars", "attack", "aggregation", "defence", "accuracy", "difference"
-    print("| " + " | ".join((*columns, "caught", "wronged")) + " |")
+    columns = "run", "attackers", "attack", "aggregation", "defence", "accuracy", "difference"
+    print("| " + " | ".join((*columns, "attackers quarantined", "honest quarantined")) + " |")
     print("|" + "---|" * (len(columns) + 2))
     for setting in chosen:
         twin = Setting(
