@@ -40,10 +40,6 @@ class Checkpoint(NamedTuple):
 def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
     """Finds a model, and downloads the small files of a hub model.
 
-    Args:
-        model: A folder, or a name on the hub.
-        revision: Of the hub model; None is its newest.
-
     Raises:
         SpecError: There is no such model, or a file is missing.
     """

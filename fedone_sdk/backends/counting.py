@@ -16,11 +16,6 @@ def count_tokens(
     which the model does not read. Embedding vectors of a soft prompt count as tokens; keys and
     values do not, and the truncation that they cause is not subtracted.
 
-    Args:
-        encoder: The model's tokeniser.
-        query: The query.
-        multi_token_labels: Whether label words may be several tokens.
-
     Returns:
         An upper bound on the answer's usage; a generated text counts `Query.max_tokens` per input.
 

@@ -29,11 +29,6 @@ Token = Annotated[
 def call(server: str, token: str, use: Callable[[AdminClient], Awaitable[T]]) -> T:
     """Return what `use` does with a client of the server.
 
-    Args:
-        server: Base URL of the aggregator.
-        token: The admin token.
-        use: Calls the client's methods.
-
     Raises:
         FedOneError: The errors of `AdminClient`.
     """

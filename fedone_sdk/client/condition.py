@@ -67,11 +67,6 @@ class Gate:
 
     Work in progress waits for the condition as long as the server renews its lease, and is
     declined shortly before the last deadline.
-
-    Args:
-        condition: The app's condition.
-        lease: The lease of the work.
-        stop: Ends the wait.
     """
 
     def __init__(self, condition: Condition, lease: Lease, stop: StopSignal) -> None:

@@ -45,10 +45,6 @@ class Journal:
 
     It has numbers and digests, no text. Its size is bounded: losses beyond the bound are scored
     again after a restart. Reading stops at a damaged line.
-
-    Args:
-        state: Keeps the file.
-        assignment_id: The work.
     """
 
     def __init__(self, state: StateDir, assignment_id: str) -> None:

@@ -76,12 +76,7 @@ class Proxy:
         return cls(url=url.with_user(None).origin(), authorization=secret)
 
     def options(self, url: URL, headers: Mapping[str, str]) -> dict[str, Any]:
-        """Return aiohttp's options of a request through this proxy.
-
-        Args:
-            url: The request's URL.
-            headers: The request's headers; they are part of the options.
-        """
+        """Return aiohttp's options of a request through this proxy."""
         options: dict[str, Any] = {"proxy": self.url, "headers": headers}
         if self.authorization is not None:
             secret = {"Proxy-Authorization": self.authorization}

@@ -70,11 +70,6 @@ class PrivacyAccount:
     def check(self, run: RunTask, assignment: Assigned, journal: Journal) -> None:
         """Check that an assignment meets the device's requirements.
 
-        Args:
-            run: The run.
-            assignment: The work.
-            journal: Has the releases of the work before a restart.
-
         Raises:
             Unfit: It does not.
         """

@@ -88,11 +88,6 @@ class Session:
     ) -> T:
         """Call a method of the transport with the device's credential.
 
-        Args:
-            method: A bound method of `transport` whose first argument is the credential.
-            args: Its other arguments.
-            kwargs: Its keyword arguments.
-
         Raises:
             MessageError: The answer is not an aggregator's.
             ProblemError: The server refuses.

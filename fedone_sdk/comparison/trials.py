@@ -118,11 +118,7 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
 
 
 class _Checkpoints:
-    """The states of a run whose prompts are points of its curve.
-
-    Attributes:
-        points: Training queries so far, and the state.
-    """
+    """The states of a run whose prompts are points of its curve."""
 
     def __init__(self) -> None:
         self.points: list[tuple[int, RunState]] = []

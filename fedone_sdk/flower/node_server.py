@@ -79,12 +79,7 @@ class Tuning:
 
 @dataclass(slots=True, kw_only=True)
 class _Assigned:
-    """A node's current work.
-
-    Attributes:
-        work: The assignment.
-        answers: To the calls that the node has made for it.
-    """
+    """A node's current work."""
 
     work: AlphaAssignment | LossesAssignment
     answers: list[Item]

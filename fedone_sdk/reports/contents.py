@@ -28,13 +28,7 @@ _BIAS_NOTES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A confusion matrix.
-
-    Attributes:
-        columns: The predicted labels.
-        rows: Each true label with its counts per column.
-        most: The largest count.
-    """
+    """A confusion matrix."""
 
     columns: list[str]
     rows: list[tuple[str, list[int]]]
@@ -43,14 +37,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """The contribution of a client.
-
-    Attributes:
-        name: Its id.
-        rounds: Rounds with an update of the client.
-        share: Its share of all seats.
-        mean_loss: Mean loss over its rounds.
-    """
+    """The contribution of a client."""
 
     name: str
     rounds: int

@@ -101,12 +101,7 @@ def _right(task: TaskSpec) -> str:
 
 
 def _template(artefact: PromptArtefact, plain: Callable[[str], str]) -> str | list[dict[str, str]]:
-    """The task's text or messages with the prompt in its place and ``{{name}}`` for a field.
-
-    Args:
-        artefact: The artefact.
-        plain: Escapes a text for the tool.
-    """
+    """The task's text or messages with the prompt in its place and ``{{name}}`` for a field."""
     task = artefact.asked
     texts = placed(task, artefact.prompt.prompt)
 

@@ -44,14 +44,7 @@ class RetunePage:
 def retune_page(
     artefact: PromptArtefact, found: Retuned, plan: RetunePlan, result: RunResult
 ) -> RetunePage:
-    """Composes the page.
-
-    Args:
-        artefact: The old prompt.
-        found: The measurements.
-        plan: The estimated cost.
-        result: The run that tuned the new prompt.
-    """
+    """Composes the page."""
     stopped = result.status in ("stopped", "failed")
     return RetunePage(
         title=f"{artefact.name}: from {found.old_model or 'a model that is not known'} "

@@ -51,11 +51,6 @@ def snippets(
     SDK. Their requests equal those of the run; those without the SDK do not truncate texts that are
     too long for the model.
 
-    Args:
-        spec: The run; its ``backend`` is the model.
-        prompt: Its prompt.
-        model: Fingerprint of the model that scored, if known.
-
     Returns:
         The programs, and a note about them; no programs if the run does not support any.
     """

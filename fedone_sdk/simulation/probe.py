@@ -103,11 +103,6 @@ async def probe_run(
     federation. Nothing is stored. Each of the two measurements ends at the first answer after its
     few seconds, so one query suffices for a slow model.
 
-    Args:
-        federation: The run and its data.
-        backend: A local model without wrappers; the caller closes it.
-        transport: The run's transport.
-
     Raises:
         BackendError: The model cannot be used as described.
         LabelWordError: A label word is not one token of the model.

@@ -68,17 +68,7 @@ def build_app(
     cors: CorsConfig = NO_PAGES,
     public_metrics: bool = False,
 ) -> web.Application:
-    """Return the aiohttp application of a service.
-
-    Args:
-        service: The service.
-        drain: Signals that the service is stopping.
-        readiness: Check for `/readyz`.
-        observers: Metrics and traces; the metrics are served at `/metrics`.
-        limits: Rate limits.
-        cors: Origins of web pages that may take part as devices.
-        public_metrics: Whether metrics can be read without a token.
-    """
+    """Return the aiohttp application of a service."""
     limiter = Limiter(limits)
     served = routes(public_metrics=public_metrics)
     handlers = [(route, _guarded(route)) for route in served]

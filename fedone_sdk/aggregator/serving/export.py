@@ -69,13 +69,7 @@ async def export_pages(
 def write_archive(
     snapshot: RunSnapshot, clients: Sequence[ClientRecord], with_credentials: bool = False
 ) -> bytes:
-    """Return a run as an archive; equal runs give equal bytes.
-
-    Args:
-        snapshot: The run.
-        clients: All clients of its store, in index order.
-        with_credentials: Whether to include the digests of the clients' credentials.
-    """
+    """Return a run as an archive; equal runs give equal bytes."""
     writer = _Writer(snapshot)
     log = writer.log(snapshot.log)
     return log + writer.end(clients[: writer.num_clients], with_credentials)

@@ -32,11 +32,6 @@ class Proposer:
     Its prompt has the task's description, templates and label words, and candidates with their mean
     losses: aggregates, which are noised in private runs. The run continues after a failed proposal.
 
-    Args:
-        run: A run with ``prompt.proposer``.
-        backend: The model that writes candidates.
-        replica: Returns the current id of this process, for its reservations.
-
     Raises:
         SpecError: The model writes no text.
     """

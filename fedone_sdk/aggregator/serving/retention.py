@@ -46,16 +46,7 @@ class Retention(Spec):
 
 
 class Sweeper:
-    """Removes data whose retention period is over.
-
-    Args:
-        retention: The periods.
-        store: The store.
-        clock: Source of the current time.
-        runs: Returns the stored runs by id.
-        delete: Deletes a run at a version, on all replicas.
-        retire: Erases clients, on all replicas.
-    """
+    """Removes data whose retention period is over."""
 
     def __init__(
         self,

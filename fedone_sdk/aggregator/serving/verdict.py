@@ -150,14 +150,7 @@ def examples_needed(rows: int, found: Spread) -> int | None:
 
 
 def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
-    """Return a verdict as a sentence.
-
-    Args:
-        verdict: The verdict of `judge`.
-        metric: Name of the metric.
-        spent: Usage of the run.
-        priced: Whether the price of the usage is known.
-    """
+    """Return a verdict as a sentence."""
     tuned = verdict.standing("tuned")
     base = None if verdict.against is None else verdict.standing(verdict.against)
     if tuned is None or base is None or verdict.against is None:
