@@ -19,6 +19,19 @@ from fedone_sdk.errors import SpecError
 if TYPE_CHECKING:
     from fedone_sdk.experiments import Experiment, Settings
 
+__all__ = [
+    "Device",
+    "Engine",
+    "EngineName",
+    "ModelFolder",
+    "OnlyReport",
+    "Quick",
+    "Set",
+    "Workers",
+    "known_options",
+    "run_and_report",
+]
+
 _ONLY_SOME = {
     "--task": "tasks",
     "--cap": "cap_queries",
@@ -39,7 +52,8 @@ class EngineName(StrEnum):
 
 
 ModelFolder = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Model folder; the SDK's own model without it.")
+    Path | None,
+    typer.Option(metavar="DIR", help="Model folder; the SDK's own model without it."),
 ]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A small version, to see that everything works.")
@@ -49,15 +63,21 @@ Engine = Annotated[
     typer.Option(help="This machine's processes, or Ray (RAY_ADDRESS, else a local cluster)."),
 ]
 Workers = Annotated[
-    int | None, typer.Option(metavar="N", min=1, max=10_000, help="Trials at once; one per core.")
+    int | None,
+    typer.Option(metavar="N", min=1, max=10_000, help="Trials at once; one per core."),
 ]
 Device = Annotated[str, typer.Option(help="Where torch computes: auto, cpu, cuda ...")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="A setting of the experiment; repeatable."),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting of the experiment; repeatable.",
+    ),
 ]
 OnlyReport = Annotated[
-    bool, typer.Option("--only-report", help="Report the existing trials without running any.")
+    bool,
+    typer.Option("--only-report", help="Report the existing trials without running any."),
 ]
 
 

@@ -24,33 +24,25 @@ from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import Commit, SqlStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
 from tests.chaos.proxy import ChaosProxy
 from tests.edge import edge_client
+from tests.runs import TOKEN, WORDS, run_spec
 
-TOKEN = "enrolment-token"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 NUM_CLIENTS = 12
 
 
 def spec_of(exchange: str, *, cap: int, rounds: int) -> RunSpec:
-    few = {"num_samples": 4, "batch_size": 3, "tau": 1.0, "optimizer": "adamw"}
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", **few, "local_steps": 2},
-            "participation": {
-                "exchange": exchange,
-                "clients_per_round": 2,
-                "deadline_s": 20,
-                "claim_timeout_s": 5,
-                "max_lost": 100_000,
-            },
-            "budget": {"queries": cap, "requests": cap},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
+    return run_spec(
+        method={"batch_size": 3, "optimizer": "adamw", "local_steps": 2},
+        participation={
+            "exchange": exchange,
+            "clients_per_round": 2,
+            "deadline_s": 20,
+            "claim_timeout_s": 5,
+            "max_lost": 100_000,
+        },
+        budget={"queries": cap, "requests": cap},
+        rounds=rounds,
     )
 
 

@@ -19,23 +19,14 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.test_edge_network import SECRET, Authority, HttpProxy, server_context
+from tests.runs import TOKEN, run_spec
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "enrolment-token"
 ROWS = "".join(json.dumps({"text": f"text {n}", "label": n % 2}) + "\n" for n in range(6))
 
 
 def spec_of(rounds: int, **participation: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 5, "tau": 1.0},
-            "participation": {"exchange": "losses", **participation},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
-    )
+    return run_spec(method={"batch_size": 5}, participation=participation, rounds=rounds)
 
 
 @asynccontextmanager

@@ -31,7 +31,7 @@ from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, build_vocabulary
-from tests.benchmarks.attacks import ATTACKER_SHARE, ATTACKS
+from tests.benchmarks.queries.attacks import ATTACKS
 
 PAIRS = ((" terrible", " great"), (" boring", " hilarious"), (" bad", " good"))
 PER_CLASS, CANDIDATES, LENGTH, BLANK = 512, 200, 8, 0
@@ -39,6 +39,7 @@ ASKS, RACE, PROMPTS, BATCH = 50, 10, 10, 32
 MARKS = (5, 10, 20, 40, 50)
 GRID = BiasGrid(bias_grid(2))
 OFFSETS = GRID.biases[:, 1]
+ATTACKER_SHARE = 0.2
 
 Rows = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.bootstrap import paired_difference
+from tests.benchmarks.queries.bootstrap import paired_difference
 from tests.benchmarks.slot_runs import CONTESTANTS, Table
 
 __all__ = ["report"]

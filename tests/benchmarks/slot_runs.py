@@ -21,7 +21,7 @@ from fedone_sdk.algorithms.state import State
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.data.partition import dirichlet, iid
-from tests.benchmarks.attacks import ATTACKS
+from tests.benchmarks.queries.attacks import ATTACKS
 
 __all__ = ["CONTESTANTS", "Contestant", "Federation", "Table", "trial"]
 

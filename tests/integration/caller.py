@@ -11,6 +11,15 @@ import aiohttp
 from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import Problem
 
+UPDATE = {
+    "exchange": "losses",
+    "num_examples": 5,
+    "scored": {"scored": 2},
+    "usage": {},
+    "model": "scripted",
+    "losses": [0.5, 0.25, 0.75, 0.5],
+}
+
 
 class Caller:
     """A server's address, and requests to it.
@@ -44,6 +53,21 @@ class Caller:
         ) as response:
             text = await response.text()
             return response.status, json.loads(text) if text else None, response
+
+    async def claim(self, credential: str, **fields: Any) -> Any:
+        """The work of a claim, which does not wait by default; the status if there is none."""
+        body = {"num_examples": 5, "wait_s": 0, **fields}
+        status, document, _ = await self.call(
+            "POST", "/v1/assignments/claim", body, token=credential
+        )
+        return document if status == 200 else status
+
+    async def update(self, credential: str, work: Any, **changes: Any) -> tuple[int, Any]:
+        """Status and body of an update with four losses."""
+        path = f"/v1/assignments/{work['assignment_id']}/update"
+        body = {**UPDATE, **changes}
+        status, document, _ = await self.call("POST", path, body, token=credential)
+        return status, document
 
     async def refused(self, method: str, path: str, body: object = None, **more: Any) -> str:
         """The code of a refusal, which must be a well-formed problem."""

@@ -37,7 +37,7 @@ from fedone_sdk.task import Part, Rendered, label_loss
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
-from tests.runs import TOKEN, serving
+from tests.runs import TASK, TOKEN, run_spec, serving
 
 WORDS = Vocabulary(candidates=(" good", "", " bad", " fine"))
 NAMES = (" no", " yes", " so")
@@ -52,19 +52,16 @@ def spec_of(
     **more: Any,
 ) -> RunSpec:
     labels = {str(label): NAMES[label] for label in range(num_labels)}
+    sections: dict[str, Any] = {
+        "task": {**TASK, "labels": labels, "metric": "loss"},
+        "participation": {"trusted_clients": True, "min_clients": 1},
+        "calibration": kind,
+        "rounds": 4,
+        "evaluation": {"every": 2, "examples": 7},
+        **more,
+    }
     few = {"name": "evolution", "num_samples": 5, "batch_size": 8}
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": labels, "metric": "loss"},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {**few, **(method or {})},
-            "participation": {"exchange": "losses", "trusted_clients": True, "min_clients": 1},
-            "calibration": kind,
-            "rounds": 4,
-            "evaluation": {"every": 2, "examples": 7},
-            **more,
-        }
-    )
+    return run_spec(method={**few, **(method or {})}, **sections)
 
 
 def rows_of(name: str, count: int, num_labels: int = 2) -> list[dict[str, Any]]:

@@ -48,8 +48,8 @@ from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 from tests.integration.caller import Caller
+from tests.runs import PROMPT, TOKEN, run_spec
 
-TOKEN = "enrolment-token"
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(200)))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
 BAD = json.loads(
@@ -58,30 +58,14 @@ BAD = json.loads(
 
 
 def spec_of(
-    exchange: str = "alpha",
-    *,
-    rounds: int = 2,
-    length: int = 20,
-    num_samples: int = 4,
-    local_steps: int = 1,
+    exchange: str = "alpha", *, rounds: int = 2, length: int = 20, **method: Any
 ) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "name": "run",
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": length, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {
-                "name": "gs-bdpl",
-                "num_samples": num_samples,
-                "batch_size": 4,
-                "optimizer": "sgd",
-                "local_steps": local_steps,
-            },
-            "participation": {"exchange": exchange},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-            "seed": 3,
-        }
+    return run_spec(
+        prompt={**PROMPT, "length": length},
+        method={"batch_size": 4, **method},
+        participation={"exchange": exchange},
+        rounds=rounds,
+        seed=3,
     )
 
 

@@ -64,27 +64,6 @@ class Server(Caller):
         credential: str = document["credential"]
         return credential
 
-    async def claim(self, credential: str, wait_s: float = 0) -> Any:
-        body = {"num_examples": 5, "wait_s": wait_s}
-        status, document, _ = await self.call(
-            "POST", "/v1/assignments/claim", body, token=credential
-        )
-        return document if status == 200 else status
-
-    async def update(self, credential: str, work: Any, **changes: Any) -> tuple[int, Any]:
-        body = {
-            "exchange": "losses",
-            "num_examples": 5,
-            "scored": {"scored": 2},
-            "usage": {},
-            "model": "scripted",
-            "losses": [0.5, 0.25, 0.75, 0.5],
-            **changes,
-        }
-        path = f"/v1/assignments/{work['assignment_id']}/update"
-        status, document, _ = await self.call("POST", path, body, token=credential)
-        return status, document
-
     @property
     def run(self) -> ServedRun:
         return self.aggregator.service.runs["run"]

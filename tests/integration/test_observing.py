@@ -25,25 +25,13 @@ from fedone_sdk.aggregator.telemetry.tracing import Tracing
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.backends.wrappers import WatchedBackend
 from fedone_sdk.errors import BackendUnavailable
-from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary
+from tests.integration.caller import UPDATE
+from tests.runs import WORDS, run_spec
 
 TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
-WORDS = Vocabulary(candidates=(" good", " bad", " fine"))
 EXAMPLES = [{"text": "a first text"}, {"text": "a second text"}]
-SPEC = RunSpec.model_validate(
-    {
-        "name": "run",
-        "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-        "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-        "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"},
-        "participation": {"exchange": "losses"},
-        "budget": {"queries": 100, "tokens": 100_000},
-        "rounds": 3,
-        "evaluation": {"every": 0},
-    }
-)
+SPEC = run_spec(budget={"queries": 100, "tokens": 100_000})
 
 Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -87,16 +75,8 @@ class Service:
         assert status == 503
         status, _ = await self.call("POST", "/v1/score", score, token=credential, **headers)
         assert status == 200
-        update = {
-            "exchange": "losses",
-            "num_examples": 5,
-            "scored": {"scored": 2},
-            "usage": {},
-            "model": "scripted",
-            "losses": [0.5, 0.25, 0.75, 0.5],
-        }
         path = f"/v1/assignments/{work['assignment_id']}/update"
-        assert (await self.call("POST", path, update, token=credential))[0] == 200
+        assert (await self.call("POST", path, UPDATE, token=credential))[0] == 200
         return credential
 
     async def figures(self) -> Figures:

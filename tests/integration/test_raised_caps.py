@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.archive import export_run, read_archive
@@ -18,7 +17,8 @@ from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.stores import MemoryStore, SqlStore, Store
 from tests.integration.test_http import ADMIN, Server, server  # noqa: F401
-from tests.integration.test_shared_store import ROUNDS, TOKEN, WORDS, Device, devices_of, spec_of
+from tests.integration.test_shared_store import ROUNDS, WORDS, Device, devices_of, spec_of
+from tests.runs import serving
 
 LOW = spec_of().model_copy(update={"budget": Budget(queries=4)})
 
@@ -38,11 +38,8 @@ async def services(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(2 if request.param == "postgres" else 1):
-            authority = Authority(enrolment_tokens=[TOKEN])
-            service = Service(store=store(), clock=SystemClock(), authority=authority)
-            await service.start()
-            stack.push_async_callback(service.stop)
-            found.append(service)
+            start = serving(store=store(), clock=SystemClock())
+            found.append(await stack.enter_async_context(start))
         await found[0].add_run(LOW, WORDS)
         yield found
 
@@ -95,19 +92,13 @@ async def test_the_highest_cap_counts_and_is_kept(services: list[Service]) -> No
 
 
 async def test_what_cannot_be_continued_is_not_raised() -> None:
-    service = Service(
-        store=MemoryStore(), clock=SystemClock(), authority=Authority(enrolment_tokens=[TOKEN])
-    )
-    await service.start()
-    try:
+    async with serving(clock=SystemClock()) as service:
         run = await service.add_run(LOW, WORDS)
         await work(await devices_of([service]))
         run.history.clear()  # as after `retention.logs_days`
         with pytest.raises(ProblemError, match="the log of the run was removed"):
             await service.raise_caps(run, Budget(queries=6))
         assert run.state.account.cap == LOW.budget
-    finally:
-        await service.stop()
 
 
 async def test_over_http(server: Server) -> None:  # noqa: F811

@@ -48,28 +48,10 @@ class Server(Caller):
         if token is None:
             _, enrolled, _ = await self.call("POST", "/v1/clients", {"name": "Bea"}, token=TOKEN)
             token = str(enrolled["credential"])
-        _, work, _ = await self.call(
-            "POST",
-            "/v1/assignments/claim",
-            {"num_examples": 5, "wait_s": 0, "run_id": run_id},
-            token=token,
-        )
+        work = await self.claim(token, run_id=run_id)
         status, _ = await self.update(token, work)
         assert status == 200
         return token, work
-
-    async def update(self, token: str, work: dict[str, Any]) -> tuple[int, Any]:
-        update = {
-            "exchange": "losses",
-            "num_examples": 5,
-            "scored": {"scored": 2},
-            "usage": {},
-            "model": "scripted",
-            "losses": [0.5, 0.25, 0.75, 0.5],
-        }
-        path = f"/v1/assignments/{work['assignment_id']}/update"
-        status, document, _ = await self.call("POST", path, update, token=token)
-        return status, document
 
 
 async def served(

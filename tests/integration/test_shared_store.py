@@ -24,9 +24,8 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore, Store
 from fedone_sdk.vocabulary import Vocabulary
 from tests.postgres import Cluster
-from tests.runs import run_spec
+from tests.runs import TOKEN, run_spec, serving
 
-TOKEN = "an-enrolment-token"
 WORDS = Vocabulary(candidates=("x", "y"))
 ROUNDS = 12
 
@@ -47,12 +46,8 @@ async def replicas(
     async with AsyncExitStack() as stack:
         services = []
         for _ in range(number):
-            service = Service(
-                store=store(), clock=SystemClock(), authority=Authority(enrolment_tokens=[TOKEN])
-            )
-            await service.start()
-            stack.push_async_callback(service.stop)
-            services.append(service)
+            start = serving(store=store(), clock=SystemClock())
+            services.append(await stack.enter_async_context(start))
         await services[0].add_run(spec_of(**participation), WORDS)
         yield services
 
@@ -239,14 +234,10 @@ class _Shared(MemoryStore):
 async def test_a_rollback_drops_work_that_finished_during_the_lookup() -> None:
     """A client whose first work came meanwhile begins from nothing, as in a replay of the log."""
     store = MemoryStore()
-    service = Service(
-        store=store, clock=SystemClock(), authority=Authority(enrolment_tokens=[TOKEN])
-    )
     spec = spec_of(min_clients=1)
     method = spec.method.model_copy(update={"optimizer": "adamw"})
     async with AsyncExitStack() as stack:
-        await service.start()
-        stack.push_async_callback(service.stop)
+        service = await stack.enter_async_context(serving(store=store, clock=SystemClock()))
         run = await service.add_run(spec.model_copy(update={"method": method}), WORDS)
         start = run.state
         (device,) = await devices_of([service], 1)

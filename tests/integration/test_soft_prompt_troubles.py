@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import RoundMachine, Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.serving.archive import export_run, read_archive
 from fedone_sdk.algorithms import (
@@ -49,11 +48,11 @@ from fedone_sdk.simulation import Federation, MemoryTransport, plan_run
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Example
-from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
-from tests.edge import edge_client
+from tests import runs
+from tests.runs import memory_client, run_spec
 
-TOKEN = "enrolment-token"
 NOTHING = Vocabulary(candidates=())
 SPACE = EmbeddingSpace(size=4, std=0.5)
 DATA: list[Example] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
@@ -67,39 +66,20 @@ TUNING: dict[str, Any] = {"name": "prompt-tuning", "hidden_size": 4, "batch_size
 
 
 def spec_of(method: Mapping[str, Any], *, rounds: int = 3, length: int = 3, **part: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": length},
-            "method": dict(method),
-            "participation": {"min_clients": 1, **part},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
+    participation = {"exchange": "alpha", "min_clients": 1, **part}
+    return run_spec(
+        prompt={"length": length}, method=method, participation=participation, rounds=rounds
     )
 
 
-@asynccontextmanager
-async def serving(
+def serving(
     spec: RunSpec, backend: LLMBackend | None, store: MemoryStore | None = None
-) -> AsyncIterator[Service]:
-    service = Service(
-        store=store or MemoryStore(),
-        clock=ManualClock(),
-        authority=Authority(enrolment_tokens=[TOKEN]),
-        backend=backend,
-    )
-    await service.start()
-    try:
-        await service.add_run(spec, NOTHING)
-        yield service
-    finally:
-        await service.stop()
+) -> AbstractAsyncContextManager[Service]:
+    return runs.serving(spec, backend=backend, store=store, words=NOTHING)
 
 
 def client_of(service: Service, folder: Path | None = None, **more: Any) -> EdgeClient:
-    options: dict[str, Any] = {"transport": MemoryTransport(service), "data": DATA, **more}
-    return edge_client("memory:", token=TOKEN, state_dir=folder, **options)
+    return memory_client(service, **{"data": DATA, "state_dir": folder, **more})
 
 
 def bbt_memory(size: int = 6) -> dict[str, np.ndarray]:

@@ -48,14 +48,6 @@ class Server(Caller):
         _, document, _ = await self.call("POST", "/v1/clients", {}, token=ENROLMENT)
         return document["client_id"], document["credential"]
 
-    async def claim(self, credential: str) -> dict[str, Any]:
-        body = {"num_examples": 5, "wait_s": 0}
-        path = "/v1/assignments/claim"
-        status, document, _ = await self.call("POST", path, body, token=credential)
-        assert status == 200
-        found: dict[str, Any] = document
-        return found
-
     async def decline(self, credential: str, work: dict[str, Any], reason: str) -> None:
         path = f"/v1/assignments/{work['assignment_id']}/decline"
         assert (await self.call("POST", path, {"reason": reason}, token=credential))[0] == 204

@@ -1,4 +1,4 @@
-"""Attacks: what malicious clients report in place of their losses."""
+"""Attacks: the losses that malicious clients report."""
 
 from __future__ import annotations
 
@@ -19,6 +19,3 @@ ATTACKS: Mapping[str, Attack] = {
     "random": lambda losses, rng: rng.uniform(0.0, 2.0, losses.shape) * losses.mean(axis=0),
 }
 """By name. Curves over classes and biases are changed like losses."""
-
-ATTACKER_SHARE = 0.2
-"""Of the clients."""

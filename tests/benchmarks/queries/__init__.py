@@ -1,0 +1,1 @@
+"""Attacks and intervals that several benches use."""
