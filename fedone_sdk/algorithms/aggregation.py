@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from . import _checks
 
-__all__ = ["aggregate", "median", "trimmed_mean"]
-
 
 def aggregate(
     alphas: Sequence[NDArray[np.float32]], weights: Sequence[float] | None = None

@@ -13,8 +13,6 @@ from .method import Candidates, PlainAlgorithm
 from .projection import reach
 from .state import State
 
-__all__ = ["BBT"]
-
 MAX_BOUND = 1e6
 MEMORIES = ("client", "run")
 

@@ -17,8 +17,6 @@ from .space import Space
 from .start import Start, warm_start
 from .state import State
 
-__all__ = ["BDPL", "score_function"]
-
 ESTIMATORS = ("negative", "normalize", "zero")
 PROJECTIONS = ("capped", "simplex")
 

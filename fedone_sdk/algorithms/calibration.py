@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BiasGrid", "fitted_bias"]
-
 _LARGEST = 20.0
 """Upper bound of a fitted bias, nats: if a class is absent, the likelihood has no maximum."""
 

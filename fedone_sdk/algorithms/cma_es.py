@@ -16,8 +16,6 @@ from .state import Memory
 if TYPE_CHECKING:
     from cmaes import CMA
 
-__all__ = ["CmaEs", "check_library"]
-
 # Below the least step a float32 no longer changes, and a step of 0 could not be divided by. Above
 # the greatest step, or the greatest number of a matrix or path, a draw could overflow.
 _SIGMA_MIN, _SIGMA_MAX = 1e-12, 1e12

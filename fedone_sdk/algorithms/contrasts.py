@@ -8,8 +8,6 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Contrasts", "MiniBatches"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MiniBatches:

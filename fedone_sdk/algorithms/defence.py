@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 from . import _checks
 from .state import Memory
 
-__all__ = ["Admitted", "Contribution", "Defence", "Influence", "ledger"]
-
 WINDOW = 64
 """Recent updates that define what is typical: sizes and agreement change during a run."""
 

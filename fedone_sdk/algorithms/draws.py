@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from .evaluator import Evaluator
 from .space import Space
 
-__all__ = ["Draws"]
-
 _ACTIVE = 256
 """Most features in a draw: those that were observed, and a random part of the others."""
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from . import _checks
 from .method import Candidates
 
-__all__ = ["drawn_advantage", "variance_reduced_gradient"]
-
 
 def variance_reduced_gradient(
     losses: NDArray[np.float64], scores: NDArray[np.float64]

@@ -33,8 +33,6 @@ from .hyperparameters import Hyperparameters, Likelihood, unit_covariance
 from .kernel import Features, Kernel, typical_length
 from .observations import Observations
 
-__all__ = ["Estimates", "Evaluator", "updated"]
-
 _DEGREES_OF_FREEDOM = 4.0
 """Degrees of freedom of the noise's t distribution: the usual choice."""
 

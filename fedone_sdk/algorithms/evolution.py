@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from . import _checks
 from .search import Known, PromptSearch
 
-__all__ = ["Evolution"]
-
 BLANK_MUTATIONS = 0.25
 """The part of mutations that insert the blank, if there is one, so that prompts can shorten."""
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from .contrasts import Contrasts, MiniBatches
 
-__all__ = ["Comparisons", "Posterior", "inverted", "posterior"]
-
 _LEAST_VARIANCE = 1e-12
 
 

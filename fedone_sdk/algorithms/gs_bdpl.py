@@ -16,8 +16,6 @@ from .space import Space
 from .start import Start, warm_start
 from .state import State
 
-__all__ = ["GumbelSoftmaxBDPL", "score_function"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GumbelSoftmaxBDPL(PlainAlgorithm):

@@ -14,8 +14,6 @@ from .contrasts import Contrasts, MiniBatches
 from .gaussian_process import Comparisons, inverted
 from .kernel import Kernel, typical_length
 
-__all__ = ["Hyperparameters", "LARGEST", "Likelihood", "PRIOR", "unit_covariance"]
-
 _STEP = math.log(2.0)
 """Largest step of a hyperparameter, on a log scale."""
 

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from .space import Space
 
-__all__ = ["Features", "Kernel", "typical_length"]
-
 
 # No slots: cached_property needs a __dict__.
 @dataclass(frozen=True)

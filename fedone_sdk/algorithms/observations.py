@@ -13,8 +13,6 @@ from .method import ClassLosses
 from .space import Space
 from .state import Memory
 
-__all__ = ["EVALUATIONS_PER_PROMPT", "Observations"]
-
 EVALUATIONS_PER_PROMPT = 4
 """Remembered losses per prompt, on average: the best prompts have more, most others one."""
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from . import _checks
 from .state import Memory
 
-__all__ = ["AdamW", "OPTIMIZERS", "Optimizer", "SGD", "make_optimizer"]
-
 
 class Optimizer(Protocol):
     """A rule that moves parameters against a gradient."""

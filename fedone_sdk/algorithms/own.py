@@ -27,8 +27,6 @@ from .streams import stream
 if TYPE_CHECKING:
     from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec
 
-__all__ = ["OwnAlgorithm", "check_algorithm", "load_method", "own_method"]
-
 _GROUP = "fedone.methods"
 _NEEDED = ("prompt_len", "vocab_size", "num_samples")
 _MEMBERS = (

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from .search import Known, PromptSearch
 
-__all__ = ["RandomSearch"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSearch(PromptSearch):

@@ -25,8 +25,6 @@ from .trained import Trained
 if TYPE_CHECKING:
     from fedone_sdk.spec.methods import MethodSpec, PoolSpec
 
-__all__ = ["METHODS", "make_method", "method_from_spec", "method_options"]
-
 _TYPES: dict[str, type[Any]] = {
     "bbt": BBT,
     "bdpl": BDPL,

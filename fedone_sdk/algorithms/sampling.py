@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from .streams import stream, stream_seed
 
-__all__ = ["argmax_prompt", "draw_prompts", "softmax"]
-
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the categoricals of rows of logits, shape (n, N)."""

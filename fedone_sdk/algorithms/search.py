@@ -25,8 +25,6 @@ from .start import Start, is_warm_started, warm_start
 from .state import State
 from .streams import stream, stream_seed
 
-__all__ = ["Known", "PromptSearch"]
-
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from . import _checks
 
-__all__ = ["SELECTIONS", "select"]
-
 SELECTIONS = ("proportional", "uniform")
 
 

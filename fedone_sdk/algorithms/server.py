@@ -11,8 +11,6 @@ from . import _checks
 from .optimizers import AdamW
 from .state import Memory
 
-__all__ = ["ServerOptimizer"]
-
 SERVER_OPTIMIZERS = ("adamw", "none")
 
 

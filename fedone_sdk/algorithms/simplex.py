@@ -7,8 +7,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["project_to_simplex"]
-
 # A float32 entry has a relative rounding error of at most 2**-24; a sum of 1, at most 6e-8.
 _ROUNDING = 1e-6
 

@@ -9,8 +9,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Space"]
-
 
 # No slots: cached_property needs a __dict__.
 @dataclass(frozen=True, kw_only=True)

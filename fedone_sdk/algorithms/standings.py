@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from .state import Memory
 
-__all__ = ["Standings", "standings"]
-
 
 class Standings(NamedTuple):
     """Mean losses of the candidates of one position.

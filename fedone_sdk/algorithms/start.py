@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Start", "is_warm_started", "warm_start"]
-
 Start = Sequence[Sequence[tuple[int, float]]]
 """For each position, tokens and their share of the probability."""
 

@@ -13,16 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "Memory",
-    "State",
-    "alpha_sha256",
-    "dump_memory",
-    "dump_state",
-    "load_memory",
-    "load_state",
-]
-
 Memory: TypeAlias = Mapping[str, NDArray[Any]]
 
 _ALPHA = "alpha"

@@ -9,8 +9,6 @@ import numpy as np
 
 from . import _checks
 
-__all__ = ["stream", "stream_seed"]
-
 _WORD = 2**32
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from .search import Known, PromptSearch
 
-__all__ = ["ThompsonSampling"]
-
 _SPARE = 4
 """Extra draws that replace duplicates."""
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from .search import Known, PromptSearch
 
-__all__ = ["TPE"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TPE(PromptSearch):

@@ -12,8 +12,6 @@ from .method import PlainMethod
 from .state import State
 from .streams import stream, stream_seed
 
-__all__ = ["LARGEST", "Trained"]
-
 LARGEST = 1e6
 """Bound on the absolute value of a parameter, far above any trained value."""
 

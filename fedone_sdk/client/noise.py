@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["alpha_sensitivity", "gaussian", "losses_sensitivity", "private_losses", "private_step"]
-
 _RANDOM = SystemRandom()
 
 

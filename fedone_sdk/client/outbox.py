@@ -11,8 +11,6 @@ import structlog
 from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.messages import UPDATE, AlphaUpdate, LossesUpdate
 
-__all__ = ["Outbox", "Unsent"]
-
 _log = structlog.get_logger(__name__)
 
 _MOST = 16

@@ -30,8 +30,6 @@ from fedone_sdk.spec import TrainedSpec
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import Layout, are_prompts
 
-__all__ = ["Assigned", "Work"]
-
 _log = structlog.get_logger(__name__)
 
 Assigned = AlphaAssignment | LossesAssignment

@@ -42,8 +42,6 @@ from fedone_sdk.messages import Array, Decline, RunTask
 from fedone_sdk.task import Example, TaskSpec, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Worker"]
-
 _log = structlog.get_logger(__name__)
 
 _UNFIT = (Unfit, LabelWordError, MissingExtraError, SpecError)

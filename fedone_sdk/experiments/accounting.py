@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     )
     from fedone_sdk.task import Example, TaskSpec
 
-__all__ = ["count_messages"]
-
 _TASK = {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}}
 _WIDTH = 4
 """Of the scripted model's embeddings, where the method does not name one: what BBT sends and asks

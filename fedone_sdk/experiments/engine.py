@@ -17,8 +17,6 @@ from fedone_sdk.experiments.records import Record, Records
 from fedone_sdk.experiments.report import write_report
 from fedone_sdk.experiments.settings import Settings
 
-__all__ = ["Engine", "Finished", "Progress", "run_experiment"]
-
 Engine = Literal["local", "ray"]
 """Where trials run: in processes of this machine, or on a Ray cluster."""
 

@@ -14,17 +14,6 @@ if TYPE_CHECKING:
 
     from fedone_sdk.experiments.settings import Settings
 
-__all__ = [
-    "Draw",
-    "Experiment",
-    "Report",
-    "Result",
-    "Results",
-    "Trial",
-    "TrialFunction",
-    "Workspace",
-]
-
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,150}")
 
 Result = dict[str, Any]

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from fedone_sdk.experiments.digits import NUM_CLASSES
 
-__all__ = ["Floats", "Mlp"]
-
 Floats = NDArray[np.floating]
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fedone_sdk.task import Example
     from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = ["Probe", "Probing", "noises", "sampled"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:

@@ -16,8 +16,6 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.files import replace_file
 
-__all__ = ["Record", "Records", "write_whole"]
-
 _DIGITS = 16
 
 

@@ -14,8 +14,6 @@ from fedone_sdk.experiments.experiment import Draw, Experiment, Report
 from fedone_sdk.experiments.records import Record, write_whole
 from fedone_sdk.experiments.settings import Settings
 
-__all__ = ["write_report"]
-
 
 def write_report(
     experiment: Experiment,

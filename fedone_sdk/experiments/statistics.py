@@ -9,17 +9,6 @@ from typing import NamedTuple
 
 from scipy.stats import binom, binomtest, trim_mean
 
-__all__ = [
-    "Comparison",
-    "Median",
-    "Ratio",
-    "TrimmedMean",
-    "compared",
-    "median_interval",
-    "proportion_interval",
-    "trimmed_mean",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Median:

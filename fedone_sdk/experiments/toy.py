@@ -18,8 +18,6 @@ from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.mlp import Mlp
 from fedone_sdk.experiments.settings import Settings
 
-__all__ = ["Toy", "ToyClients", "run_toy", "toy_trial"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toy:

@@ -14,8 +14,6 @@ from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.backends.llama_cpp import LlamaCppBackend
 from fedone_sdk.backends.onnx import OnnxBackend
 
-__all__ = ["CELLS", "Cell", "Place", "Row", "Source"]
-
 Row = Mapping[str, str]
 """A row of a table: `text` and `label`."""
 

@@ -18,8 +18,6 @@ from fedone_sdk.backends.asking import query_for
 from fedone_sdk.backends.base import LLMBackend, Query
 from tests.benchmarks.slot_cells import Cell, Place, Row, drawn
 
-__all__ = ["build"]
-
 Combination = tuple[int, ...]
 
 

@@ -17,8 +17,6 @@ from fedone_sdk.spec import LimitsSpec, OpenAISpec, PriceSpec, RetrySpec
 from fedone_sdk.task import Part
 from tests.chaos.provider import LABELS, MODEL, PRICE
 
-__all__ = ["ask_until_refused", "spec_of"]
-
 
 async def ask_until_refused(backend: LLMBackend, name: str) -> int:
     """Asks something new each time; tells how many answers came."""

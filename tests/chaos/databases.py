@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 
 from tests.postgres import Cluster, cluster
 
-__all__ = ["Databases", "databases_of", "databases_on"]
-
 Databases = Callable[[], AbstractContextManager[str]]
 """Makes a fresh database, and gives its URL."""
 

@@ -39,19 +39,6 @@ from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 from tests.power import Disk, Left
 
-__all__ = [
-    "KINDS",
-    "SCENARIOS",
-    "Death",
-    "Figures",
-    "Scenario",
-    "add",
-    "campaign",
-    "every",
-    "main",
-    "pairs",
-]
-
 Kind = Literal["kill", "nothing", "names", "half", "chance"]
 """``kill`` ends the process; the others cut the power, and keep that part of the cache."""
 

@@ -20,8 +20,6 @@ from pathlib import Path
 from tests.chaos.databases import Databases, databases_on
 from tests.chaos.serving import Death, Deployment, Outcome, Scenario, judge
 
-__all__ = ["Figures", "SCENARIOS", "campaign", "main"]
-
 SCENARIOS = {
     "alpha": Scenario(exchange="alpha", local_steps=2, rounds=3),
     "losses": Scenario(exchange="losses", clients_per_round=2, rounds=3),

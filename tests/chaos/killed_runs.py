@@ -40,8 +40,6 @@ from fedone_sdk.stores import SqlStore
 from tests.chaos.provider import ERRORS, GOOD, LABELS, MODEL, PRICE, Provider, text_of
 from tests.fake_openai import Received
 
-__all__ = ["Figures", "Kill", "Plan", "campaign", "main", "play", "report"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 180.0
 """How long one process may take; a run is a few seconds of work."""

@@ -13,8 +13,6 @@ from typing import Any, Self
 from fedone_sdk.budget import NOTHING, Budget, Price, Usage
 from tests.fake_openai import FakeModel, FakeOpenAI, Received, Script
 
-__all__ = ["ERRORS", "GOOD", "LABELS", "MODEL", "PRICE", "Provider", "text_of"]
-
 MODEL = "fake-1"
 LABELS = (" terrible", " great")
 PRICE = Price(prompt=Decimal(5), completion=Decimal(15), request=Decimal("0.0003"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 
-__all__ = ["ChaosProxy"]
-
 
 class ChaosProxy:
     """Forwards TCP connections, and cuts each after a random number of bytes in each direction."""

@@ -26,8 +26,6 @@ from pathlib import Path
 from tests.chaos.databases import Databases, databases_on
 from tests.chaos.serving import Death, Deployment, Outcome, Scenario, judge
 
-__all__ = ["Figures", "NUM_REPLICAS", "campaign", "deaths_of", "main", "play", "report", "wakes"]
-
 NUM_REPLICAS = 3
 
 

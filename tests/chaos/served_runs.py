@@ -20,8 +20,6 @@ from pathlib import Path
 from tests.chaos.databases import Databases, databases_on
 from tests.chaos.serving import Deployment, Outcome, Scenario, judge
 
-__all__ = ["Figures", "campaign", "main", "play", "report"]
-
 
 @dataclass
 class Figures:

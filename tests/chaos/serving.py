@@ -38,14 +38,6 @@ from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 
-__all__ = [
-    "Death",
-    "Deployment",
-    "Outcome",
-    "Scenario",
-    "judge",
-]
-
 TOKEN = "enrolment-token-of-the-chaos"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine", " poor"))
 PATIENCE_S = 300.0

@@ -23,8 +23,6 @@ from pathlib import Path
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, SqliteLedger
 from tests.chaos.provider import ERRORS, Provider
 
-__all__ = ["Figures", "Plan", "campaign", "main", "play", "report"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 300.0
 """How long one run may take; it is some seconds of work."""

@@ -14,8 +14,6 @@ from fedone_sdk.algorithms import Method, State
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence
 from fedone_sdk.spec import RunSpec
 
-__all__ = ["admission_record", "admitted_seat", "contribution", "defence_of"]
-
 
 def defence_of(spec: RunSpec, method: Method) -> Defence | None:
     """Return the defence of a run; None if every update is aggregated unchanged."""

@@ -12,8 +12,6 @@ from fedone_sdk.aggregator.rounds.transition import Transition
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["raise_caps"]
-
 
 def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float) -> Transition:
     """Raise caps.

@@ -25,8 +25,6 @@ from fedone_sdk.algorithms.estimator import drawn_advantage
 from fedone_sdk.messages import RoundReport
 from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
 
-__all__ = ["close_seat", "finish_round"]
-
 
 def close_seat(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
     """Store a finished seat; the last one ends the round."""

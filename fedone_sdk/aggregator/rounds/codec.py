@@ -13,8 +13,6 @@ from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.messages import MetricReport, Verdict
 
-__all__ = ["arrays_of", "decode", "encode_arrays", "encode_document"]
-
 _METHOD, _SERVER, _DEFENCE = "method", "server", "defence"
 
 

@@ -21,47 +21,6 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.task import Bias
 
-__all__ = [
-    "Accepted",
-    "Assigned",
-    "CallReserved",
-    "CallSettled",
-    "CandidatesProposed",
-    "CapsRaised",
-    "ClientQuarantined",
-    "DeadlineExtended",
-    "Effect",
-    "EvaluationReserved",
-    "EvaluationSettled",
-    "Event",
-    "Measured",
-    "MemorySaved",
-    "MetricMeasured",
-    "ModelSeen",
-    "PauseRequested",
-    "QuarantineLifted",
-    "QuarantineRequested",
-    "RaiseRequested",
-    "Refused",
-    "RenewalRequested",
-    "ReplicasLost",
-    "ResumeRequested",
-    "RollbackRequested",
-    "RoundFinished",
-    "RunEnded",
-    "RunRolledBack",
-    "SeatOffered",
-    "SeatsVacant",
-    "StopRequested",
-    "TimePassed",
-    "UnfitCleared",
-    "UpdateArrived",
-    "WorkClosed",
-    "WorkDeclined",
-    "WorkRequested",
-]
-
-
 # Events
 
 

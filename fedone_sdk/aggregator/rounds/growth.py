@@ -10,8 +10,6 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["admit_candidates", "propose"]
-
 
 def propose(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:
     """Queue new candidates until the round ends; prompts already drawn stay the same."""

@@ -25,19 +25,6 @@ from fedone_sdk.algorithms import State, alpha_sha256
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import RunStatus
 
-__all__ = [
-    "can_resume",
-    "charge_lost_replicas",
-    "end_early",
-    "pause",
-    "record_metric",
-    "record_model",
-    "resume",
-    "roll_back",
-    "run_again",
-    "stop",
-]
-
 
 def can_resume(state: RunState) -> bool:
     """Whether the run can be resumed."""

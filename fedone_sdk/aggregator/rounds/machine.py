@@ -22,8 +22,6 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["RoundMachine"]
-
 _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Transition]] = {
     events.SeatsVacant: seats.fill_vacancies,
     events.TimePassed: seats.expire,

@@ -11,8 +11,6 @@ from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.rounds.transition import Transition
 
-__all__ = ["AGREEING", "model_mismatch", "vote_model"]
-
 AGREEING = 3
 """Number of devices that must report the same model before the run's model is final."""
 

@@ -14,8 +14,6 @@ from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.messages import PrivacyReport
 from fedone_sdk.spec import PrivacySpec, RunSpec
 
-__all__ = ["Accountant", "Releases", "count_releases", "may_take_seat"]
-
 _MOST_RELEASES = 10**9
 
 

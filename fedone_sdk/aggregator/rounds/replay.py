@@ -25,17 +25,6 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry, RunSnapshot
 from fedone_sdk.vocabulary import Vocabulary
 
-__all__ = [
-    "Difference",
-    "Lookback",
-    "ReplayReport",
-    "Replayed",
-    "at_round",
-    "compare",
-    "machine_of",
-    "replay",
-]
-
 _ROUNDING = 1e-5
 """Tolerance, relative to an array's maximum, for rounding differences between machines."""
 

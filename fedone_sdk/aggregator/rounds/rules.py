@@ -46,8 +46,6 @@ from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.task import Bias
 from fedone_sdk.vocabulary import Layout, Vocabulary
 
-__all__ = ["MIN_SAMPLES", "ONE_QUERY", "Rules", "working"]
-
 MIN_SAMPLES = 2
 """Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
 

@@ -24,17 +24,6 @@ from fedone_sdk.aggregator.rounds.transition import Transition, with_seat, witho
 from fedone_sdk.algorithms import select, stream
 from fedone_sdk.budget import Usage
 
-__all__ = [
-    "clear_unfit",
-    "expire",
-    "fill_vacancies",
-    "lift_quarantine",
-    "quarantine",
-    "renew_offers",
-    "timed_seats",
-    "vacate",
-]
-
 
 def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Transition:
     """Offer vacant seats to available clients; end the run if none can ever be filled."""

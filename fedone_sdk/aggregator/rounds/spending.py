@@ -19,19 +19,6 @@ from fedone_sdk.aggregator.rounds.transition import Transition, with_seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 
-__all__ = [
-    "charge_lost",
-    "is_lost",
-    "lease_cost",
-    "release",
-    "replica_of",
-    "reserve_call",
-    "reserve_evaluation",
-    "settle_call",
-    "settle_evaluation",
-    "through_gateway",
-]
-
 
 def replica_of(attempt: str) -> str:
     """Return the id of the replica that made this reservation."""

@@ -12,8 +12,6 @@ from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import MetricReport, RunStatus, Verdict
 from fedone_sdk.task import Bias
 
-__all__ = ["MOST_UNFIT", "RunState", "Seat"]
-
 MOST_UNFIT = 1000
 """Maximal number of unfit clients in a state, which is written with every event."""
 

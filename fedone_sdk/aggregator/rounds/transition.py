@@ -8,8 +8,6 @@ from fedone_sdk.aggregator.rounds.events import Effect, RunEnded
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.messages import RunStatus
 
-__all__ = ["Transition", "end_run", "with_seat", "without_seat"]
-
 Transition = tuple[RunState, tuple[Effect, ...]]
 """The next state and the effects."""
 

@@ -24,8 +24,6 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, Array, LossesUpdate, Receipt
 from fedone_sdk.messages.ndarray import from_wire, memory_from_wire
 
-__all__ = ["accept"]
-
 _MAX_VALUE = 1e15
 """Bound of numbers in a method's memory; floats below it still add exactly."""
 

@@ -22,8 +22,6 @@ from fedone_sdk.algorithms import State
 from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.errors import ProblemError
 
-__all__ = ["assign", "decline", "renew"]
-
 
 def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> Transition:
     """Assign the work of a client's seat, under a lease."""
