@@ -79,7 +79,7 @@ def test_version(fedone: Fedone) -> None:
     assert fedone("--version") == (0, f"fedone {__version__}\n", "")
 
 
-def test_without_its_extra_it_says_what_to_install(
+def test_without_its_extra_the_error_names_what_to_install(
     fedone: Fedone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedone_sdk.cli, "find_spec", lambda name: None)
@@ -159,7 +159,7 @@ def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smol
     assert None not in (found.metric.no_prompt, found.metric.after)
 
 
-def test_quickstart_says_where_the_model_cannot_be_had(
+def test_quickstart_reports_a_model_that_cannot_be_fetched(
     fedone: Fedone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDONE_CACHE", str(tmp_path / "cache"))
@@ -241,7 +241,7 @@ def test_a_stored_run_is_not_run_twice(fedone: Fedone, folder: Path) -> None:
 # What a run would cost
 
 
-def test_plan_says_what_tune_then_spends(fedone: Fedone, folder: Path) -> None:
+def test_plan_equals_the_spending_of_tune(fedone: Fedone, folder: Path) -> None:
     assert fedone("plan", folder / "run.yaml", "--json", folder / "plan.json").code == 0
     plan = json.loads((folder / "plan.json").read_text())
     for exchange in "alpha", "losses":
@@ -617,7 +617,7 @@ def test_serve_check(
         ),
     ],
 )
-def test_serve_check_says_what_is_measured(
+def test_serve_check_reports_what_is_measured(
     fedone: Fedone,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,

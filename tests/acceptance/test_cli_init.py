@@ -57,7 +57,7 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     assert Path("run.yaml").read_bytes() == before
 
 
-def test_a_model_that_cannot_be_looked_at_is_said(
+def test_an_unavailable_model_is_reported(
     fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

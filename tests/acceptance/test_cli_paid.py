@@ -161,7 +161,7 @@ class TestPaused:
         assert answered[0] == answered[1]
         assert alphas[0] == alphas[1]
 
-    def test_without_a_store_it_says_what_is_kept(
+    def test_without_a_store_it_reports_what_is_kept(
         self, fedone: Fedone, folder: Path, provider: Provider
     ) -> None:
         run = write_run(folder, provider.start("--at", "50=no_quota"))
@@ -296,7 +296,7 @@ class TestTroubles:
 
 
 class TestPlan:
-    def test_it_is_what_tune_spends_and_asks_nothing(
+    def test_it_equals_the_spending_of_tune_and_sends_nothing(
         self, fedone: Fedone, folder: Path, provider: Provider
     ) -> None:
         prices = ", prices: {prompt: 1.0, completion: 2.0}"
@@ -314,7 +314,7 @@ class TestPlan:
         assert float(spent.usd) <= plan["expected"]["usd"] <= plan["worst"]["usd"]
 
     @pytest.mark.parametrize("trouble", ["dead", "key"])
-    def test_a_model_that_cannot_be_asked_is_a_warning(
+    def test_an_unavailable_model_is_a_warning(
         self,
         fedone: Fedone,
         folder: Path,
@@ -340,7 +340,7 @@ class TestPlan:
         # OpenAI's models are counted here, without asking.
         assert plan["expected"] == other["expected"]
 
-    def test_a_server_that_must_be_asked_to_count(self, fedone: Fedone, folder: Path) -> None:
+    def test_a_server_that_counts_the_tokens(self, fedone: Fedone, folder: Path) -> None:
         run = write_run(folder, "http://127.0.0.1:9")
         text = run.read_text().replace("kind: openai", "kind: vllm")
         run.write_text(text)

@@ -237,9 +237,7 @@ def test_a_port_in_use_is_one_line(start: Start, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "1"), ("3", "3")])
-def test_matrices_have_one_thread_unless_the_user_says_otherwise(
-    given: str | None, found: str
-) -> None:
+def test_matrices_have_one_thread_by_default(given: str | None, found: str) -> None:
     code = """
 import atexit, os, sys
 atexit.register(lambda: print(os.environ["OPENBLAS_NUM_THREADS"]))

@@ -107,7 +107,7 @@ def test_tune_without_a_store_does_so_too(fedone: Fedone, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny.fedone", "result.json"])
-def test_tune_begins_with_an_earlier_run(fedone: Fedone, folder: Path, name: str) -> None:
+def test_tune_starts_from_an_earlier_run(fedone: Fedone, folder: Path, name: str) -> None:
     earlier = result(folder)
     if name.endswith(".fedone"):
         fedone("runs", "export", "tiny", "--store", "run.db")
@@ -291,7 +291,7 @@ def test_report_of_a_store_an_archive_and_a_result(fedone: Fedone, folder: Path)
     assert (code, err) == (2, "run.yaml: name: is 'other', the result is of 'tiny'\n")
 
 
-def test_a_missing_extra_is_said_before_the_work(
+def test_a_missing_extra_is_reported_before_the_work(
     fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report, "find_spec", lambda name: None)

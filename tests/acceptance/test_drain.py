@@ -178,7 +178,7 @@ async def until(true: Any, served: Served) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_nothing_under_way_is_lost(tmp_path: Path) -> None:
+async def test_no_pending_call_is_lost(tmp_path: Path) -> None:
     """Calls of the model take a while: those under way are answered, others wait in vain."""
     async with serving(tmp_path, num_runs=4, notice_s=2) as served:
         devices = [asyncio.create_task(served.device(f"run{number % 4}")) for number in range(12)]

@@ -481,7 +481,7 @@ async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
 
 
 @pytest.mark.parametrize("refused", ["/task", "/v1/score", "/update"])
-def test_the_stdlib_client_gives_back_what_is_refused(
+def test_the_stdlib_client_declines_refused_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

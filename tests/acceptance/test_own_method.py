@@ -308,7 +308,7 @@ class TestServed:
         assert (code, len(err.splitlines())) == (2, 1)
         assert err.startswith(f"run.yaml: method.object: cannot import '{OBJECT}'")
 
-    async def test_a_stored_run_whose_file_is_gone_harms_no_other(self, folder: Path) -> None:
+    async def test_a_stored_run_without_its_file_affects_no_other(self, folder: Path) -> None:
         await self.serve(self.config(), 1, 0)
         forget()
         with structlog.testing.capture_logs() as logs:

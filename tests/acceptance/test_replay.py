@@ -447,7 +447,7 @@ async def test_a_run_moves_during_its_work(tmp_path: Path) -> None:
 
 
 class TestWhoMayTakeItIn:
-    async def test_credentials_stay_unless_asked_for(self) -> None:
+    async def test_credentials_are_exported_only_on_request(self) -> None:
         game = await played(spec_of(), rounds=2)
         data = await export_run(game.store, "run")
         clients = read_archive(data).clients

@@ -44,7 +44,7 @@ async def test_one_dies_during_a_round(death: Death, postgres: Cluster) -> None:
     assert figures.receipts >= SCENARIO.rounds * SCENARIO.clients_per_round
 
 
-async def test_a_seat_given_at_one_wakes_who_waits_at_another(postgres: Cluster) -> None:
+async def test_a_seat_granted_at_one_replica_wakes_clients_at_another(postgres: Cluster) -> None:
     found = await replicas.wakes(databases_of(postgres), rounds=30)
     assert len(found) >= 5
     # Without a signal, it would be a second or the end of the long poll.

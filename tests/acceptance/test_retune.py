@@ -134,7 +134,7 @@ def test_a_prompt_moves(retune: Fedone, folder: Path) -> None:
     assert kept >= {"tiny-on-new.db", "tiny-on-new.clients", "answers.sqlite"}
 
 
-def test_the_same_command_asks_nothing_more(retune: Fedone, folder: Path) -> None:
+def test_the_same_command_sends_nothing_more(retune: Fedone, folder: Path) -> None:
     assert retune(*DATA, "--queries", 20, "--json", "r.json").code == 0
     first = document()
     code, _, err = retune(*DATA, "--queries", 20, "--json", "r.json")
@@ -151,7 +151,7 @@ def test_the_same_command_asks_nothing_more(retune: Fedone, folder: Path) -> Non
         assert again[name] == first[name]
 
 
-def test_without_a_run_the_artefact_says_what_is_asked(retune: Fedone, folder: Path) -> None:
+def test_without_a_run_the_artefact_defines_the_queries(retune: Fedone, folder: Path) -> None:
     code, _, err = retune(*DATA, "--queries", 20, "--json", "r.json", "-o", "new.json")
     assert code == 0, err
     assert document()["run"]["spent"]["queries"] <= 20
@@ -160,7 +160,7 @@ def test_without_a_run_the_artefact_says_what_is_asked(retune: Fedone, folder: P
     assert new.evaluation.batch_size == old().evaluation.batch_size
 
 
-def test_a_plan_asks_and_writes_nothing(retune: Fedone, folder: Path) -> None:
+def test_a_plan_sends_and_writes_nothing(retune: Fedone, folder: Path) -> None:
     before = {file.name for file in folder.iterdir()}
     code, out, _ = retune("--run", "run.yaml", "--plan", "--json", "-")
     assert code == 0

@@ -131,7 +131,7 @@ def test_weights_in_transformers(
     check(fedone, folder, chat_run({"kind": "transformers", "model": str(weights)}))
 
 
-def test_a_public_file_that_lacks_a_class(fedone: Fedone, folder: Path) -> None:
+def test_a_public_file_without_one_class(fedone: Fedone, folder: Path) -> None:
     rows = [line for line in Path("public.jsonl").read_text().splitlines() if '"label": 1' in line]
     Path("public.jsonl").write_text("\n".join(rows) + "\n")
     run = RUN.format(

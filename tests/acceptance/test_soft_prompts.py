@@ -69,7 +69,7 @@ def needs_shared() -> None:
 
 
 @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-def test_bbt_asks_what_its_budget_says(tmp_path: Path, exchange: str) -> None:
+def test_bbt_sends_the_queries_of_its_budget(tmp_path: Path, exchange: str) -> None:
     code, out, result = tune(tmp_path, "--exchange", exchange, method=BBT, budget={"queries": 15})
     assert code == 0, out
     assert result is not None

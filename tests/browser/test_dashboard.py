@@ -78,7 +78,7 @@ async def test_a_run_starts_and_its_charts_move(chromium: Chromium, stage: Stage
         await expect(tile(page, "Metric")).to_contain_text(f"{metric:.3f}")
 
 
-async def test_an_ended_run_says_whether_it_was_worth_it(chromium: Chromium, stage: Stage) -> None:
+async def test_an_ended_run_has_a_verdict(chromium: Chromium, stage: Stage) -> None:
     stage.backend.inner.bounds -= {"usd"}
     run = await stage.add_run(rounds=6)
     async with chromium.watching(stage.url, size=PHONE) as watcher:
@@ -177,7 +177,7 @@ async def test_a_viewer_cannot_stop(chromium: Chromium, stage: Stage) -> None:
         assert run.state.running
 
 
-async def test_a_lost_connection_is_said_and_found_again(chromium: Chromium, stage: Stage) -> None:
+async def test_a_lost_connection_is_shown_and_restored(chromium: Chromium, stage: Stage) -> None:
     await stage.add_run()
     stage.start_devices()
     await stage.reach(4)
@@ -228,7 +228,7 @@ async def test_the_token_stays_in_its_tab(chromium: Chromium, stage: Stage) -> N
         assert await page.evaluate("sessionStorage.length") == 0
 
 
-async def test_what_a_device_says_stays_text(chromium: Chromium, stage: Stage) -> None:
+async def test_text_from_a_device_stays_text(chromium: Chromium, stage: Stage) -> None:
     await stage.add_run()
     attack = "<img src=x onerror=document.title='taken'>"
     stage.start_quitter(1, reason=attack)
@@ -242,7 +242,7 @@ async def test_what_a_device_says_stays_text(chromium: Chromium, stage: Stage) -
         assert await page.title() == "sentiment · FedOne"
 
 
-async def test_who_lost_a_seat_is_seen(chromium: Chromium, stage: Stage) -> None:
+async def test_a_client_that_lost_a_seat_is_reported(chromium: Chromium, stage: Stage) -> None:
     run = await stage.add_run()
     stage.start_quitter(2)
     stage.start_devices(2)
@@ -336,7 +336,7 @@ async def test_devices_that_do_not_fit(chromium: Chromium, stage: Stage) -> None
             await expect(page.get_by_text("Waiting for the first client")).to_be_hidden()
 
 
-async def test_the_list_says_what_people_look_for(chromium: Chromium, stage: Stage) -> None:
+async def test_the_list_has_what_users_look_for(chromium: Chromium, stage: Stage) -> None:
     run = await stage.add_run()
     stage.start_devices(3)
     await stage.reach(10)
@@ -352,7 +352,7 @@ async def test_the_list_says_what_people_look_for(chromium: Chromium, stage: Sta
         await expect(cells.nth(0)).to_have_text(f"{metric:.3f}accuracy")
 
 
-async def test_a_model_that_is_not_asked_is_said(chromium: Chromium, stage: Stage) -> None:
+async def test_an_unqueried_model_is_reported(chromium: Chromium, stage: Stage) -> None:
     await stage.add_run()
     async with chromium.watching(stage.url) as watcher:
         page = watcher.page

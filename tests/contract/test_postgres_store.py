@@ -236,7 +236,7 @@ class TestLiveness:
                 assert await stranger.lead()
             postgres.drop(other)
 
-    async def test_a_killed_one_is_dead_and_another_leads(self, url: str) -> None:
+    async def test_after_a_kill_another_replica_leads(self, url: str) -> None:
         async with opened(url) as store:
             with leading_process(url) as (process, replica):
                 assert await store.alive() == {store.replica, replica}
@@ -267,7 +267,9 @@ class TestLiveness:
             leads = [await one.lead(), await two.lead()]
             assert sorted(leads) == [False, True]
 
-    async def test_who_has_no_session_does_not_lead(self, url: str, restarted: Cluster) -> None:
+    async def test_a_replica_without_a_session_does_not_lead(
+        self, url: str, restarted: Cluster
+    ) -> None:
         async with opened(url) as store:
             assert await store.lead()
             await asyncio.to_thread(restarted.stop)
@@ -380,7 +382,7 @@ class TestServerTrouble:
                 assert [entry.body for entry in log] == [str(v) for v in range(told[number])]
                 assert [entry.version for entry in log] == list(range(1, told[number] + 1))
 
-    async def test_a_server_that_is_away_is_said_so(
+    async def test_an_unreachable_server_is_reported(
         self, tcp_url: str, restarted: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "_RETRYING", module._RETRYING.copy(stop=stop_after_delay(0.3)))

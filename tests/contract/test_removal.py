@@ -93,7 +93,7 @@ class TestRuns:
 
 
 class TestClients:
-    async def test_who_was_not_seen_is_idle(self, store: Store) -> None:
+    async def test_a_client_without_requests_is_idle(self, store: Store) -> None:
         for number, at in enumerate((10.0, 20.0, 30.0)):
             await enrol(store, number, enrolled_at=at)
         assert await store.idle_clients(25.0, 10) == [0, 1]

@@ -88,7 +88,7 @@ async def test_it_comes_back(store: Store) -> None:
     assert await store.memories("run-1") == dict(SNAPSHOT.memories)
 
 
-async def test_it_goes_on(store: Store) -> None:
+async def test_it_continues(store: Store) -> None:
     await store.restore(SNAPSHOT, CLIENTS)
     entry = LogEntry(kind="round", body="new")
     await store.commit("run-1", 7, Commit(document="3", log=(entry,), memories=((1, b"new"),)))

@@ -194,7 +194,7 @@ class TestOneServer:
         async with opened(path) as second:
             assert await second.runs() == [RUN]
 
-    async def test_a_tool_may_look_meanwhile(self, tmp_path: Path) -> None:
+    async def test_a_tool_may_read_meanwhile(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
         async with opened(path) as server:
             await server.add_run(RUN)
@@ -225,7 +225,7 @@ def refused(path: Path) -> None:
 class TestSharedTransactions:
     """Writes that wait together are one transaction, and none of them notices."""
 
-    async def test_one_failing_harms_no_other(self, tmp_path: Path) -> None:
+    async def test_a_failing_one_affects_no_other(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "store.db") as store:
             runs = [replace(RUN, run_id=str(number)) for number in range(20)]
             for run in runs:
@@ -313,7 +313,7 @@ class TestSharedTransactions:
             assert set((await store.versions()).values()) == {0}
             await store.commit("0", 0, Commit(document="1"))
 
-    async def test_who_gives_up_leaves_the_queue(self, tmp_path: Path) -> None:
+    async def test_a_cancelled_call_leaves_the_queue(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "store.db") as store:
             await store.add_run(RUN)
             began, go_on = threading.Event(), threading.Event()
@@ -333,7 +333,7 @@ class TestSharedTransactions:
             await first
             assert await store.runs() == [RUN]
 
-    async def test_closing_waits_for_what_has_begun(self, tmp_path: Path) -> None:
+    async def test_closing_waits_for_started_work(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
         store = SqlStore.sqlite(path)
         await store.open()

@@ -137,7 +137,7 @@ class TestClients:
             await store.enrol(device(0), TOKEN.token_sha256, 1.0)
         assert (await store.enrol(device(1), TOKEN.token_sha256, 1.0)).index == 1
 
-    async def test_enrolment_that_is_asked_again(self, store: Store) -> None:
+    async def test_a_repeated_enrolment(self, store: Store) -> None:
         await store.put_token(replace(TOKEN, uses_left=1))
         nonce = "a" * 64
         first = await store.enrol(device(0, enrolment_sha256=nonce), TOKEN.token_sha256, 1.0)

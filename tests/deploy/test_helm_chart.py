@@ -26,7 +26,7 @@ def rendered(case: str) -> Manifests:
 
 
 @cases
-def test_helm_has_nothing_to_say(case: str) -> None:
+def test_helm_has_no_warnings(case: str) -> None:
     report = helm.lint(CHART, CASES[case], strict=True)
     assert report["errors"] == []
     assert [m["error"] for m in report["messages"] if m["severity"] > 1] == []
@@ -271,7 +271,7 @@ def _aggregator_files(manifests: Manifests) -> dict[str, str]:
     return files
 
 
-def test_autoscaling_says_how_many() -> None:
+def test_autoscaling_sets_the_number_of_pods() -> None:
     manifests = rendered("a bundled database and autoscaling")
     assert "replicas" not in manifests.get("Deployment", "fedone-aggregator")["spec"]
     scaler = manifests.get("HorizontalPodAutoscaler", "fedone-aggregator")["spec"]
@@ -378,7 +378,7 @@ def test_the_ingress() -> None:
 
 
 @cases
-def test_metrics_are_on_no_port_that_strangers_reach(case: str) -> None:
+def test_metrics_are_on_no_public_port(case: str) -> None:
     for service in rendered(case).of_kind("Service"):
         ports = {port["targetPort"] for port in service["spec"]["ports"]}
         if "metrics" in ports:

@@ -107,7 +107,7 @@ async def test_alerts_and_panels_ask_for_figures_that_there_are() -> None:
     assert {name for name in bases if not name.endswith("_created")} - shown == set()
 
 
-def test_alerts_are_said_in_words() -> None:
+def test_alerts_have_descriptions() -> None:
     names = [rule["alert"] for rule in alerts()]
     assert len(set(names)) == len(names)
     for rule in alerts():

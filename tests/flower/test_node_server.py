@@ -108,7 +108,7 @@ async def test_a_reply_that_comes_twice_counts_once(tmp_path: Path) -> None:
     assert result.alpha_sha256 == (await asyncio.to_thread(of_our_own, wanted)).alpha_sha256
 
 
-async def test_a_node_that_dies_has_spent_its_lease_and_another_takes_its_seat(
+async def test_a_killed_node_has_spent_its_lease_and_another_gets_its_seat(
     tmp_path: Path,
 ) -> None:
     wanted = federation(tmp_path, **SEARCH, budget={"queries": 30})
@@ -205,7 +205,7 @@ async def test_a_reply_that_cannot_be_read_costs_the_seat_and_nothing_else(
         assert node_server.run.state.account.spent.queries == 0
 
 
-def test_what_a_run_needs_and_has_not_is_said_at_once(tmp_path: Path) -> None:
+def test_a_missing_requirement_of_a_run_is_reported_at_once(tmp_path: Path) -> None:
     wanted = federation(tmp_path, **SEARCH)
     with pytest.raises(SpecError, match="dev: is measured by the server's model"):
         NodeServer(tuning(wanted, dev=wanted.dev))

@@ -175,7 +175,7 @@ def test_replies_that_come_twice_late_or_never(tmp_path: Path) -> None:
     assert grid.sent[lost[0]] == 1  # It is not drawn again before it says that it can work.
 
 
-def test_models_on_the_nodes_of_which_one_dies(tmp_path: Path) -> None:
+def test_models_on_the_nodes_of_which_one_is_killed(tmp_path: Path) -> None:
     wanted = federation(tmp_path, **SEARCH, budget={"queries": 30})
     strategy = strategy_of(wanted)
     grid = Grid(app_of(wanted, backend=lambda context: ScriptedBackend()), shards(wanted))
@@ -217,7 +217,7 @@ def test_a_node_that_is_configured_wrongly(
     assert f"({complaint}" in str(raised.value)
 
 
-def test_a_node_whose_app_breaks_tells_the_kind_of_error_alone(tmp_path: Path) -> None:
+def test_a_node_with_a_failing_app_reports_only_the_kind_of_error(tmp_path: Path) -> None:
     from fedone_sdk.flower import client_app
 
     wanted = federation(tmp_path, **SEARCH)
@@ -332,7 +332,7 @@ def test_a_killed_serverapp_resumes(tmp_path: Path) -> None:
     assert (again.alpha_sha256, again.spent) == (result.alpha_sha256, result.spent)
 
 
-def test_hooks_are_for_a_run_that_has_begun(tmp_path: Path) -> None:
+def test_hooks_require_a_started_run(tmp_path: Path) -> None:
     strategy = strategy_of(federation(tmp_path, **SEARCH), backend=ScriptedBackend())
     with pytest.raises(RuntimeError, match=r"call start\(grid\)"):
         strategy.aggregate_train(1, [])

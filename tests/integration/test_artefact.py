@@ -264,7 +264,7 @@ async def test_forms_of_other_tools_say_where_a_prompt_comes_from() -> None:
     assert langfuse["labels"] == [], "a person promotes it"
 
 
-async def test_a_promptfoo_configuration_asks_the_model_that_answered() -> None:
+async def test_a_promptfoo_configuration_names_the_model_that_answered() -> None:
     artefact = await artefact_with(models=("small-2", "other"))
     config = json.loads(in_form(artefact, "promptfoo"))
     assert config == lettered(promptfoo_config(artefact))

@@ -256,7 +256,7 @@ class TestSignals:
             await one.dispatcher._wait_in_pool(client, Claim(num_examples=5), [run])
             await until(lambda: client.index in two.dispatcher.pool)
 
-    async def test_who_enrols_at_one_is_counted_by_the_other(self) -> None:
+    async def test_a_client_enrolled_at_one_replica_is_counted_by_the_other(self) -> None:
         """The number of clients decides whether another with epsilon left may come."""
         hub = Hub()
         async with serving(hub.store(), hub.store()) as (one, two):
@@ -365,7 +365,7 @@ class TestStoreFailures:
             assert (run.state.round, len(run.history)) == (1, 1)
             assert run.state.account.spent.queries == 2
 
-    async def test_a_client_that_could_not_be_kept_is_not_drawn(self) -> None:
+    async def test_a_client_whose_join_failed_is_not_drawn(self) -> None:
         class Away(MemoryStore):
             async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
                 raise FedOneError("the store is away")
@@ -380,7 +380,7 @@ class TestStoreFailures:
 
 
 class TestModels:
-    async def test_one_that_started_without_the_model_looks_at_it_before_it_gives_work(
+    async def test_a_replica_without_the_model_checks_it_before_it_assigns_work(
         self,
     ) -> None:
         """Another replica, with a working model, resumed the run."""
@@ -450,7 +450,7 @@ class TestHangUps:
             assert [member.client_index for member in await store.members()] == [client.index]
 
     @pytest.mark.parametrize("after", range(24))
-    async def test_whenever_a_client_goes_nothing_is_lost(self, after: int) -> None:
+    async def test_a_client_s_exit_at_any_time_loses_nothing(self, after: int) -> None:
         class Slow(MemoryStore):
             async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
                 await asyncio.sleep(0)
@@ -530,7 +530,7 @@ class TestEnds:
             with pytest.raises(ProblemError, match="revoked"):
                 await one.client(enrolled.credential)
 
-    async def test_who_had_gone_long_before_a_restart_is_not_waited_for(self) -> None:
+    async def test_clients_gone_long_before_a_restart_are_not_waited_for(self) -> None:
         store, clock = MemoryStore(), ManualClock()
         async with serving(store, clock=clock) as (service,):
             await service.add_run(spec_of(min_clients=3), WORDS)
@@ -643,7 +643,7 @@ class TestBudget:
             # Two prompts and two retries.
             assert seat.used.requests == held.requests == 4
 
-    async def test_who_came_after_the_look_is_not_taken_for_dead(self) -> None:
+    async def test_a_replica_that_started_after_the_check_is_not_presumed_dead(self) -> None:
         hub = Hub()
         store = hub.store()
         async with serving(store) as (service,):
@@ -656,7 +656,7 @@ class TestBudget:
             assert set(run.state.evaluation.leases) == {"replica1/a"}
             assert run.state.account.spent == Usage(requests=5)
 
-    async def test_what_was_set_aside_but_never_asked_is_free_again(self) -> None:
+    async def test_unused_reservations_are_released(self) -> None:
         hub = Hub()
         store = hub.store()
         async with serving(store, backend=ScriptedBackend()) as (service,):
@@ -676,7 +676,7 @@ class TestBudget:
                 completion_tokens=run.state.seats[0].used.completion_tokens,
             )
 
-    async def test_what_a_dead_one_had_under_way_is_charged_by_one_that_was_behind(self) -> None:
+    async def test_pending_calls_of_a_dead_replica_are_charged_by_a_stale_one(self) -> None:
         hub = Hub()
         stores = hub.store(), hub.store()
         async with serving(*stores) as (one, two):
@@ -724,7 +724,7 @@ class TestEvaluation:
             assert len(backend.asked) == began + 2 * per_measurement
             assert not run.state.evaluation.leases
 
-    async def test_the_end_is_seen_by_who_measures(self) -> None:
+    async def test_the_measuring_replica_sees_the_end(self) -> None:
         hub, backend = Hub(), ScriptedBackend()
         async with serving(hub.store(), hub.store(), backend=backend) as (one, two):
             dev = [{"text": "a dev text", "label": 0}]

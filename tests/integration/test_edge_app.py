@@ -65,7 +65,7 @@ def client_of(service: Service, **more: Any) -> EdgeClient:
 
 
 class TestEvents:
-    async def test_what_an_app_sees_of_a_run(self) -> None:
+    async def test_the_events_of_a_run(self) -> None:
         told: list[ClientEvent] = []
         async with (
             serving(spec_of()) as service,
@@ -79,7 +79,7 @@ class TestEvents:
         assert (scored.run_id, scored.round, scored.done, scored.total) == ("run", 0, 4, 4)
         assert len({event.assignment_id for event in told if event.round == 1}) == 1
 
-    async def test_an_app_that_fails_at_it_harms_nothing(self) -> None:
+    async def test_a_failing_app_breaks_nothing(self) -> None:
         def broken(event: ClientEvent) -> None:
             raise RuntimeError(f"no display for {event.kind}")
 
@@ -87,7 +87,7 @@ class TestEvents:
             await client.run_forever()
             assert service.runs["run"].state.status == "completed"
 
-    async def test_a_condition_that_fails_is_said_once(self) -> None:
+    async def test_a_failing_condition_is_logged_once(self) -> None:
         answers: list[bool] = []
 
         def condition() -> bool:
@@ -168,7 +168,7 @@ class TestOffline:
                 assert now() < 60
 
     @on_virtual_time
-    async def test_the_server_says_when_to_come_back(self) -> None:
+    async def test_the_server_sends_a_retry_after(self) -> None:
         """Pace steering: an idle device of a large fleet asks again after many minutes."""
         asked: list[float] = []
 
@@ -245,7 +245,7 @@ class TestOnlyWhen:
             assert service.runs["run"].state.seats == ()
 
     @on_virtual_time
-    async def test_work_under_way_waits_for_it(self) -> None:
+    async def test_pending_work_waits_for_it(self) -> None:
         """It is lost during the work and returns after the deadline: the lease is kept."""
         backend = ScriptedBackend()
         told: list[ClientEvent] = []

@@ -131,7 +131,7 @@ class TestData:
             assert len(texts(backend.asked)) > 1
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
-    async def test_a_callable_is_asked_before_each_piece_of_work(self, kind: str) -> None:
+    async def test_a_callable_is_called_before_each_assignment(self, kind: str) -> None:
         rows = DATA[:1]
         backend, claims = ScriptedBackend(), []
 
@@ -383,7 +383,7 @@ class TestOwnBackend:
         assert result.spent.requests == len(own.asked) <= 12
 
     @pytest.mark.parametrize("gateway", [False, True])
-    async def test_work_that_is_given_up_costs_what_it_may_have_asked(self, gateway: bool) -> None:
+    async def test_abandoned_work_costs_what_it_may_have_sent(self, gateway: bool) -> None:
         """Whether the server has a model, too, makes no difference."""
         own = ScriptedBackend(lambda inputs, words: None)
         spec = spec_of().model_copy(update={"budget": Budget(queries=8)})
@@ -596,7 +596,7 @@ class TestOutages:
             assert run_of(service).state.account.spent.requests == 5
 
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_answers_that_get_lost_are_asked_for_again(
+    async def test_lost_answers_are_requested_again(
         self, exchange: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Every call is carried out, and its first answer lost."""
@@ -854,7 +854,7 @@ class DyingTransport(MemoryTransport):
 class TestWorkNotHandedIn:
     @pytest.mark.parametrize("after", [True, False])
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_a_device_that_dies_loses_nothing(
+    async def test_a_killed_device_loses_nothing(
         self, tmp_path: Path, exchange: str, after: bool
     ) -> None:
         spec = spec_of(exchange, rounds=4, optimizer="adamw", learning_rate=0.1)

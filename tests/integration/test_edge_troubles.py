@@ -149,7 +149,7 @@ class TestOddData:
             rows = DATA
             assert (await client.run_once()).outcome == "worked"
 
-    async def test_none_at_all_is_said_once(self) -> None:
+    async def test_none_at_all_is_reported_once(self) -> None:
         async with serving() as service, client_of(service, list, wait_s=0.0) as client:
             with capture_logs() as logs:
                 assert [(await client.run_once()).outcome for _ in range(3)] == ["idle"] * 3
@@ -477,7 +477,7 @@ class TestArguments:
             async with EdgeClient(url, token=TOKEN, data=DATA) as client:
                 assert (await client.run_once()).outcome == "offline"
 
-    def test_a_kept_credential_that_is_none(self, tmp_path: Path) -> None:
+    def test_an_invalid_stored_credential(self, tmp_path: Path) -> None:
         shelf = server_state(tmp_path, "memory:")
         kept = {"client_id": "a", "credential": "s3c\nret", "nonce": None, "private_key": None}
         shelf.write("identity.json", json.dumps(kept).encode())
@@ -495,7 +495,7 @@ class TestStartAgain:
                 await working
             assert (await client.run_once()).outcome == "worked"
 
-    async def test_a_stop_before_its_task_has_begun(self) -> None:
+    async def test_a_stop_before_its_task_has_started(self) -> None:
         async with serving() as service, client_of(service) as client:
             working = asyncio.create_task(client.run_forever())
             client.stop()

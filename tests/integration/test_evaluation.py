@@ -97,7 +97,7 @@ async def test_the_numbers_are_right() -> None:
     assert result.metric.after == accuracy(result.prompt.text)
 
 
-async def test_the_result_says_whether_it_was_worth_it() -> None:
+async def test_the_result_has_a_verdict() -> None:
     """Also where another process measured no prompt; nothing is asked for it."""
     store, backend = MemoryStore(), ScriptedBackend()
     async with serving(backend=backend, store=store) as service:
@@ -126,7 +126,7 @@ async def test_the_result_says_whether_it_was_worth_it() -> None:
         assert again.result().verdict == verdict
 
 
-async def test_a_run_without_dev_rows_says_so() -> None:
+async def test_a_run_without_dev_rows_reports_it() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS)
         await train(service, run)
@@ -283,7 +283,7 @@ async def test_training_does_not_wait_and_each_point_is_its_round_s() -> None:
     assert [report.metric is not None for report in run.history] == [False, True, False, True]
 
 
-async def test_resumed_while_the_last_measurement_is_under_way() -> None:
+async def test_resumed_during_the_last_measurement() -> None:
     gates = Gates()
     async with serving(backend=ScriptedBackend(gate=gates.wait)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)

@@ -401,7 +401,7 @@ class TestServer:
         assert response.content_type == JSON
         assert same_work(ASSIGNMENT.validate_json(content), server.work)
 
-    async def test_tensors_where_they_are_asked_for(self, server: Server) -> None:
+    async def test_tensors_on_request(self, server: Server) -> None:
         response, content = await server.claim(f"{TENSORS}, {JSON}")
         assert response.content_type == TENSORS
         assert same_work(decode(ASSIGNMENT.validate_json, content, TENSORS), server.work)

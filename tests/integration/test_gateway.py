@@ -523,7 +523,7 @@ class TestRestart:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
 
-    async def test_nothing_of_a_stopped_service_writes_on(self, bench: Bench) -> None:
+    async def test_a_stopped_service_no_longer_writes(self, bench: Bench) -> None:
         held = Held()
         device = await bench.start(ScriptedBackend(gate=held.wait), spec_of())
         waiting = asyncio.create_task(device.score())

@@ -93,7 +93,7 @@ class TestAuthentication:
         for token in ("another", TOKEN):
             assert (await server.call("POST", "/v1/clients", {}, token=token))[0] == 201
 
-    async def test_a_refusal_says_how_to_come_in(self, server: Server) -> None:
+    async def test_a_refusal_describes_how_to_authenticate(self, server: Server) -> None:
         _, _, response = await server.call("POST", "/v1/clients", {})
         assert response.headers["WWW-Authenticate"] == "Bearer"
 
@@ -225,7 +225,7 @@ class TestRefusals:
         assert await server.refused("POST", "/v1/clients", body, token=TOKEN) == "body_too_large"
         assert server.run.state is before
 
-    async def test_a_stranger_s_body_is_not_read(self, server: Server) -> None:
+    async def test_an_unauthenticated_body_is_not_read(self, server: Server) -> None:
         """A caller without a token cannot make the server hold megabytes."""
         body = b" " * (MAX_BODY_BYTES + 1)
         assert await server.refused("POST", "/v1/clients", body) == "unauthorized"
@@ -234,7 +234,7 @@ class TestRefusals:
         ("error", "code", "retry_after"),
         [(FedOneError, "internal", None), (StoreUnavailable, "store_unavailable", "1")],
     )
-    async def test_a_failure_tells_a_stranger_nothing(
+    async def test_a_failure_shows_nothing_to_unknown_callers(
         self, server: Server, error: type[FedOneError], code: str, retry_after: str | None
     ) -> None:
         async def failing(*_: Any, **__: Any) -> Any:
@@ -288,7 +288,7 @@ class TestWork:
         assert server.backend.asked == []
         assert (await server.update(owner, work))[0] == 200
 
-    async def test_no_work_says_when_to_come_back(self, server: Server) -> None:
+    async def test_an_empty_claim_has_a_retry_after(self, server: Server) -> None:
         first, second = await server.enrol(), await server.enrol()
         await server.claim(first)
         body = {"num_examples": 5, "wait_s": 0}
@@ -493,7 +493,7 @@ class TestMachines:
             async with session.get(f"{url}/healthz") as alive:
                 assert alive.status == 200
 
-    async def test_a_model_that_is_not_asked(self) -> None:
+    async def test_an_unqueried_model(self) -> None:
         """Its breaker is open: people and updates are served, and the answer says it."""
 
         class Down(ScriptedBackend):
@@ -561,7 +561,7 @@ class TestContract:
         names = [operation["operationId"] for operation in operations(document)]
         assert len(set(names)) == len(names)
 
-    async def test_every_route_asks_who_comes(self, server: Server) -> None:
+    async def test_every_route_requires_its_access(self, server: Server) -> None:
         """The access that a route declares is the one that it has."""
         for route in routes():
             path = route.path
@@ -615,7 +615,7 @@ class TestPage:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         assert await server.refused("GET", "/docs") == "not_found"
 
-    async def test_the_root_says_where_to_look(self, server: Server) -> None:
+    async def test_the_root_links_to_the_documentation(self, server: Server) -> None:
         _, document, _ = await server.call("GET", "/")
         assert (document["docs"], document["openapi"]) == ("/docs", "/openapi.json")
 

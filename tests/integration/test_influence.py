@@ -155,7 +155,7 @@ EXCHANGES = pytest.mark.parametrize(
 
 
 @EXCHANGES
-async def test_the_report_says_what_the_noise_is_worth(exchange: str, target: str) -> None:
+async def test_the_report_has_the_epsilon_of_the_noise(exchange: str, target: str) -> None:
     result = await noised(exchange, target, 6)
     assert result.status == "completed"
     assert result.privacy is not None

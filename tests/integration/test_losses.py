@@ -181,7 +181,7 @@ class TestRuns:
         assert (first, second) == ({"labels"}, {"choice"})
         assert sha256 == same
 
-    async def test_what_the_model_is_asked(self) -> None:
+    async def test_the_queries_of_the_model(self) -> None:
         asked: dict[str, list[Query]] = {}
         for loss in TASKS:
             model = ScriptedBackend()
@@ -335,7 +335,7 @@ class TestPrivacy:
         assert seen <= {row["text"] for row in rows(6)}
 
     @pytest.mark.parametrize("gateway", [True, False])
-    async def test_a_broken_score_function_tells_the_server_no_text(self, gateway: bool) -> None:
+    async def test_a_broken_score_function_sends_no_text_to_the_server(self, gateway: bool) -> None:
         def score(generated: str, example: Example) -> float:
             raise KeyError(example["who"])
 
@@ -348,7 +348,7 @@ class TestPrivacy:
 
 
 class TestBrokenClients:
-    async def test_without_a_score_function_nothing_is_asked(self) -> None:
+    async def test_without_a_score_function_no_query_is_sent(self) -> None:
         model = ScriptedBackend()
         async with Bench(spec_of("score"), model) as bench:
             assert "this client has none" in await bench.unfit()
@@ -462,7 +462,7 @@ class TestRefusedAtTheStart:
         assert model.asked == []
 
     @pytest.mark.parametrize("loss", TASKS)
-    def test_what_a_loss_asks_for(self, loss: str) -> None:
+    def test_the_requests_of_each_loss(self, loss: str) -> None:
         task = spec_of(loss).task
         everything = frozenset({"labels", "choice", "reference", "text"})
         wanted = {"nll": "reference", "score": "text"}.get(loss, "labels")
@@ -560,7 +560,7 @@ class TestLoading:
             ('{"text": "b", "answer": "\\ud800"}', "row 2: field 'answer' has half of"),
         ],
     )
-    def test_references_are_checked_before_anything_is_asked(
+    def test_references_are_checked_before_any_query(
         self, tmp_path: Path, row: str, told: str
     ) -> None:
         with pytest.raises(DataError, match=f"data.train: rows.jsonl: {told}"):

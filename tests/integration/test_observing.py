@@ -205,7 +205,7 @@ class TestMetrics:
         assert credential not in str(rest)
         assert "client-" not in str(rest)
 
-    async def test_who_may_read_them(self) -> None:
+    async def test_metrics_require_a_token_on_the_main_port(self) -> None:
         async with serving(Observers(metrics=Metrics())) as service:
             assert (await service.call("GET", "/metrics"))[0] == 401
             assert (await service.call("GET", "/metrics", token=TOKEN))[0] == 401

@@ -195,7 +195,7 @@ class TestWork:
             assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
             assert run.state.account.leases == {}
 
-    async def test_stopped_for_good_while_a_call_is_under_way(self) -> None:
+    async def test_stopped_for_good_during_a_call(self) -> None:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
             run, device, work = await working(service)
@@ -394,7 +394,7 @@ class TestRestart:
             # The queries count once, the requests of both models are paid.
             assert run.state.account.spent == Usage(queries=4, requests=8, prompt_tokens=16)
 
-    async def test_with_a_model_that_cannot_be_asked(self) -> None:
+    async def test_with_an_unavailable_model(self) -> None:
         store, model = MemoryStore(), Model()
         async with serving(backend=Checked(model), store=store) as service:
             _, _, work = await working(service)

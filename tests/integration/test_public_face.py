@@ -100,7 +100,7 @@ async def events_of(stream: AsyncIterator[RunEvent]) -> list[RunEvent]:
 
 
 class TestDurability:
-    async def test_the_default_store_says_what_a_restart_loses(self) -> None:
+    async def test_the_default_store_reports_what_a_restart_loses(self) -> None:
         aggregator = Aggregator()
         assert "not durable" in repr(aggregator)
         with capture_logs() as logs:

@@ -80,7 +80,7 @@ def hostile(run: ReportedRun) -> ReportedRun:
     return replace(run, result=result, spec=spec, untrained=prompt)
 
 
-async def test_a_report_says_what_the_run_found() -> None:
+async def test_a_report_has_the_results_of_the_run() -> None:
     done = await small()
     run = await run_of_archive(done.archive)
     page = Page(html_report(run))
@@ -208,7 +208,7 @@ async def test_a_result_file_gives_what_it_has(tmp_path: Path) -> None:
     assert "| Tuned prompt |" in text
 
 
-async def test_a_run_that_has_not_begun_has_no_curves() -> None:
+async def test_a_run_before_its_start_has_no_curves() -> None:
     done = await small()
     empty = done.result.model_copy(update={"history": (), "rounds": 0})
     run = ReportedRun(result=empty)
@@ -420,7 +420,7 @@ def test_where_no_such_program_can_be_written() -> None:
 
 
 @pytest.mark.parametrize("bias", [None, (0.0, 1.5)])
-async def test_the_program_of_a_local_model_asks_that_model(
+async def test_the_program_of_a_local_model_queries_that_model(
     bias: tuple[float, float] | None, tmp_path: Path
 ) -> None:
     template = "{prompt} {text} It was {mask}."

@@ -172,7 +172,7 @@ async def test_it_stops_at_its_epsilon_and_not_at_the_servers(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
-async def test_a_device_that_dies_counts_no_release_twice(
+async def test_a_killed_device_counts_no_release_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, local_steps: int
 ) -> None:
     """The noise is drawn, and the update neither kept nor sent."""

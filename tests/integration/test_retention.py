@@ -203,7 +203,7 @@ class TestCommand:
         assert "3 runs are deleted" in await self.fedone(*by_age, "0")
         assert "live" in await self.fedone("list", "--server", url)
 
-    async def test_which_runs_must_be_said(self, url: str) -> None:
+    async def test_runs_must_be_named(self, url: str) -> None:
         for arguments in ([], ["one", "--older-than-days", "3"]):
             with pytest.raises(SpecError, match="give run ids or --older-than-days"):
                 await self.fedone("delete", *arguments, "--server", url)

@@ -128,7 +128,7 @@ async def test_the_same_text_is_kept() -> None:
     assert found.conclusion == "keep_old"
 
 
-async def test_nothing_is_asked_and_nothing_concluded_from_nothing() -> None:
+async def test_without_rows_no_query_and_no_conclusion() -> None:
     backend = model({OLD: 0.9, NEW: 0.9, "": 0.5})
     found = await found_by(backend, await old_prompt(), known=False)
     assert backend.misses == 0
@@ -164,7 +164,7 @@ async def test_a_model_that_fails_on_a_row_leaves_the_others() -> None:
 # The run
 
 
-async def test_the_run_begins_with_the_old_prompt_and_without_its_bias() -> None:
+async def test_the_run_starts_with_the_old_prompt_and_without_its_bias() -> None:
     prompt = PromptReport(text=" good bad", tokens=(" good", " bad", ""), bias=(0.0, 2.0))
     old = await artefact(prompt=prompt, calibration="labels")
     spec = retune_spec(

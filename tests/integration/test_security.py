@@ -152,7 +152,7 @@ class TestScopes:
         ]:
             assert await server.refused(method, path, token=credential) == "unauthorized"
 
-    async def test_a_run_of_others_reports_nothing_that_it_asked(self, server: Server) -> None:
+    async def test_a_foreign_run_reports_no_queries(self, server: Server) -> None:
         _, credential = await server.enrol(ACME)
         before = await server.ok("GET", "/v1/runs/other", token=LOOK)
         body = {**CLAIM, "run_id": "other"}
@@ -439,7 +439,9 @@ class TestProtocol:
     @pytest.mark.parametrize(
         "version", ["0", "2", "99", "-1", "1.0", "one", "", "9" * 30, "\u00b2"]
     )
-    async def test_missing_things_have_clear_errors(self, server: Server, version: str) -> None:
+    async def test_an_unsupported_protocol_version_is_a_clear_error(
+        self, server: Server, version: str
+    ) -> None:
         headers = {"FedOne-Protocol": version}
         status, problem, response = await server.call(
             "POST", "/v1/assignments/claim", CLAIM, headers=headers
@@ -449,7 +451,7 @@ class TestProtocol:
         assert response.headers["Upgrade"] == "fedone/1"
         assert response.headers["FedOne-Protocol"] == "1"
 
-    async def test_every_answer_says_it(self, server: Server) -> None:
+    async def test_every_answer_has_the_protocol_headers(self, server: Server) -> None:
         for path in ("/healthz", "/nothing", "/v1/runs"):
             _, _, response = await server.call("GET", path)
             assert response.headers["FedOne-Protocol"] == "1"
@@ -470,7 +472,7 @@ class TestLimits:
             assert 1 <= int(response.headers["Retry-After"]) <= 20
             await server.ok("GET", "/v1/runs", token=two)
 
-    async def test_strangers_of_one_address_share_a_rate_and_clients_are_served(self) -> None:
+    async def test_unknown_callers_of_one_address_share_a_rate(self) -> None:
         async with serving(
             limits=NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
         ) as server:
@@ -505,7 +507,9 @@ class TestLimits:
             assert int(response.headers["Retry-After"]) <= 20
 
     @pytest.mark.parametrize("path", ["/v1/me", "/openapi.json", "/v1/nothing"])
-    async def test_a_credential_is_no_way_around_the_rate_of_strangers(self, path: str) -> None:
+    async def test_a_credential_does_not_bypass_the_rate_of_unknown_callers(
+        self, path: str
+    ) -> None:
         limits = NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
         async with serving(limits=limits) as server:
             _, credential = await server.enrol()
@@ -514,7 +518,7 @@ class TestLimits:
             assert 429 not in statuses[:4]
             await server.ok("GET", "/v1/runs", token=credential)
 
-    async def test_proxies_are_believed_only_if_named(self) -> None:
+    async def test_proxies_are_trusted_only_if_named(self) -> None:
         async def heard(server: Server) -> list[str]:
             return [
                 await server.refused(
@@ -703,7 +707,7 @@ class TestHangingUp:
 
 
 class TestSlowness:
-    async def test_a_connection_that_asks_nothing_is_closed(self) -> None:
+    async def test_an_idle_connection_is_closed(self) -> None:
         limits = NO_LIMITS.model_copy(update={"first_request_s": 0.1})
         async with serving(limits=limits) as server, raw(server) as (reader, writer):
             _, credential = await server.enrol()

@@ -132,7 +132,7 @@ class TestClaims:
             await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
             assert await claim(service, client, wait_s=0.01) is None
 
-    async def test_a_new_run_wakes_who_waits(self) -> None:
+    async def test_a_new_run_wakes_waiting_clients(self) -> None:
         async with serving() as service:
             (client,) = await enrol(service, 1)
             waiting = asyncio.create_task(claim(service, client, wait_s=60))
@@ -190,7 +190,7 @@ class TestClaims:
                 await claim(service, client, run_id="three")
             assert code(excinfo) == "not_found"
 
-    async def test_who_works_for_one_run_is_not_drawn_by_another(self) -> None:
+    async def test_a_client_that_works_for_one_run_is_not_drawn_by_another(self) -> None:
         async with serving() as service:
             one = await service.add_run(spec_of("one"), WORDS)
             (client,) = await enrol(service, 1)
@@ -213,7 +213,7 @@ class TestClaims:
             await service.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert run.state.round == 1
 
-    async def test_who_was_not_seen_for_long_gets_no_seat(self) -> None:
+    async def test_a_client_without_recent_requests_gets_no_seat(self) -> None:
         clock = ManualClock()
         async with serving(clock=clock) as service:
             run = await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
@@ -331,7 +331,7 @@ class TestUpdates:
             receipt = await service.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert receipt.round == 0
 
-    async def test_declined_work_goes_to_another(self) -> None:
+    async def test_declined_work_passes_to_another_client(self) -> None:
         async with serving() as service:
             await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
             clients = await enrol(service, 2)
@@ -475,7 +475,7 @@ class TestRuns:
                 await service.resume_run(run)
             assert run.ended.is_set()  # a refused resume does not make waiters wait again
 
-    async def test_deadlines_are_watched_without_being_asked(self) -> None:
+    async def test_deadlines_are_applied_without_requests(self) -> None:
         class Impatient(ManualClock):
             def now(self) -> float:
                 self.advance(30)
@@ -719,7 +719,7 @@ class TestWholeRuns:
         np.testing.assert_allclose(losses, [losses[0]] * 4, rtol=1e-6)
 
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_who_comes_first_does_not_matter(self, exchange: str) -> None:
+    async def test_the_order_of_arrival_does_not_matter(self, exchange: str) -> None:
         spec = spec_of(
             rounds=4,
             local_steps=2,

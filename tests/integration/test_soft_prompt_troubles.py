@@ -287,7 +287,7 @@ class Dying(MemoryTransport):
 
 class TestRestarts:
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_a_device_that_died_asks_for_the_rest_of_its_vectors(
+    async def test_a_restarted_device_requests_its_remaining_vectors(
         self, tmp_path: Path, exchange: str
     ) -> None:
         data = [{"text": f"text {n}", "label": n % 2} for n in range(40)]
@@ -438,7 +438,7 @@ class TestSizes:
             async with serving(spec, backend):
                 pass
 
-    def test_a_server_without_the_library_says_so_at_the_start(
+    def test_a_server_without_the_library_fails_at_the_start(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(cma_es, "find_spec", lambda name: None)

@@ -127,7 +127,7 @@ class TestBbt:
             assert {(each.kind, each.shape) for each in asked} == {("embeddings", (3, 4))}
         assert seen["alpha"] == seen["losses"]
 
-    async def test_what_is_asked_is_the_projection_of_what_was_drawn(self) -> None:
+    async def test_queries_are_projections_of_the_draws(self) -> None:
         spec = spec_of({**BBT, "projection_seed": 9, "scale": 2.0}, rounds=1, exchange="losses")
         _, backend = await run(spec, clients=1)
         machine_prompts = {
@@ -209,7 +209,7 @@ class TestTrained:
         assert result.alpha_sha256 == report.alpha_sha256
         assert result.prompt.text == ""
 
-    async def test_p_tuning_asks_with_keys_and_values(self) -> None:
+    async def test_p_tuning_sends_keys_and_values(self) -> None:
         method = {**TUNING, "name": "p-tuning-v2", "num_layers": 2}
         spec = spec_of(method, rounds=1)
         backend = ScriptedBackend(space=SPACE)

@@ -116,7 +116,7 @@ async def filled(store: Store, *, ended: int, live: int) -> None:
 
 
 class TestWhatIsRead:
-    async def test_only_live_runs_are_read_and_asked_for(self) -> None:
+    async def test_only_live_runs_are_read_and_checked(self) -> None:
         store, backend = Counting(), Looked()
         await filled(store, ended=20, live=2)
         store.read.clear()
@@ -125,7 +125,7 @@ class TestWhatIsRead:
             assert backend.looks == 2
             assert (await service.run("live-1")).state.running
 
-    async def test_ended_runs_are_listed_and_read_when_asked_for(self) -> None:
+    async def test_ended_runs_are_listed_and_read_on_demand(self) -> None:
         store, backend = Counting(), Looked()
         await filled(store, ended=3, live=1)
         async with serving(store, backend) as service:
@@ -200,7 +200,7 @@ class TestWhoWaits:
 
 
 class TestTheModel:
-    async def test_work_waits_for_a_look_at_the_model(self) -> None:
+    async def test_work_waits_for_the_check_of_the_model(self) -> None:
         store, backend = Counting(), Looked()
         await filled(store, ended=0, live=1)
         backend.gate_of_looks.clear()
@@ -217,7 +217,7 @@ class TestTheModel:
         await service.stop()
 
     @pytest.mark.parametrize("trouble", [BackendUnavailable("away"), RuntimeError("a bug")])
-    async def test_a_run_whose_model_cannot_be_looked_at_pauses(self, trouble: Exception) -> None:
+    async def test_a_run_with_an_unavailable_model_pauses(self, trouble: Exception) -> None:
         store = Counting()
         await filled(store, ended=0, live=2)
         async with serving(store, Looked(trouble)) as service:

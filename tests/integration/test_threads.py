@@ -133,7 +133,7 @@ def test_a_step_is_slow_by_its_method_and_its_size(spec: RunSpec, size: int, slo
     assert not machine.is_slow_step(SeatsVacant(available={}, enrolled=0))
 
 
-async def test_what_is_large_goes_aside_and_what_is_small_does_not() -> None:
+async def test_large_work_runs_in_threads_and_small_work_does_not() -> None:
     here = threading.get_ident()
     assert await in_thread(threading.get_ident) != here
     assert await in_thread_if_large(1 << 20, threading.get_ident) != here

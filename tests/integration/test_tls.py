@@ -161,7 +161,7 @@ async def test_https_is_served(setting: Setting) -> None:
         assert await ask(url, setting.trust()) == "hello"
 
 
-async def test_nothing_older_than_tls_1_2_is_spoken(setting: Setting) -> None:
+async def test_nothing_older_than_tls_1_2_is_accepted(setting: Setting) -> None:
     tls = setting.tls()
     assert tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
     async with serving(tls) as url:
@@ -172,18 +172,20 @@ async def test_nothing_older_than_tls_1_2_is_spoken(setting: Setting) -> None:
 
 
 class TestDevicesWithCertificates:
-    async def test_who_has_one_is_served(self, setting: Setting) -> None:
+    async def test_a_client_with_a_certificate_is_served(self, setting: Setting) -> None:
         async with serving(setting.tls(client_ca="devices.pem")) as url:
             trust = setting.trust(issue("device", setting.devices))
             assert await ask(url, trust) == "hello"
 
-    async def test_who_has_none_is_refused(self, setting: Setting) -> None:
+    async def test_a_client_without_a_certificate_is_refused(self, setting: Setting) -> None:
         async with serving(setting.tls(client_ca="devices.pem")) as url:
             with pytest.raises(aiohttp.ClientError):
                 await ask(url, setting.trust())
 
     @pytest.mark.parametrize("required", [True, False])
-    async def test_one_of_a_stranger_is_refused(self, setting: Setting, required: bool) -> None:
+    async def test_a_certificate_of_another_authority_is_refused(
+        self, setting: Setting, required: bool
+    ) -> None:
         tls = setting.tls(client_ca="devices.pem", require_client_certificate=required)
         async with serving(tls) as url:
             for stranger in (issue("stranger"), issue("device", setting.authority)):

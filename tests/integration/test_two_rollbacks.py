@@ -53,7 +53,7 @@ async def agrees(served: Service) -> bool:
     return compare(snapshot).agrees
 
 
-async def test_it_goes_back_in_what_the_other_left(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rollback_applies_to_what_another_left(monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = SlowLookup(monkeypatch)
     async with three_rounds() as (served, run, client):
         rollback = asyncio.create_task(served.roll_back(run, 2, "one person"))

@@ -140,7 +140,7 @@ async def test_new_data_is_offered_work_again() -> None:
         assert (await client.run_once()).outcome == "worked"
 
 
-async def test_a_device_that_starts_again_is_asked_again(tmp_path: Any) -> None:
+async def test_a_restarted_device_is_queried_again(tmp_path: Any) -> None:
     async with serving(spec_of("urgency", ("low", "high"))) as aggregator:
         async with client_of(aggregator, state_dir=tmp_path) as client:
             assert (await client.run_once()).outcome == "declined"
@@ -238,7 +238,7 @@ class TestCheck:
             with pytest.raises(ProblemError, match="tockets"):
                 await client.check()
 
-    async def test_the_log_says_it_when_a_client_begins(self) -> None:
+    async def test_the_log_reports_the_start_of_a_client(self) -> None:
         async with serving(spec_of("urgency", ("low", "high"))) as aggregator:
             url = await aggregator.listen()
             async with edge_client(url, token=TOKEN, data=TICKETS, wait_s=0.0) as client:

@@ -90,7 +90,7 @@ async def test_a_text_is_what_is_bettered(method: dict[str, Any], exchange: str)
     assert start.alpha.max() > start.alpha.min()
 
 
-async def test_an_earlier_run_is_gone_on_from() -> None:
+async def test_a_run_starts_from_an_earlier_one() -> None:
     """Its alpha, as shares: the new run begins with the prompt that the old one ended with."""
     first = await simulate(
         federation_of(spec_of({"name": "thompson"}, "losses", None)),

@@ -99,7 +99,7 @@ async def test_who_asks(server: Server, token: str, expected: Me) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/me", "/v1/runs/run/seats", "/v1/runs/run/probabilities"])
-async def test_devices_and_strangers_learn_nothing(server: Server, path: str) -> None:
+async def test_devices_and_unknown_callers_see_nothing(server: Server, path: str) -> None:
     _, credential = await server.enrol()
     for token in (None, "wrong", ENROLMENT, credential):
         assert await server.refused("GET", path, token=token) == "unauthorized"
@@ -107,7 +107,7 @@ async def test_devices_and_strangers_learn_nothing(server: Server, path: str) ->
         assert await server.refused("GET", path, token=OPS) == "not_found"
 
 
-async def test_a_summary_says_how_far_it_is(server: Server) -> None:
+async def test_a_summary_has_the_progress(server: Server) -> None:
     _, documents, _ = await server.call("GET", "/v1/runs", token=LOOK)
     (summary,) = [RunSummary.model_validate(document) for document in documents]
     assert (summary.round, summary.rounds, summary.cap.queries) == (0, 3, 100)
@@ -134,7 +134,7 @@ def without_time(work: LostWork) -> LostWork:
 
 
 class TestSeats:
-    async def test_who_works_and_who_waits(self, server: Server) -> None:
+    async def test_working_and_waiting_clients(self, server: Server) -> None:
         assert (await server.seats()) == Seats(round=0, waiting=0, seats=(), lost=())
         first, credential = await server.enrol()
         await server.claim(credential)
@@ -164,7 +164,7 @@ class TestSeats:
         async with serving(SqlStore.sqlite(tmp_path / "runs.db")) as server:
             assert (await server.seats()).lost == tuple(map(without_time, before))
 
-    async def test_lost_work_goes_with_the_run(self) -> None:
+    async def test_lost_work_is_removed_with_the_run(self) -> None:
         store, other = MemoryStore(), MemoryStore()
         async with serving(store) as server:
             _, credential = await server.enrol()

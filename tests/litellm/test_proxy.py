@@ -121,7 +121,7 @@ def built(url: str, guard: BudgetGuard | None = None, **options: Any) -> LLMBack
     return build_backend(asking(url, **options), guard=guard)
 
 
-async def test_a_model_behind_the_proxy_is_asked_as_directly(keys: Any, tmp_path: Path) -> None:
+async def test_a_model_behind_the_proxy_is_queried_as_directly(keys: Any, tmp_path: Path) -> None:
     """One start of the proxy for all."""
     async with FakeOpenAI(script=Script()) as server, proxied(server.base_url, tmp_path) as url:
         # The list of models is free, and scores are those of the server itself.

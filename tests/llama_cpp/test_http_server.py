@@ -201,7 +201,7 @@ async def test_200_callers_share_what_is_equal(server: LlamaServer) -> None:
     assert [answer.log_probs for answer in answers] == [rows[text] for text in texts]
 
 
-async def test_a_wrong_key_is_refused_before_anything_is_asked(
+async def test_a_wrong_key_is_refused_before_any_query(
     server: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_KEY", "sk-wrong-9876543210")
@@ -242,9 +242,7 @@ async def test_an_input_beyond_the_context_is_refused_once(server: LlamaServer) 
         assert (await backend.score(query("word"))).log_probs[0] is not None
 
 
-async def test_loss_nll_is_refused_before_anything_is_asked(
-    server: LlamaServer, tmp_path: Path
-) -> None:
+async def test_loss_nll_is_refused_before_any_query(server: LlamaServer, tmp_path: Path) -> None:
     """The server ignores ``echo``, which the log-probability of a given text needs."""
     body = {"prompt": "It was", "max_tokens": 1, "logprobs": 2, "echo": True}
     assert "It was" not in server.post("/v1/completions", body)["choices"][0]["text"]

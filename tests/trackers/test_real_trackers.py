@@ -92,7 +92,7 @@ async def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert done.result.prompt.text in text.tensor_proto.string_val[0].decode()
 
 
-async def test_tensorboard_goes_where_summary_writer_does(
+async def test_tensorboard_writes_where_summary_writer_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tensorboardX", reason="scripts/test-trackers installs tensorboardX")

@@ -204,7 +204,7 @@ class TestMadeTokens:
         await here.check_token(secret)
 
     @pytest.mark.parametrize("token", [None, "", "wrong", "fleet-secret ", "\udcff"])
-    async def test_strangers_are_refused(self, token: str | None) -> None:
+    async def test_unknown_callers_are_refused(self, token: str | None) -> None:
         access = await access_of()
         for attempt in (access.check_token(token), access.enrol(token, Enrol())):
             with pytest.raises(ProblemError) as caught:
@@ -253,7 +253,7 @@ class TestClients:
             await (await access_of()).revoke_client("client-none")
         assert caught.value.code == "not_found"
 
-    async def test_what_another_replica_did_is_known_when_it_says_so(self) -> None:
+    async def test_changes_of_another_replica_are_read_at_its_signal(self) -> None:
         store, told = CountedStore(), []
         store.several = True
         here, there = await access_of(store), await access_of(store)

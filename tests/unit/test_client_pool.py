@@ -56,13 +56,13 @@ class TestPlaces:
         assert pool.waiting("a", MEMBER_TTL_S - 1) == {0: 10}
         assert pool.waiting("a", MEMBER_TTL_S) == {}
 
-    def test_its_place_goes_to_another(self) -> None:
+    def test_its_place_passes_to_another(self) -> None:
         pool = pool_of(a=1)
         enter(pool, 0)
         assert isinstance(enter(pool, 1, now=MEMBER_TTL_S - 1), RetryLater)
         assert isinstance(enter(pool, 1, now=MEMBER_TTL_S + 20), Member)
 
-    def test_what_it_says_of_itself_is_kept(self) -> None:
+    def test_a_changed_number_of_examples_is_kept(self) -> None:
         pool = pool_of(a=1)
         pool.enter(0, 10, None, None, 0.0)
         changed = pool.enter(0, 12, None, None, 1.0)

@@ -31,7 +31,7 @@ def test_a_state_file_that_was_written_is_there_after_a_power_cut(
     assert StateDir(tmp_path / "state").read("identity.json") == b"second"
 
 
-def test_a_journal_that_was_begun_is_there_after_a_power_cut(tmp_path: Path, disk: Disk) -> None:
+def test_a_started_journal_survives_a_power_cut(tmp_path: Path, disk: Disk) -> None:
     """It holds noise that must not be drawn again."""
     shelf = StateDir(tmp_path / "state")
     shelf.append("journal-a.jsonl", b"one\n")

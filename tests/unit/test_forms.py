@@ -243,7 +243,7 @@ class TestChoice:
             (";;,,=", JSON),
         ],
     )
-    def test_the_reader_says_what_it_takes(self, accept: str, form: str) -> None:
+    def test_the_reader_selects_the_form(self, accept: str, form: str) -> None:
         assert encode(update_of(floats(500)), accept).content_type == form
 
     def test_the_shorter_one_is_taken(self) -> None:
@@ -290,7 +290,7 @@ class TestChoice:
         assert not has_arrays(Claim)
         assert not has_arrays(messages.RunTask)
 
-    def test_what_a_message_says_of_itself_is_what_its_schema_says(self) -> None:
+    def test_a_message_describes_itself_as_its_schema(self) -> None:
         """An encoder does not ask the schema, which takes long to make."""
         kinds = [getattr(messages, name) for name in messages.__all__]
         kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Message)]

@@ -92,7 +92,7 @@ async def test_a_refusal_ends_it() -> None:
 
 
 @on_virtual_time
-async def test_the_server_says_how_long_it_is() -> None:
+async def test_the_server_reports_its_length() -> None:
     async def shorter() -> Renewal:
         return Renewal(deadline_s=20)
 

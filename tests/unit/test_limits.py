@@ -95,10 +95,10 @@ class TestAddresses:
             ("", ""),
         ],
     )
-    def test_who_is_counted_as_one(self, peer: str | None, counted: str) -> None:
+    def test_callers_that_count_as_one(self, peer: str | None, counted: str) -> None:
         assert self.address(peer) == counted
 
-    def test_a_stranger_is_not_believed(self) -> None:
+    def test_an_unknown_proxy_is_not_trusted(self) -> None:
         assert self.address("192.0.2.7", "198.51.100.1") == "192.0.2.7"
         assert self.address("192.0.2.7", "198.51.100.1", proxies=("10.0.0.0/8",)) == "192.0.2.7"
 
@@ -123,7 +123,7 @@ class TestAddresses:
 
 
 class TestLimiter:
-    def test_strangers_of_one_address_share_its_rate(self) -> None:
+    def test_unknown_callers_of_one_address_share_its_rate(self) -> None:
         limiter = limiter_of(requests_per_minute_per_ip=2.0)
         for _ in range(2):
             limiter.unknown_caller("a")

@@ -57,7 +57,7 @@ def test_noise_takes_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(noise._RANDOM, random.SystemRandom)
 
 
-def test_losses_are_clipped_and_noised_as_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_clipped_and_noised_as_specified(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, float]] = []
 
     def still(count: int, std: float) -> list[float]:
@@ -172,7 +172,7 @@ def test_a_known_value() -> None:
     assert Accountant(privacy()).epsilon(1) == pytest.approx(4.377, abs=5e-4)
 
 
-def test_nothing_given_away_costs_nothing_and_more_costs_more() -> None:
+def test_no_release_costs_nothing_and_more_releases_cost_more() -> None:
     accountant = Accountant(privacy())
     costs = [accountant.epsilon(releases) for releases in range(5)]
     assert costs[0] == 0.0

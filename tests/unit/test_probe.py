@@ -74,7 +74,7 @@ class Local(ScriptedBackend):
 
 @pytest.mark.parametrize("cost", [{"word_s": 0.004}, {"query_s": 0.15}], ids=str)
 @on_virtual_time
-async def test_the_plan_says_how_long_the_run_takes(cost: dict[str, float]) -> None:
+async def test_the_plan_estimates_the_duration_of_the_run(cost: dict[str, float]) -> None:
     federation = replace(federation_of(rounds=40), vocabulary=MANY)
     probed, model = Local(**cost), Local(**cost)
     plan = await plan_run(federation, backend=probed, probe=True, transport="memory", startup_s=2.0)
@@ -162,7 +162,7 @@ async def test_wrappers_take_no_part_in_a_probe() -> None:
     ("local", "probe"), [(True, False), (False, True)], ids=["no probe", "hosted"]
 )
 @on_virtual_time
-async def test_a_model_that_must_not_be_asked_is_not(local: bool, probe: bool) -> None:
+async def test_a_model_that_must_not_be_probed_is_not(local: bool, probe: bool) -> None:
     model = Local(query_s=0.1)
     model.local = local
     plan = await plan_run(federation_of(), backend=Wrapper(model), probe=probe)
@@ -186,7 +186,9 @@ def bursts(*pairs: tuple[int, int, float]) -> tuple[Burst, ...]:
         (bursts((4, 0, 1.0)), 25.0),  # a model that counts no tokens
     ],
 )
-def test_time_goes_by_what_predicts_it_better(training: tuple[Burst, ...], seconds: float) -> None:
+def test_the_duration_uses_the_better_predictor(
+    training: tuple[Burst, ...], seconds: float
+) -> None:
     probe = Probe(startup_s=1.0, training=training, evaluation=(), round_s=0.5)
     assert probe.training_s(queries=100, tokens=5000, rounds=0) == pytest.approx(seconds)
     assert probe.training_s(queries=100, tokens=5000, rounds=10) == pytest.approx(seconds + 5.0)

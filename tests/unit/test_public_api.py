@@ -52,7 +52,7 @@ def test_an_edge_device_loads_nothing_heavy(statement: str) -> None:
     assert loaded(statement, HEAVY) == []
 
 
-def test_a_device_that_asks_the_gateway_loads_no_part_of_others() -> None:
+def test_a_device_with_the_gateway_loads_no_server_modules() -> None:
     statement = (
         "from fedone_sdk import EdgeClient; EdgeClient('http://x', token='t', data=[{'a': 'b'}])"
     )

@@ -215,7 +215,7 @@ class TestStore:
         assert told in str(caught.value)
         assert SECRET not in str(caught.value)
 
-    async def test_a_look_at_a_file_changes_nothing(self, tmp_path: Path) -> None:
+    async def test_probing_a_file_changes_nothing(self, tmp_path: Path) -> None:
         store = StoreConfig.model_validate({"url": "fedone.db"})
         assert await store.check(tmp_path) == f"would create {tmp_path}/fedone.db"
         assert contents(tmp_path) == {}

@@ -238,7 +238,7 @@ class TestTime:
             checked.clock.advance(1)
         assert codes == {"invalid_signature", "clock_skew"}
 
-    async def test_strangers_fill_no_store_and_learn_no_time(self) -> None:
+    async def test_unknown_callers_fill_no_store_and_see_no_time(self) -> None:
         checked = Checked()
         stranger = Signer.generate()
         for off in (0, 10_000):

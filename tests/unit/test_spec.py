@@ -175,7 +175,7 @@ def test_calibration_where_it_can_be_had(change: dict[str, Any], kind: str) -> N
         {"task": {**glue_task("mnli").model_dump(), "loss": "hinge"}},
     ],
 )
-def test_without_labels_it_goes_with_anything(kind: str, change: dict[str, Any]) -> None:
+def test_label_free_calibration_fits_any_task(kind: str, change: dict[str, Any]) -> None:
     document = {**CALIBRATED, **change, "calibration": {"kind": kind}}
     assert validate_spec(RunSpec, document, source="x").calibration.label_free == kind
 
@@ -240,7 +240,7 @@ def test_something_to_begin_with() -> None:
         ({"vocabulary": None, "start": "Say:"}, "prompt: start: needs a vocabulary"),
     ],
 )  # fmt: skip
-def test_nothing_to_begin_with(prompt: dict[str, Any], line: str) -> None:
+def test_no_initial_state(prompt: dict[str, Any], line: str) -> None:
     found = problems({**SMALL, "prompt": {"length": 2, **prompt}})
     assert found[0].startswith(line), found
 

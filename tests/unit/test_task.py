@@ -425,13 +425,13 @@ def test_a_score_outside_of_its_range_is_refused(value: float) -> None:
         (lambda _, example: example["missing"], "KeyError: 'missing'"),
     ],
 )
-def test_a_broken_score_function_is_reported(score: Any, message: str) -> None:
+def test_a_broken_score_function_is_told(score: Any, message: str) -> None:
     with pytest.raises(SpecError, match="the score function failed with") as caught:
         example_loss(generation("score"), "w", {"text": "a"}, score)
     assert message in caught.value.problems[0]
     assert caught.value.__cause__ is not None
 
 
-def test_a_missing_score_function_is_reported() -> None:
+def test_a_missing_score_function_is_told() -> None:
     with pytest.raises(SpecError, match="needs a score function"):
         example_loss(generation("score"), "w", {"text": "a"})

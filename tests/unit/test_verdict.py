@@ -144,7 +144,7 @@ def test_worth_keeping() -> None:
     assert "for 1 query at an unknown price: worth" in unknown
 
 
-def test_luck_says_how_many_rows_would_tell() -> None:
+def test_an_inconclusive_verdict_has_the_number_of_rows_needed() -> None:
     verdict = judge(
         task(), {"no_prompt": answers(0.72, "no_prompt", seed=1), "after": answers(0.8)}
     )

@@ -214,9 +214,7 @@ async def test_too_long_inputs_are_cut_to_what_the_server_takes(
         await backend.score(Query(inputs=((Part("prompt", " a" * 300),),), label_words=LABELS))
 
 
-async def test_what_is_wrong_is_said_in_one_line(
-    backend: VllmBackend, llama_server: VllmServer
-) -> None:
+async def test_an_error_is_one_line(backend: VllmBackend, llama_server: VllmServer) -> None:
     with pytest.raises(LabelWordError, match="multi_token_labels: true"):
         await backend.check((" great", " great movie"))
     with pytest.raises(BackendError, match="same token"):

@@ -94,7 +94,9 @@ async def test_scores_are_those_of_transformers(
     assert_close(answer.log_probs, expected)
 
 
-async def test_the_model_knows_sentiment(backend: VllmBackend, sst2: list[dict[str, Any]]) -> None:
+async def test_the_model_classifies_sentiment(
+    backend: VllmBackend, sst2: list[dict[str, Any]]
+) -> None:
     answers = await asyncio.gather(
         *(
             backend.score(ask(*(row["sentence"] for row in sst2[start : start + 32])))
@@ -110,7 +112,7 @@ async def test_the_model_knows_sentiment(backend: VllmBackend, sst2: list[dict[s
     assert sum(right) > 0.7 * 192
 
 
-async def test_what_is_wrong_is_said_in_one_line(backend: VllmBackend) -> None:
+async def test_an_error_is_one_line(backend: VllmBackend) -> None:
     with pytest.raises(LabelWordError):
         await backend.check((" great", " great movie"))
     with pytest.raises(BackendError, match=r"needs \{mask\} exactly once"):

@@ -79,7 +79,7 @@ def test_the_job_runs_and_the_bill_is_the_servers(
     assert again["alpha_sha256"] == result["alpha_sha256"]
 
 
-def test_a_wrong_model_is_one_line_before_anything_is_asked(
+def test_a_wrong_model_is_one_line_before_any_query(
     llama_server: VllmServer, shared: Callable[..., Path], tmp_path: Path
 ) -> None:
     fields = {"task": QUESTION, "data": shared("data", "glue", "sst2"), "url": llama_server.url}

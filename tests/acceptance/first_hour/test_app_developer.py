@@ -124,7 +124,7 @@ def accepted(app: Process) -> list[str]:
     return [line for line in infos(app) if line.startswith("updated ")]
 
 
-def test_what_is_wrong_is_said_within_seconds(start: Start, folder: Path) -> None:
+def test_an_error_is_reported_within_seconds(start: Start, folder: Path) -> None:
     _, url = serve(folder, start, "urgency")
     nowhere = f"http://127.0.0.1:{free_port()}"
 

@@ -21,9 +21,7 @@ from tests.acceptance.processes import Start
 from tests.processes import Process, until
 
 
-def test_check_says_what_is_measured_and_which_tokens_are_weak(
-    start: Start, tmp_path: Path
-) -> None:
+def test_check_reports_what_is_measured_and_weak_tokens(start: Start, tmp_path: Path) -> None:
     write_rows(tmp_path / "tickets.dev.jsonl", feedback(20))
     run_yaml(tmp_path, "tickets")
     run_yaml(tmp_path, "urgency", labels='{low: " low", high: " high"}')

@@ -83,7 +83,7 @@ def test_robust_aggregates_are_entry_by_entry_and_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("liars", [1, 2])
-def test_a_minority_cannot_move_them_out_of_what_the_others_said(liars: int) -> None:
+def test_a_minority_cannot_move_them_out_of_the_others_range(liars: int) -> None:
     honest = list(RNG.random((5, 2, 4), dtype=np.float32))
     lies = [np.full((2, 4), np.float32(sign * 1e30)) for sign in (1, -1)[:liars]]
     low, high = np.min(honest, axis=0), np.max(honest, axis=0)

@@ -217,7 +217,7 @@ def changed(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
         ("more", np.zeros(1)),
     ],
 )
-def test_a_memory_that_cannot_be_gone_on_from_is_refused(name: str, value: np.ndarray) -> None:
+def test_a_memory_that_cannot_be_continued_is_refused(name: str, value: np.ndarray) -> None:
     bbt = method()
     state = bbt.init().evolve(memory=changed(name, value))
     with pytest.raises(ValueError, match="memory"):
@@ -236,7 +236,7 @@ def test_a_covariance_without_an_inverse_never_gives_nan() -> None:
         assert all(np.isfinite(array).all() for array in after.memory.values())
 
 
-def test_without_the_library_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_no_query_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server of a run of clients needs no more than `init`, `project` and `prompt`."""
     monkeypatch.setitem(sys.modules, "cmaes", None)
     bbt = method()

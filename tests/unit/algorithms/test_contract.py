@@ -111,7 +111,7 @@ def test_shape(method: Algorithm) -> None:
     assert method.shape == ((1, 12) if isinstance(method, BBT) else (N_POSITIONS, N_TOKENS))
 
 
-def test_ask_draws_prompts_and_says_from_what(method: Algorithm) -> None:
+def test_ask_draws_prompts_and_returns_their_source(method: Algorithm) -> None:
     width, dtype = (12, np.float32) if isinstance(method, BBT) else (N_POSITIONS, np.int64)
     for state in (method.init(), train(method, method.init(), range(4))):
         candidates = method.ask(state, stream(0))

@@ -93,7 +93,7 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
         assert np.median(observed.trust[lies]) < 0.4
 
 
-def test_what_one_client_says_makes_no_incumbent() -> None:
+def test_one_client_alone_makes_no_incumbent() -> None:
     space = Features(Space.of([(1, 4, 0)]))
     observed, values = Observations.empty(1), PRIOR
     for _ in range(8):
@@ -150,7 +150,7 @@ def test_the_lowest_prompt_is_that_of_all() -> None:
 
 
 @pytest.mark.parametrize("mixed", [2, 3])
-def test_who_may_be_the_incumbent(mixed: int) -> None:
+def test_candidates_for_the_incumbent(mixed: int) -> None:
     """No prompt always may; another prompt needs three mini-batches with each class."""
     features = Features(Space.repeated(1, 3, blank=0))
     observed = Observations.empty(1, 2)

@@ -46,7 +46,7 @@ def test_one_lucky_batch_makes_no_leader() -> None:
     assert evolution.prompt(state).tolist() == proven
 
 
-def test_known_prompts_are_asked_again() -> None:
+def test_known_prompts_are_evaluated_again() -> None:
     evolution = method()
     state = told(evolution, evolution.init(), [[0] * 6, [1] * 6, [2] * 6], [0.0, 1.0, 2.0])
     again = evolution.ask(state, stream(0)).prompts[:2].tolist()

@@ -70,7 +70,7 @@ def test_the_incumbent_is_measured_on_every_client() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_prompt_is_asked_twice_of_one_client(kind: type[PromptSearch]) -> None:
+def test_no_prompt_is_sent_twice_to_one_client(kind: type[PromptSearch]) -> None:
     """Single tokens are every second new prompt, and there are nine of them."""
     few = {**SIZES, "vocab_size": 10}
     method = kind(**few)
@@ -121,7 +121,7 @@ def test_without_a_blank_every_position_has_a_token() -> None:
     assert tiny.ask(state, stream(1)).prompts.shape == (4, 4)
 
 
-def test_a_race_asks_fewer_and_fewer_and_ends() -> None:
+def test_a_race_asks_for_fewer_prompts_and_ends() -> None:
     method = RandomSearch(**SIZES, search=10, race=9)
     state, asked = play(method, 10_000)
     assert asked == [10] * 10 + [RACERS] * 3 + [RACERS // 2] * 3 + [RACERS // 4] * 3

@@ -45,7 +45,7 @@ def test_nothing_to_begin_with_is_uniform(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*TOKENS, *POOLS])
-def test_the_untrained_prompt_is_what_was_begun_with(name: str) -> None:
+def test_the_untrained_prompt_is_the_initial_one(name: str) -> None:
     method = make_method(name, **SIZES, start=START)
     state = method.init()
     assert is_warm_started(state.alpha)
@@ -56,7 +56,7 @@ def test_the_untrained_prompt_is_what_was_begun_with(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_a_search_looks_at_it_first(name: str) -> None:
+def test_a_search_evaluates_it_first(name: str) -> None:
     method = make_method(name, **SIZES, blank=0, start=START)
     asked = method.ask(method.init(), stream(1)).prompts.tolist()
     assert asked[0] == [0, 0, 0]  # no prompt

@@ -61,7 +61,7 @@ def test_printed_relation_of_the_constants(setting: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_one_client_asks_least(setting: dict[str, float]) -> None:
+def test_one_client_per_round_needs_the_fewest_queries(setting: dict[str, float]) -> None:
     c1, c2 = theory.query_constants(**setting)
     steps = setting["E"]
     best = theory.optimal_clients_per_round(c1=c1, c2=c2)

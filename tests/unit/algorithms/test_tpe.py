@@ -28,7 +28,7 @@ def play(tpe: TPE, asks: int, *, noise: float = 0.0) -> tuple[State, list[np.nda
     return state, asked
 
 
-def test_finds_the_best_prompt_and_asks_about_its_like() -> None:
+def test_finds_the_best_prompt_and_asks_for_similar_ones() -> None:
     tpe = method()
     state, asked = play(tpe, 30)
     assert tpe.prompt(state).tolist() == [2, 1]

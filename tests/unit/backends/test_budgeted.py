@@ -96,7 +96,7 @@ async def test_a_guard_that_is_the_payer_pays_once() -> None:
     assert (await guard.account()).spent.requests == 1
 
 
-async def test_the_worst_case_is_held_while_the_request_is_under_way() -> None:
+async def test_the_worst_case_is_held_while_the_request_is_pending() -> None:
     payer = guard_of(usd=1)
     seen: list[Usage] = []
 

@@ -131,19 +131,19 @@ async def test_a_hit_is_the_same_answer_for_nothing() -> None:
         ),
     ],
 )
-async def test_another_query_is_asked(other: Query) -> None:
+async def test_another_query_is_sent(other: Query) -> None:
     cached = CachedBackend(Oracle())
     await cached.score(ask("a"))
     assert not (await cached.score(other)).cached
 
 
-async def test_who_pays_is_no_part_of_a_query() -> None:
+async def test_the_payer_is_no_part_of_a_query() -> None:
     cached = CachedBackend(Oracle())
     await cached.score(replace(ask("a"), payer=BudgetGuard(Budget(requests=1))))
     assert (await cached.score(ask("a"))).cached
 
 
-async def test_another_model_is_asked() -> None:
+async def test_another_model_is_queried() -> None:
     inner = Oracle()
     cached = CachedBackend(inner)
     await cached.score(ask("a"))
@@ -212,7 +212,7 @@ async def test_a_cancelled_waiter_leaves_the_call_alone() -> None:
     assert inner.asked["a"] == 1
 
 
-async def test_an_error_reaches_all_who_wait_and_is_not_remembered() -> None:
+async def test_an_error_reaches_all_waiters_and_is_not_cached() -> None:
     inner = Oracle()
     inner.gate.clear()
     inner.error = BackendUnavailable("busy")
@@ -289,7 +289,7 @@ async def test_a_generated_text_is_remembered() -> None:
     assert cached.hits == 1
 
 
-async def test_a_known_answer_is_quoted_as_one_query_and_nothing_else() -> None:
+async def test_a_cached_answer_is_quoted_as_one_query() -> None:
     inner = Oracle()
     cached = CachedBackend(inner)
     assert await cached.quote(ask("a")) == Usage(queries=1, requests=1)
@@ -451,7 +451,7 @@ class TestFile:
         assert b"oracle-2026" in row[1]
         assert list(modes(tmp_path)) == ["a"]  # Closing leaves one file.
 
-    async def test_closing_twice_is_harmless(self, tmp_path: Path) -> None:
+    async def test_closing_twice_is_allowed(self, tmp_path: Path) -> None:
         inner = Oracle()
         cached = CachedBackend(inner, file=tmp_path / "a")
         await cached.aclose()

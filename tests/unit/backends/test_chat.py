@@ -177,7 +177,7 @@ class TestLabelWords:
         encoder = CausalEncoder(tokenizer, 512, applied(CHATML))
         assert encoder.spelled(task.label_words, form_of(task)) == ("bad", " good")
 
-    def test_of_several_tokens_are_named_as_they_are_asked(self, tokenizer: Path) -> None:
+    def test_of_several_tokens_are_named_as_they_are_sent(self, tokenizer: Path) -> None:
         encoder = CausalEncoder(tokenizer, 512, applied(CHATML))
         (word,) = encoder.spelled((" wonderful",), form_of(ASKED))
         with pytest.raises(LabelWordError, match=r"'wonderful' is \d tokens"):

@@ -162,7 +162,7 @@ async def test_answers_from_the_cache_do_not_count_again(
         assert (await resumed.score(query(0))).cached
 
 
-async def test_requests_under_way_keep_their_answers(server: FakeOpenAI) -> None:
+async def test_pending_requests_keep_their_answers(server: FakeOpenAI) -> None:
     async with backend(server, limits={"concurrency": 16}) as asked:
         answers, failures = await ask_each(asked, map(query, range(300)), concurrency=16)
         assert failures

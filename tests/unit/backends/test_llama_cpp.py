@@ -164,7 +164,7 @@ class TestLabelWords:
         with pytest.raises(LabelWordError, match="unspeakable"):
             await backend.score(ask(backend, task))
 
-    async def test_are_spelled_as_the_form_wants(self, backend: LlamaCppBackend) -> None:
+    async def test_are_spelled_as_the_form_requires(self, backend: LlamaCppBackend) -> None:
         for word in ("negative", " negative"):
             await backend.check((word,), form_of(ASKED))
             await backend.check((word,), form_of(BEGUN))

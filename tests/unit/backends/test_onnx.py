@@ -118,7 +118,7 @@ async def test_int8_agrees_with_fp32(backend: OnnxBackend, tmp_path: Path) -> No
     assert np.mean(found.argmax(1) == expected.argmax(1)) >= 0.95
 
 
-async def test_the_embedded_model_knows_sentiment(backend: OnnxBackend) -> None:
+async def test_the_embedded_model_classifies_sentiment(backend: OnnxBackend) -> None:
     rows = sst2_dev(200)
     answer = await backend.score(ask(*(row["sentence"] for row in rows)))
     guessed = np.array(answer.log_probs).argmax(axis=1)

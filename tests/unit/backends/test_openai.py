@@ -445,7 +445,7 @@ async def test_what_a_person_must_change_costs_one_request(make: Make, behaviour
     assert (usages.count(ONE), usages.count(NOTHING)) == (1, 49)
 
 
-async def test_who_is_stopped_before_it_was_sent_costs_nothing() -> None:
+async def test_a_call_stopped_before_it_was_sent_costs_nothing() -> None:
     """A whole stack, and a person who gives up while the first request is under way."""
     async with FakeOpenAI(script=Script(default="hang")) as server:
         described = OpenAISpec(
@@ -508,7 +508,7 @@ async def test_while_it_learns_how_to_ask_they_go_one_by_one(make: Make) -> None
     assert len(server.received) == 20
 
 
-async def test_one_answer_without_log_probs_among_others_may_be_asked_again(make: Make) -> None:
+async def test_one_answer_without_log_probs_may_be_queried_again(make: Make) -> None:
     async with FakeOpenAI(script=Script({2: "no_log_probs"})) as server:
         backend = make(server)
         await backend.score(ask())

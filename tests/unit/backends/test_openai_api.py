@@ -146,7 +146,7 @@ async def test_what_may_pass_can_be_tried_again(
 
 
 @pytest.mark.parametrize("status", [502, 504, 524])
-async def test_what_a_proxy_says_leaves_the_outcome_unknown(status: int) -> None:
+async def test_a_proxy_s_error_leaves_the_outcome_unknown(status: int) -> None:
     failure = await failure_of(f"error:{status}")
     assert type(failure) is BackendUnavailable
     assert failure.usage is None
@@ -172,7 +172,7 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
         ("error:405", "check model and base_url"),
     ],
 )
-async def test_what_a_person_must_change_is_said(behaviour: str, says: str) -> None:
+async def test_an_error_names_what_to_change(behaviour: str, says: str) -> None:
     failure = await failure_of(behaviour)
     assert type(failure) is BackendBlocked
     assert says in str(failure)
@@ -180,7 +180,7 @@ async def test_what_a_person_must_change_is_said(behaviour: str, says: str) -> N
 
 
 @pytest.mark.parametrize("behaviour", ["bad_key", "forbidden", "error:400", "error:500"])
-async def test_a_summary_tells_strangers_nothing(behaviour: str) -> None:
+async def test_a_summary_shows_nothing_to_unknown_callers(behaviour: str) -> None:
     failure = await failure_of(behaviour)
     assert failure.url is not None
     assert str(failure).startswith(f"{failure.url}: {failure.summary}")
@@ -197,7 +197,7 @@ async def test_a_refused_query_is_just_that() -> None:
     assert failure.usage == ONE
 
 
-async def test_a_server_that_repeats_the_key_gives_nothing_away() -> None:
+async def test_a_server_that_repeats_the_key_discloses_nothing() -> None:
     async with FakeOpenAI(key="another") as server:
         with pytest.raises(BackendBlocked) as caught:
             await ask(server.base_url)
@@ -423,9 +423,7 @@ QUOTED = Usage(queries=1, requests=1, prompt_tokens=50, completion_tokens=9)
         ("free", 50, 9),
     ],
 )
-def test_usage_that_is_not_said_is_the_quote(
-    usage: object | None, prompt: int, completion: int
-) -> None:
+def test_missing_usage_is_the_quote(usage: object | None, prompt: int, completion: int) -> None:
     expected = Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
     assert usage_of(usage, QUOTED) == expected
 

@@ -42,7 +42,7 @@ async def test_a_task_s_bias_is_in_what_is_predicted_and_in_the_loss() -> None:
     assert biased.usage == plain.usage
 
 
-async def test_contextual_asks_one_query_more() -> None:
+async def test_contextual_needs_one_additional_query() -> None:
     backend = ScriptedBackend(answer)
     found = await predict(backend, TASK, "p", ROWS, 2, calibration="contextual")
     assert found.task.bias == pytest.approx((0.0, -2.0))
@@ -54,7 +54,7 @@ async def test_contextual_asks_one_query_more() -> None:
     assert len(found.rows) == len(found.scored) == 4
 
 
-async def test_batch_asks_no_query_more() -> None:
+async def test_batch_needs_no_additional_query() -> None:
     """The mean of the odds is 2.125; it is that of all examples, however they were asked."""
     for size in (1, 3, 4):
         backend = ScriptedBackend(answer)

@@ -185,7 +185,7 @@ async def test_payers_take_turns() -> None:
 
 
 @on_virtual_time
-async def test_what_the_provider_says_is_left_is_not_passed() -> None:
+async def test_the_provider_s_remaining_limit_is_not_exceeded() -> None:
     model = Model(takes_s=1)
     model.limits = lambda text: (
         RateLimits(requests=2, requests_reset_s=30) if text == "first" else None
@@ -228,7 +228,7 @@ async def test_an_answer_that_was_overtaken_changes_nothing() -> None:
 
 
 @on_virtual_time
-async def test_tokens_left_hold_back_who_needs_more() -> None:
+async def test_remaining_tokens_hold_back_larger_requests() -> None:
     model = Model()
     model.limits = lambda text: RateLimits(tokens=50, tokens_reset_s=20)
     backend = RateLimitedBackend(model)
@@ -240,7 +240,7 @@ async def test_tokens_left_hold_back_who_needs_more() -> None:
 
 
 @on_virtual_time
-async def test_nothing_the_provider_says_holds_longer_than_max_wait() -> None:
+async def test_no_retry_after_holds_longer_than_max_wait() -> None:
     model = Model()
     model.limits = lambda text: RateLimits(requests=0, requests_reset_s=86_400)
     backend = RateLimitedBackend(model, max_wait_s=5)
@@ -304,7 +304,7 @@ async def test_what_the_budget_refuses_takes_no_place() -> None:
 
 
 @on_virtual_time
-async def test_all_who_wait_can_be_refused() -> None:
+async def test_all_waiting_calls_can_be_refused() -> None:
     model = Model(takes_s=1)
     backend = RateLimitedBackend(model, concurrency=2)
     tasks = [asyncio.create_task(backend.score(ask(payer=str(n % 3)))) for n in range(20)]

@@ -160,7 +160,7 @@ async def test_a_scripted_model_replays_itself(batches: list[list[str]]) -> None
     assert [await cassette.score(ask(*batch)) for batch in batches] == found
 
 
-async def test_a_line_says_what_was_asked_and_answered(tmp_path: Path) -> None:
+async def test_a_log_line_has_the_request_and_its_status(tmp_path: Path) -> None:
     file = tmp_path / "cassette.jsonl"
     payer = BudgetGuard(Budget(requests=9), name="run-1")
     inner = Told(answer_of(-0.1, model="told-2026", censored=1))
@@ -205,7 +205,7 @@ async def test_a_line_says_what_was_asked_and_answered(tmp_path: Path) -> None:
         ("the task-based risk-assessment is 4 tokens too long", None),
     ],
 )
-async def test_what_looks_like_a_secret_is_removed(
+async def test_text_that_looks_like_a_secret_is_removed(
     tmp_path: Path, message: str, recorded: str | None
 ) -> None:
     file = tmp_path / "cassette.jsonl"
@@ -259,7 +259,7 @@ async def test_a_replay_splits_as_the_recording_did(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "other", [ask("b"), ask("a", "a"), ask("a", want="choice"), ask("a", label_words=(" x",))]
 )
-async def test_what_was_not_recorded_is_an_error_that_says_so(tmp_path: Path, other: Query) -> None:
+async def test_an_unrecorded_query_is_a_clear_error(tmp_path: Path, other: Query) -> None:
     file = tmp_path / "cassette.jsonl"
     await record(file, ask("a"), answer_of(-1.0))
     with pytest.raises(BackendError, match="does not hold this query") as caught:

@@ -64,7 +64,7 @@ async def outcomes(tasks: list[asyncio.Task[Answer]]) -> list[Answer | BaseExcep
 
 
 @on_virtual_time
-async def test_what_is_unavailable_is_asked_again() -> None:
+async def test_unavailable_models_are_queried_again() -> None:
     model = Model(down_until(3))
     answer = await RetryingBackend(model, attempts=4).score(ask())
     assert answer.usage == ONE
@@ -90,7 +90,7 @@ async def test_the_last_error_is_the_callers() -> None:
     ids=lambda error: type(error).__name__,
 )
 @on_virtual_time
-async def test_nothing_else_is_asked_again(error: Exception) -> None:
+async def test_nothing_else_is_queried_again(error: Exception) -> None:
     model = Model(lambda number: error)
     with pytest.raises(type(error)) as excinfo:
         await RetryingBackend(model).score(ask())
@@ -170,7 +170,7 @@ async def test_a_success_resets_the_count() -> None:
 
 
 @on_virtual_time
-async def test_a_revoked_key_stops_those_who_wait_for_a_retry() -> None:
+async def test_a_revoked_key_stops_calls_that_wait_for_a_retry() -> None:
     model = Model(lambda number: down(number) if number <= 4 else revoked(number))
     backend = RetryingBackend(model, attempts=50)
     found = await outcomes(many(backend, 5))
@@ -182,7 +182,7 @@ async def test_a_revoked_key_stops_those_who_wait_for_a_retry() -> None:
 
 @pytest.mark.parametrize("ending", [revoked, down])
 @on_virtual_time
-async def test_two_hundred_callers_send_no_more_than_those_under_way(
+async def test_two_hundred_callers_send_no_more_than_the_pending_ones(
     ending: Callable[[int], Exception],
 ) -> None:
     model = Model(lambda number: ending(number) if number > 1 else None)
@@ -304,7 +304,7 @@ async def test_after_a_block_a_passing_failure_is_retried_as_ever() -> None:
 
 
 @on_virtual_time
-async def test_who_waits_for_a_try_and_is_cancelled_does_not_end_it() -> None:
+async def test_a_cancelled_waiter_does_not_end_the_try() -> None:
     model = Model(revoked)
     backend = RetryingBackend(model)
     with pytest.raises(BackendBlocked):
@@ -327,7 +327,7 @@ async def test_who_waits_for_a_try_and_is_cancelled_does_not_end_it() -> None:
     ids=lambda error: type(error).__name__,
 )
 @on_virtual_time
-async def test_a_try_that_says_nothing_of_the_model_leaves_it_to_the_next(
+async def test_an_inconclusive_try_is_followed_by_another(
     ending: BaseException,
 ) -> None:
     model = Model(revoked)

@@ -126,7 +126,7 @@ async def test_a_model_without_a_limit_gets_the_whole_query() -> None:
     assert len(inner.asked) == 1
 
 
-async def test_the_parts_keep_all_that_is_asked_and_who_pays() -> None:
+async def test_the_parts_keep_all_queries_and_the_payer() -> None:
     payer = BudgetGuard(Budget(requests=9))
     query = ask("abc", want="reference", references=("x", "y", "z"), label_words=(), payer=payer)
     inner = Paid(lambda texts: Answer(log_probs=((-1.0,),) * len(texts), usage=ONE))
@@ -176,7 +176,7 @@ async def test_an_answer_is_cached_when_all_its_parts_are() -> None:
     assert await split.quote(ask("abxyz")) == Usage(queries=1, requests=2, prompt_tokens=3)
 
 
-async def test_the_parts_under_way_when_one_fails_are_not_lost() -> None:
+async def test_pending_parts_are_not_lost_when_one_fails() -> None:
     gate = asyncio.Event()
     inner = Narrow(1, {"a": gate, "b": DOWN, "c": gate})
     split = SplitBackend(CachedBackend(inner), concurrency=3)
@@ -247,6 +247,6 @@ async def test_many_large_queries_at_once() -> None:
     assert inner.most_under_way == 64
 
 
-def test_something_must_be_under_way() -> None:
+def test_concurrency_must_be_positive() -> None:
     with pytest.raises(ValueError, match="concurrency"):
         SplitBackend(ScriptedBackend(), concurrency=0)

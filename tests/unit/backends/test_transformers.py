@@ -349,7 +349,7 @@ async def test_counting_does_without_the_weights(llama: Path, tmp_path: Path) ->
             await ours.score(text)
 
 
-async def test_what_cannot_be_asked_has_no_quote(llama: Path) -> None:
+async def test_an_impossible_query_has_no_quote(llama: Path) -> None:
     async with backend(llama) as ours:
         with pytest.raises(LabelWordError):
             await ours.quote(replace(ask("x"), label_words=(" great movie", " bad")))

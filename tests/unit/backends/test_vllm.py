@@ -120,7 +120,7 @@ def total(before: list[int], ending: list[int]) -> float:
     return sum(log_prob([*before, *ending[:place]], token) for place, token in enumerate(ending))
 
 
-async def test_labels_that_are_one_token_all_are_asked_for_in_the_cheap_way(
+async def test_single_token_labels_are_requested_in_the_cheap_way(
     server: FakeVllm, backend: VllmBackend
 ) -> None:
     async with connect(server, multi_token_labels=True) as other:
@@ -214,7 +214,7 @@ async def test_label_words_are_one_token_each_and_differ(backend: VllmBackend) -
         await backend.score(ask(" a", label_words=(" great movie",)))
 
 
-async def test_what_cannot_be_asked_is_refused(backend: VllmBackend) -> None:
+async def test_an_impossible_query_is_refused(backend: VllmBackend) -> None:
     with pytest.raises(ValueError, match="at least one input"):
         await backend.score(Query(inputs=(), label_words=LABELS))
     with pytest.raises(BackendError, match="does not answer 'choice'"):
@@ -249,7 +249,7 @@ async def test_without_a_file_the_server_tokenises(
     assert server.asked("/v1/completions")[-1] == local_body
 
 
-async def test_a_masked_model_is_asked_through_the_plugin(server: FakeVllm) -> None:
+async def test_a_masked_model_is_queried_through_the_plugin(server: FakeVllm) -> None:
     server.masked = True
     async with connect(server) as backend:
         await backend.check(LABELS)

@@ -181,7 +181,7 @@ async def test_an_answer_of_another_form_is_refused(server: FakeVllm, weights: P
         ("reference", soft_prompt(), "cannot score reference texts"),
     ],
 )
-async def test_what_cannot_be_asked_costs_nothing(
+async def test_an_impossible_query_costs_nothing(
     want: Want, soft: SoftPrompt, message: str, server: FakeVllm, backend: VllmBackend
 ) -> None:
     inputs = query_for(TASK, soft_prompt(), ROWS, backend=backend).inputs
@@ -208,14 +208,16 @@ async def test_label_words_of_several_tokens_are_refused(server: FakeVllm, weigh
             )
 
 
-async def test_a_backend_without_embeddings_says_so(server: FakeVllm, backend: VllmBackend) -> None:
+async def test_a_backend_without_embeddings_is_reported(
+    server: FakeVllm, backend: VllmBackend
+) -> None:
     query = query_for(TASK, soft_prompt(), ROWS, backend=backend)
     async with connect(server, TOKENIZER, embeddings=None) as other:
         with pytest.raises(BackendError, match="a soft prompt needs embeddings"):
             await other.score(query)
 
 
-def test_numpy_is_asked_for(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_is_required(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fedone_sdk.backends.vllm_embeds", None)
     with pytest.raises(MissingExtraError, match="alpha"):
         VllmBackend("tiny", tokenizer=str(TOKENIZER), embeddings=str(weights))

@@ -15,7 +15,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
 
 
-def test_the_shipped_table_says_when_and_where_each_price_was_read() -> None:
+def test_the_shipped_table_has_date_and_source_of_each_price() -> None:
     table = json.loads(assets.path("prices.json").read_text(encoding="utf-8"))
     date.fromisoformat(table["date"])
     assert (table["currency"], table["per"]) == ("USD", 1_000_000)

@@ -78,7 +78,7 @@ def test_a_chat_continues_through_its_messages() -> None:
     assert re.fullmatch(r"Review: (bad|good) \d\nLabel:\{label:[01]\}\n\n", block)
 
 
-def test_a_chat_that_answers_without_a_beginning() -> None:
+def test_a_chat_without_a_prefilled_answer() -> None:
     task = _task(system="Rate.\n{demonstrations}", user="{sentence}\n{closing}")
     block = demonstration_candidates(
         task, "demonstrations", ROWS, shots=[1], slots=["demonstrations", "closing"]

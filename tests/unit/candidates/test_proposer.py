@@ -61,7 +61,7 @@ def test_the_whole_question() -> None:
     )
 
 
-def test_a_question_about_nothing_yet() -> None:
+def test_a_question_without_scored_candidates() -> None:
     (_, _), (_, asked) = proposal_messages(
         description=Description(),
         labels={},
@@ -73,7 +73,7 @@ def test_a_question_about_nothing_yet() -> None:
     assert "Use no braces." in asked
 
 
-def test_what_was_asked_for() -> None:
+def test_a_list_of_proposals_is_read() -> None:
     assert _read('["Judge it.", "Is it {label:1}?"]') == ("Judge it.", "Is it {label:1}?")
 
 

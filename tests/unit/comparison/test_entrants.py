@@ -49,7 +49,7 @@ def test_settings_that_a_method_has_are_taken_over() -> None:
     assert {one.spec.budget for one in (own, random, gs_bdpl)} == {own.spec.budget}
 
 
-def test_what_goes_with_its_own_method_alone_gives_way() -> None:
+def test_settings_of_another_method_are_dropped() -> None:
     document = {
         **RUN,
         "method": {"name": "gs-bdpl", "num_samples": 4, "learning_rate": 0.1, "tau": 0.5},

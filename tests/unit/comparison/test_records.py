@@ -35,7 +35,7 @@ def test_a_line_that_was_cut_short_is_no_trial(tmp_path: Path, left: bytes) -> N
     assert file.read() == [record(), record(seed=1)]
 
 
-def test_another_line_is_said_to_be_none(tmp_path: Path) -> None:
+def test_an_invalid_line_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     TrialFile(path).append(record())
     path.write_bytes(b"{}\n" + path.read_bytes())

@@ -107,7 +107,7 @@ def test_queries_to_the_target() -> None:
     assert (first.queries_to_target, other.queries_to_target) == (0, 0)
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_missing_trials_are_reported() -> None:
     found = results(*good()[:2], *bad()[1:])
     assert found.missing == ("random, seed 0", "thompson, seed 2")
     assert found.standings[1].difference is not None

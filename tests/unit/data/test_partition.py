@@ -165,7 +165,7 @@ def test_seeds_differ() -> None:
     assert k_shot(labels, 5, 4, 0) != k_shot(labels, 5, 4, 1)
 
 
-def test_too_few_rows_says_how_many() -> None:
+def test_too_few_rows_are_reported_with_their_number() -> None:
     with pytest.raises(DataError, match=r"3 rows are too few for 4 clients: at least 4"):
         iid(3, 4, 0)
     with pytest.raises(DataError, match=r"3 rows .* 2 clients: at least 4"):

@@ -21,7 +21,13 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.calibration import bias_grid
-from fedone_sdk.messages import AlphaAssignment, Array, LossesAssignment, LossesUpdate, Scored
+from fedone_sdk.messages import (
+    AlphaAssignment,
+    Array,
+    LossesAssignment,
+    LossesUpdate,
+    Scored,
+)
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.spec import RunSpec
 from tests.unit.machine.game import Game, plain, refusal, spec_of
@@ -149,7 +155,7 @@ class TestBadCurves:
         assert game.state.round == 1
 
 
-def test_the_method_receives_them() -> None:
+def test_the_method_is_told_them() -> None:
     game = Game(calibrated(rounds=2))
     work = game.take()
     (seat,) = game.state.seats
@@ -189,7 +195,7 @@ def test_the_log_and_the_history() -> None:
 
 
 def test_local_steps_and_several_clients() -> None:
-    """The game saves and loads the state at each event, also within a seat's steps."""
+    """The state is saved and loaded at each event, also amid a seat's steps, by the game."""
     steps = Game(calibrated(local_steps=2))
     work = steps.take()
     steps.send(work, update_for(steps, work))
@@ -209,7 +215,7 @@ def test_local_steps_and_several_clients() -> None:
         asked[client] = several.machine.candidates(several.state, seats[client])
         updates[client] = update_for(several, given, counts=(1, 1) if client == one else (3, 0))
         several.send(given, updates[client])
-    # In the order of enrolment indices, not of arrival.
+    # Told by enrolment index, whoever came first.
     expected = several.machine.initial_state().method
     for client in sorted((one, other)):
         by_class = updates[client].by_class
@@ -247,7 +253,7 @@ class TestDefence:
         assert compared.tolist() == pytest.approx(by_hand)
         assert (compared < np.array(update.losses)).all()
 
-    def test_an_attacker_at_other_biases_is_held_back(self) -> None:
+    def test_who_lies_beside_bias_zero_is_held_back(self) -> None:
         game = Game(calibrated(rounds=100, num_samples=40, defence="standard"))
         for _ in range(20):
             play(game, 1)
@@ -288,7 +294,7 @@ class TestMeasuredBias:
         game.apply(ResumeRequested())
         assert (game.state.metric.after, game.state.bias) == (None, None)
 
-    def test_a_rollback_drops_it(self) -> None:
+    def test_a_rollback_forgets_it(self) -> None:
         game = Game(calibrated(rounds=3))
         play(game, 1)
         game.apply(StopRequested())

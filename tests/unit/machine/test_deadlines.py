@@ -82,9 +82,7 @@ class TestDeadlines:
         assert game.state.round == 1
 
     @both
-    def test_a_late_update_spends_and_learns_nothing_after_another_client_s(
-        self, exchange: str
-    ) -> None:
+    def test_a_late_update_after_another_client_s_changes_nothing(self, exchange: str) -> None:
         game = Game(spec_of(participation={"exchange": exchange}))
         late = game.take([0, 1])
         game.advance(100)

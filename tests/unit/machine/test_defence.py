@@ -131,7 +131,7 @@ def test_what_is_held_back_moves_nothing(exchange: str) -> None:
     assert game.state.quarantined == frozenset()  # no defence is configured
 
 
-def test_who_is_let_out_goes_back_at_the_next_lie_only() -> None:
+def test_a_released_client_returns_to_quarantine_only_at_the_next_attack() -> None:
     game = Game(defended())
     play(game, attackers=(ATTACKER,))
     resumed = Game(defended(rounds=200))
@@ -241,7 +241,7 @@ def test_aggregates_of_many(kind: str) -> None:
 
 
 @both
-def test_who_is_put_out_holds_no_seat_any_more(exchange: str) -> None:
+def test_a_quarantined_client_holds_no_seat(exchange: str) -> None:
     """Two a round: `Game` looks at the seats at every step."""
     part = {"clients_per_round": 2, "aggregation": "plain"}
     game = Game(defended(exchange, participation=part))

@@ -33,7 +33,7 @@ class TestPauses:
         game.apply(PauseRequested(reason="the key was revoked"))
         return game, work
 
-    def test_a_pause_ends_nothing_but_the_waiting(self) -> None:
+    def test_a_pause_ends_only_waits(self) -> None:
         game, work = self.paused()
         assert (game.state.status, game.state.paused) == ("stopped", True)
         assert game.state.reason == "paused: the key was revoked"
@@ -41,7 +41,7 @@ class TestPauses:
         assert game.state.seat_with(work.assignment_id) is not None
         assert game.leased.queries == SAMPLES
 
-    def test_no_deadline_passes_and_nothing_is_asked_meanwhile(self) -> None:
+    def test_no_deadline_passes_and_no_query_is_sent_meanwhile(self) -> None:
         game, work = self.paused()
         game.advance(100_000)
         assert game.state.seat_with(work.assignment_id) is not None
@@ -112,7 +112,7 @@ class TestModels:
         assert (game.state.reason, game.state.paused) == (None, False)
         assert game.state.models == ("m-1", "m-2")
 
-    def test_who_resumes_accepts_the_servers_model(self) -> None:
+    def test_a_resume_accepts_the_server_s_model(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.state = replace(game.state, model="another")
         game.apply(PauseRequested(reason="the server's model is another"))
@@ -120,7 +120,7 @@ class TestModels:
         assert game.state.model == game.machine.gateway_model
 
     @both
-    def test_who_resumes_accepts_the_devices_next_model(self, exchange: str) -> None:
+    def test_a_resume_accepts_the_devices_next_model(self, exchange: str) -> None:
         """Else the first devices that lie about their model would end the run for good."""
         game = Game(spec_of(rounds=9, participation={"exchange": exchange, "max_lost": 2}))
 
@@ -203,7 +203,7 @@ class TestStopAndResume:
         assert again == list(seats)
 
     @both
-    def test_who_declined_before_the_stop_is_drawn_again(self, exchange: str) -> None:
+    def test_a_client_that_declined_before_the_stop_is_drawn_again(self, exchange: str) -> None:
         game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
         clients = range(20)
         first = game.seat(clients)

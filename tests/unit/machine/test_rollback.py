@@ -119,7 +119,7 @@ class TestRollback:
             stream_seed(0, "prompts", 0, 7, 1)
         )
 
-    def test_who_lost_a_seat_of_the_round_may_be_drawn_again(self) -> None:
+    def test_a_client_that_lost_a_seat_may_be_drawn_again(self) -> None:
         game = Game(spec_of(rounds=5))
         start = game.state
         game.take([0])

@@ -205,7 +205,7 @@ class TestRounds:
         assert int(game.state.server_memory["t"]) == 2
         assert int(memory["t"]) == 1
 
-    def test_a_client_s_adamw_memory_comes_and_goes_with_its_work(self) -> None:
+    def test_a_client_s_adamw_memory_travels_with_its_work(self) -> None:
         game = Game(spec_of(optimizer="adamw", participation=LOSSES, rounds=2))
         assert game.machine.remembers_clients
         game.send(game.take([7]))

@@ -127,7 +127,7 @@ class TestBudget:
         assert not np.array_equal(game.state.method.alpha, before)
         assert game.only(MemorySaved).client == game.only(RoundFinished).clients[0]
 
-    def test_a_seat_waits_for_what_another_gives_back(self) -> None:
+    def test_a_seat_waits_for_the_amount_that_another_returns(self) -> None:
         game = Game(
             spec_of(
                 budget={"queries": 5},
@@ -169,7 +169,7 @@ class TestWhatALostSeatCost:
         assert game.apply(answered(asked, NOTHING)) == ()
         assert game.spent == Usage(queries=2, requests=2) + under_way
 
-    def test_a_seat_that_asked_nothing_costs_nothing(self) -> None:
+    def test_a_seat_without_queries_costs_nothing(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.take()
         game.advance(100)
@@ -230,7 +230,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         assert game.spent == GATEWAY_QUERY * SAMPLES
 
     @ways
-    def test_through_the_gateway_nothing_asked_is_nothing_paid(self, way: str) -> None:
+    def test_through_the_gateway_no_query_costs_nothing(self, way: str) -> None:
         game = Game(spec_of(), gateway=True)
         work = self.claimed(game, own_model=False)
         self.end(game, work, way, Usage(queries=SAMPLES))
@@ -244,7 +244,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
             ("stopped", GATEWAY_QUERY * SAMPLES),
         ],
     )
-    def test_a_trusted_one_is_believed_if_it_says_anything(self, way: str, expected: Usage) -> None:
+    def test_a_trusted_client_s_report_is_used(self, way: str, expected: Usage) -> None:
         game = Game(spec_of(participation={"trusted_clients": True}), gateway=True)
         work = self.claimed(game, own_model=True)
         self.end(game, work, way, Usage(queries=1, requests=7))
@@ -259,7 +259,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         self.end(game, work, "declined", Usage(queries=1, requests=500))
         assert game.spent == Usage(queries=1, requests=2 * SAMPLES)
 
-    def test_who_comes_back_with_a_model_pays_for_it(self) -> None:
+    def test_a_client_that_returns_with_a_model_pays_for_it(self) -> None:
         game = Game(spec_of(), gateway=True)
         work = self.claimed(game, own_model=False)
         assert game.claim(game.state.seats[0].client, own_model=True) == work
@@ -291,7 +291,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         assert leased == game.spent.queries == 10
         assert game.state.status == "budget_exhausted"
 
-    def test_the_next_work_may_be_asked_through_the_gateway(self) -> None:
+    def test_the_next_work_may_use_the_gateway(self) -> None:
         game = Game(spec_of(local_steps=2, participation=LOSSES), gateway=True)
         first = self.claimed(game, own_model=True)
         game.send(first)
@@ -356,7 +356,7 @@ class TestOverruns:
 
 
 class TestRestarts:
-    def test_what_was_under_way_is_spent_once_and_may_be_asked_again(self) -> None:
+    def test_pending_calls_are_spent_once_and_may_be_repeated(self) -> None:
         game = Game(spec_of(rounds=2, budget={"queries": 8}), gateway=True)
         work = game.take()
         game.apply(game.asked(work, GATEWAY_QUERY * SAMPLES, "call"))
@@ -374,7 +374,7 @@ class TestRestarts:
         game.send(work)
         assert game.spent == lost + Usage(queries=SAMPLES, requests=SAMPLES)
 
-    def test_only_what_lost_replicas_had_under_way_is_charged(self) -> None:
+    def test_only_pending_calls_of_lost_replicas_are_charged(self) -> None:
         game = Game(spec_of(), gateway=True)
         work = game.take()
         lost, kept = (

@@ -79,7 +79,7 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
     assert (game.state.status, game.state.reason) == ("failed", f"no client fits; last: {WHY}")
 
 
-def test_a_budget_that_bought_nothing_says_so() -> None:
+def test_a_budget_without_a_result_is_reported() -> None:
     """Devices that ask their own model, which does not answer: their leases stay spent."""
     game = game_of(queries=8)
     for client in (0, 1):
@@ -89,7 +89,7 @@ def test_a_budget_that_bought_nothing_says_so() -> None:
     assert game.state.reason == "no backend answered: 2 assignments failed"
 
 
-def test_a_resume_lets_them_be_asked_again() -> None:
+def test_a_resume_allows_them_again() -> None:
     game = game_of()
     declines(game, 0)
     game.apply(StopRequested())
