@@ -1,1 +1,1 @@
-"""A package, so that the `tests` of another distribution does not stand in its place."""
+"""A package, so that the `tests` of another distribution does not replace it."""

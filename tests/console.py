@@ -1,4 +1,4 @@
-"""The `fedone` command, run in the test's own process: a second saved each time."""
+"""The `fedone` command, run in the test's own process, which saves a second per call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package index on loopback with one wheel, for tests of what pip downloads."""
+"""A package index on loopback with one wheel, for pip."""
 
 from __future__ import annotations
 

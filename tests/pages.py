@@ -1,4 +1,4 @@
-"""What stands between the fences of a Markdown page."""
+"""The code blocks of a Markdown page."""
 
 from __future__ import annotations
 

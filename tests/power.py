@@ -1,4 +1,4 @@
-"""A disk that loses what was not synced when the power is cut."""
+"""A disk that loses unsynced data at a power cut."""
 
 from __future__ import annotations
 

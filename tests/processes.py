@@ -1,4 +1,4 @@
-"""Processes under test: started with their own environment, output in a file, always ended."""
+"""Processes under test: own environment, output in a file, always ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small run, the service that serves it, and its clients, for tests to vary."""
+"""A small run, its service and its clients, for tests to vary."""
 
 from __future__ import annotations
 

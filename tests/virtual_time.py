@@ -1,4 +1,4 @@
-"""Tests that wait for minutes in no time: an event loop whose clock jumps."""
+"""Waits of minutes in no time: an event loop with a virtual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of a GGUF file in other forms: what its numbers are compared with."""
+"""The weights of a GGUF file in other forms, for comparison."""
 
 from __future__ import annotations
 

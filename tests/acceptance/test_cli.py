@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, writes, and exits with."""
+"""The command line: output, files and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedone budget`: leases that a killed process left are named, and released."""
+"""`fedone budget`: lists and releases the leases of killed processes."""
 
 from __future__ import annotations
 

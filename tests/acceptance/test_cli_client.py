@@ -1,4 +1,4 @@
-"""`fedone client` as a process: its options, its log, and its end."""
+"""`fedone client` as a process: options, log, exit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedone init`: from a table to a run that works."""
+"""`fedone init`: from a table to a working run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedone models`: what it lists, fetches and prints, and what a failed fetch leaves."""
+"""`fedone models`: lists, fetches and prints; a failed fetch leaves no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where results go: files before the screen, pipes, links, and servers that are none."""
+"""Destinations of results: files before the screen, pipes, links, invalid targets."""
 
 from __future__ import annotations
 

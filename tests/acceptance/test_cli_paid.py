@@ -1,4 +1,4 @@
-"""`fedone tune` and `fedone plan` against a provider that counts, and that can be broken."""
+"""`fedone tune` and `fedone plan` with a provider that counts requests and injects failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedone report`, `fedone prompt` and trackers as a person meets them."""
+"""`fedone report`, `fedone prompt` and trackers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fedone tune` keeps next to RUN.yaml, and what it says where it cannot."""
+"""The files that `fedone tune` keeps next to RUN.yaml, and its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A device that is killed, or whose power is cut, at a write, a message or a question to its model.
+"""Devices that are killed or lose power at a write, a message or a query.
 
 It draws noise once for each work, pays once for what it has kept, sends an update again byte for
 byte, and its count of epsilon never goes down. The quick form of ``python -m tests.chaos.devices``.

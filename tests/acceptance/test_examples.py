@@ -1,4 +1,4 @@
-"""The examples, really run: as they stand, but for the model's name and address."""
+"""The examples run unchanged, except for the model's name and address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples that tune: own backend, own algorithm, own metric, and a paid API under a cap."""
+"""The examples that tune: own backend, algorithm and metric, and a paid API under a cap."""
 
 from __future__ import annotations
 

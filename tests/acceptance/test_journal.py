@@ -1,4 +1,4 @@
-"""A server that is killed with -9 at a write of its journal: the run ends as if it had not been.
+"""A server killed with -9 at a write of its journal: the run ends as without the kill.
 
 The quick form of ``python -m tests.chaos.journal``.
 """

@@ -1,4 +1,4 @@
-"""Runs and processes that signals end: the provider itself counts what they ask.
+"""Runs and processes that signals end, checked against the provider's own count.
 
 The quick form of ``python -m tests.chaos.killed_runs`` and ``tests.chaos.shared_budget``.
 """

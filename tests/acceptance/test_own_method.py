@@ -1,4 +1,4 @@
-"""An algorithm of a user's own, named in RUN.yaml: tuned, served, resumed, replayed, refused."""
+"""A user-defined algorithm, named in RUN.yaml: tuned, served, resumed, replayed, refused."""
 
 from __future__ import annotations
 

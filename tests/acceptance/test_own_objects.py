@@ -1,4 +1,4 @@
-"""Backends and candidates of a user's own, named in a file; never in a message."""
+"""User-defined backends and candidates, named in a file; never in a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run computed again from its log, and moved to another store."""
+"""Replay of a run from its log, and its move to another store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedone retune`: a prompt that was tuned for one real model moves to another."""
+"""`fedone retune`: a prompt moves from one real model to another."""
 
 from __future__ import annotations
 

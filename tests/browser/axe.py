@@ -1,4 +1,4 @@
-"""What axe-core finds on a page, in light and dark, on a desktop and on a phone."""
+"""Findings of axe-core on a page, in light and dark, on a desktop and on a phone."""
 
 from __future__ import annotations
 

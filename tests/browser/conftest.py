@@ -1,4 +1,4 @@
-"""One Chromium for all tests that look."""
+"""One Chromium for all browser tests."""
 
 from __future__ import annotations
 

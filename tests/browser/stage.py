@@ -1,4 +1,4 @@
-"""A real aggregator with real clients, and a real Chromium that looks at its dashboard."""
+"""A real aggregator with real clients, and a real Chromium on its dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every state that the dashboard can be in, one after the other, on a real run."""
+"""Every state of the dashboard, one after the other, on a real run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard as a person uses it: a real Chromium, a real aggregator, real clients."""
+"""The dashboard in a real Chromium, with a real aggregator and real clients."""
 
 from __future__ import annotations
 

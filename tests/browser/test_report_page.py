@@ -1,4 +1,4 @@
-"""The report in a real browser: readable by everybody, and never on the network."""
+"""The report in a real browser: accessible, and without network requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stores that the contract holds for."""
+"""The stores under the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records and small steps that the tests of stores share."""
+"""Records and steps that the tests of stores share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a store on PostgreSQL can do: serve several replicas, and outlive its server."""
+"""The PostgreSQL store: several replicas, and restarts of its server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every store removes, and what it keeps of it: memory, SQLite, PostgreSQL."""
+"""Removal of data, and what stays of it: memory, SQLite, PostgreSQL."""
 
 from __future__ import annotations
 

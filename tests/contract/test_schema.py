@@ -1,4 +1,4 @@
-"""How a store gets its tables: new, upgraded with all that it holds, or refused."""
+"""The schema of a store: created, upgraded with its data, or refused."""
 
 from __future__ import annotations
 

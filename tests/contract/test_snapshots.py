@@ -1,4 +1,4 @@
-"""Runs that are taken out of a store and put into another one, on every store."""
+"""Snapshots of runs, restored to another store, on every store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a store in a SQLite file can do."""
+"""The SQLite store: files, locks, threads."""
 
 import asyncio
 import os

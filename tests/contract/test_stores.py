@@ -1,4 +1,4 @@
-"""What every store promises: memory, SQLite, PostgreSQL."""
+"""The contract of every store: memory, SQLite, PostgreSQL."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Pods as processes: what a kubelet would start, at addresses and in folders of here."""
+"""Pods as processes: what a kubelet would start, at local addresses and folders."""
 
 from __future__ import annotations
 

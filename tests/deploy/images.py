@@ -1,4 +1,4 @@
-"""What the container images would run, without a container engine: their own commands."""
+"""The commands of the container images, run without a container engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine as deploy/systemd/install leaves it, below a folder, with its own `systemctl`."""
+"""A machine after deploy/systemd/install, below a folder, with its own `systemctl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compose file: what it promises, and its services as processes."""
+"""The compose file: its settings, and its services as processes."""
 
 from __future__ import annotations
 

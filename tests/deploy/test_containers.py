@@ -1,4 +1,4 @@
-"""The Containerfiles, and the programs that only containers have."""
+"""The Containerfiles, and the programs of the containers."""
 
 from __future__ import annotations
 

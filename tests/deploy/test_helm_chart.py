@@ -1,4 +1,4 @@
-"""The chart's manifests: valid for Kubernetes, and as narrow as they say."""
+"""The chart's manifests: valid for Kubernetes, and with minimal permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alerts and the dashboard: every expression parses, and asks for figures that there are."""
+"""Alerts and the dashboard: every expression parses and uses existing metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/guides/kubernetes.md, followed without a cluster: what it renders runs, and ends a run."""
+"""docs/guides/kubernetes.md without a cluster: the rendered programs run, and a run ends."""
 
 from __future__ import annotations
 

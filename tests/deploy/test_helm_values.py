@@ -1,4 +1,4 @@
-"""The chart's values: refused where they are wrong, all explained, and what the programs take."""
+"""The chart's values: validated, documented, and accepted by the programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runbooks' commands, in their order, against real processes."""
+"""The runbooks' commands, in order, against real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The systemd units: as systemd reads them, and what they start."""
+"""The systemd units: as systemd reads them, and the processes that they start."""
 
 from __future__ import annotations
 

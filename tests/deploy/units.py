@@ -1,4 +1,4 @@
-"""What systemd units would run, without systemd: their own commands, files and credentials."""
+"""The commands, files and credentials of systemd units, run without systemd."""
 
 from __future__ import annotations
 

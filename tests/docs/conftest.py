@@ -1,4 +1,4 @@
-"""The documentation, built once for all tests of it."""
+"""The documentation, built once for all its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quickstart's second half, run as it stands."""
+"""The second half of the quickstart, run unchanged."""
 
 from __future__ import annotations
 

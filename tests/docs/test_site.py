@@ -1,4 +1,4 @@
-"""The built site: it needs no network, and its links and anchors lead somewhere."""
+"""The built site: no network, and no broken links or anchors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site in real Chromium, from the disk: readable by everybody, searchable, never online."""
+"""The site in real Chromium, from the disk: accessible, searchable, offline."""
 
 from __future__ import annotations
 

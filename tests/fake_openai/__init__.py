@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's HTTP dialect, errors and headers included, as a script says.
+"""A scripted server with OpenAI's HTTP API, errors and headers included.
 
 In a test: ``async with FakeOpenAI(script=Script({2: "rate_limited"})) as server`` and point a
 client at ``server.base_url``. In a separate process: ``python -m tests.fake_openai --help``.

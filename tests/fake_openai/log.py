@@ -1,4 +1,4 @@
-"""What the provider has seen: one line per request, on disk before the answer is sent."""
+"""The provider's log: one line per request, on disk before the answer is sent."""
 
 from __future__ import annotations
 

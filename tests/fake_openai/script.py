@@ -1,4 +1,4 @@
-"""What a fake server does with each request: by its number, or drawn with a seed."""
+"""The scripted behaviour of a fake server: by request number, or drawn with a seed."""
 
 from __future__ import annotations
 

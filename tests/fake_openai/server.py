@@ -1,4 +1,4 @@
-"""The HTTP side of the fake: endpoints, limits and errors as OpenAI has them."""
+"""The HTTP side of the fake: OpenAI's endpoints, limits and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small federation, and nodes of it without Flower."""
+"""A small federation, and its nodes without Flower."""
 
 from __future__ import annotations
 

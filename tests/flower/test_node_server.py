@@ -1,4 +1,4 @@
-"""The bridge without Flower: nodes that live for one message, and the server that answers them."""
+"""The bridge without Flower: nodes that live for one message, and their server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flower's simulation engine: the same rounds as ours, to the bit."""
+"""Flower's simulation engine: bit for bit the rounds of our aggregator."""
 
 from __future__ import annotations
 

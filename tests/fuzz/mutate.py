@@ -1,4 +1,4 @@
-"""Bad input, made from good input: by bytes, by structure and by hand."""
+"""Bad input, made from valid input: by bytes, by structure and by hand."""
 
 from __future__ import annotations
 

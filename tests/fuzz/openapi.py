@@ -1,4 +1,4 @@
-"""The served contract, held to: what schemathesis makes of it, against a live server.
+"""Conformance of a live server to its OpenAPI document, by schemathesis.
 
     python -m tests.fuzz.openapi [--examples 200]
 

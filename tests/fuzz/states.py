@@ -1,4 +1,4 @@
-"""A run's state as a store keeps it, with everything in it that there can be."""
+"""A run's stored state with every optional part."""
 
 from __future__ import annotations
 

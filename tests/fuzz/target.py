@@ -1,4 +1,4 @@
-"""A live aggregator in its own process, with work open, to throw things at.
+"""A live aggregator in its own process, with open work, as a target.
 
 What it keeps is read from its SQLite file by other means than its own, so that "nothing has
 changed" does not rest on the code under test.

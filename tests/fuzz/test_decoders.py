@@ -1,4 +1,4 @@
-"""Whatever is read from a file, a database or the network: it raises what it says, and no more."""
+"""Decoders of files, databases and network data raise only their documented errors."""
 
 from __future__ import annotations
 

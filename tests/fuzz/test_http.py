@@ -1,4 +1,4 @@
-"""A short bombardment of a live server; the long one is ``python -m tests.fuzz.http``."""
+"""A short run of bad requests against a live server; ``python -m tests.fuzz.http`` is long."""
 
 from __future__ import annotations
 

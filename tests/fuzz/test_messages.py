@@ -1,4 +1,4 @@
-"""Messages out of damaged text: refused in one way, or taken and written again the same."""
+"""Damaged messages: refused in one way, or unchanged after a round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract, held to for a short while; longer with ``python -m tests.fuzz.openapi``."""
+"""A short conformance test; ``python -m tests.fuzz.openapi`` is longer."""
 
 from __future__ import annotations
 

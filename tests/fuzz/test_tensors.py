@@ -1,4 +1,4 @@
-"""Damaged files of tensors: refused in one way, or the library reads the same out of them."""
+"""Damaged files of tensors: refused in one way, or read like the library does."""
 
 from __future__ import annotations
 

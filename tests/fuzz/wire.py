@@ -1,4 +1,4 @@
-"""HTTP/1.1 by hand: any bytes out, an answer in."""
+"""HTTP/1.1 by hand: sends any bytes, reads an answer."""
 
 from __future__ import annotations
 

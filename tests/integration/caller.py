@@ -1,4 +1,4 @@
-"""Sends a real server anything, and reads what comes back."""
+"""Requests of any kind to a real server."""
 
 from __future__ import annotations
 

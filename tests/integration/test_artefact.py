@@ -1,4 +1,4 @@
-"""The prompt artefact: what is in it, what can be checked of it, and what it is good for."""
+"""The prompt artefact: its content, its verification, its use."""
 
 from __future__ import annotations
 

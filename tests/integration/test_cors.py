@@ -1,4 +1,4 @@
-"""Web pages as devices, over real HTTP: which answers a browser shares with a page."""
+"""Web pages as devices, over real HTTP: the answers that a browser shares with a page."""
 
 from __future__ import annotations
 

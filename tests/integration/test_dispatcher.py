@@ -1,4 +1,4 @@
-"""Replicas in one process, on a store that loses signals, fails and answers late when told to."""
+"""Replicas in one process, on a store that loses signals, fails and delays answers."""
 
 from __future__ import annotations
 

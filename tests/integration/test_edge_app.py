@@ -1,4 +1,4 @@
-"""The edge client as a part of an app: events, conditions, threads, and clean ends."""
+"""The edge client in an app: events, conditions, threads, shutdown."""
 
 from __future__ import annotations
 

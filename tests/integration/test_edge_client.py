@@ -1,4 +1,4 @@
-"""The edge client: its data, its hook, its own model, and its patience with servers."""
+"""The edge client: its data, its hooks, its own model, and its retries."""
 
 from __future__ import annotations
 

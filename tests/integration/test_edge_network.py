@@ -1,4 +1,4 @@
-"""The way from a device to its server: proxies, authorities, wrong clocks, hostile answers."""
+"""The network of a device: proxies, authorities, wrong clocks, hostile answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must not end an edge client, nor leave its device: odd rows, odd words, odd arguments."""
+"""Odd rows, texts and arguments neither end an edge client nor leave its device."""
 
 from __future__ import annotations
 

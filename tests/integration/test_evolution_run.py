@@ -1,4 +1,4 @@
-"""Evolution keeps a pool of prompts: it must reach the same state wherever ask and tell run."""
+"""Evolution reaches the same state wherever ask and tell run."""
 
 from __future__ import annotations
 

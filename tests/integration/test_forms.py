@@ -1,4 +1,4 @@
-"""Arrays over HTTP, as files of tensors: who speaks which form, and what holds in both."""
+"""Arrays over HTTP, as files of tensors: negotiation, and equality of both forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway: what is asked is leased before, charged once, and never forgotten."""
+"""The gateway: queries are leased before, charged once, and never lost."""
 
 from __future__ import annotations
 

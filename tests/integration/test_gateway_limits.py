@@ -1,4 +1,4 @@
-"""What a run's gateway policy allows, over real sockets; and that clients honour `Retry-After`."""
+"""A run's gateway policy, over real sockets; clients honour `Retry-After`."""
 
 from __future__ import annotations
 

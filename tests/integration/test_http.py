@@ -1,4 +1,4 @@
-"""The HTTP face: every refusal, the long poll, server-sent events, and what must never be told."""
+"""The HTTP API: every refusal, the long poll, server-sent events, secrets."""
 
 from __future__ import annotations
 

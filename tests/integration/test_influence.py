@@ -1,4 +1,4 @@
-"""Who lies is put out, and seen; who has given away enough is not asked again."""
+"""Attackers are quarantined and reported; clients without epsilon get no more work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be seen of a service from outside: figures, traces, log lines."""
+"""Observation of a service: metrics, traces, log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of the memory transport exist while they have work, and the run is the same."""
+"""Clients of the memory transport exist only while they have work; the run is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public face: a served run's methods, the admin client, what is not durable."""
+"""The public API: a served run's methods, the admin client, warnings about durability."""
 
 from __future__ import annotations
 

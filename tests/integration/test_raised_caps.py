@@ -1,4 +1,4 @@
-"""Caps that are raised while others raise them, and while devices work."""
+"""Concurrent raises of caps, while devices work."""
 
 from __future__ import annotations
 

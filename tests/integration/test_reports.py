@@ -1,4 +1,4 @@
-"""The report: what it says, that nothing in a run breaks out of it, that its programs run."""
+"""The report: its content, its escaping, its programs."""
 
 from __future__ import annotations
 

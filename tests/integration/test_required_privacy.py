@@ -1,4 +1,4 @@
-"""What a device requires of a run, and what it counts of its own epsilon."""
+"""A device's privacy requirements, and its own count of epsilon."""
 
 from __future__ import annotations
 

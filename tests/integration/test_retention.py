@@ -1,4 +1,4 @@
-"""Runs that are deleted, and what is removed by age."""
+"""Deletion of runs, and retention by age."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is concluded when a prompt moves to another model."""
+"""Conclusions about a prompt that moves to another model."""
 
 from __future__ import annotations
 

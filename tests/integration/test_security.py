@@ -1,4 +1,4 @@
-"""The aggregator facing strangers, over real HTTP: scopes, signatures, limits, and what leaks."""
+"""The aggregator and unknown callers, over real HTTP: scopes, signatures, limits, leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that sign, or show certificates, work on a run to its end."""
+"""Runs with devices that sign, or have certificates."""
 
 from __future__ import annotations
 

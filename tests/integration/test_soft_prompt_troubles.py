@@ -1,4 +1,4 @@
-"""Soft prompts among clients and servers that lie, die, are moved, or have other sizes."""
+"""Soft prompts with malicious, killed or moved clients and servers, and other sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods that tune vectors instead of words, through the same aggregator, clients and messages."""
+"""Methods that tune vectors, with the same aggregator, clients and messages."""
 
 from __future__ import annotations
 

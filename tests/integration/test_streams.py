@@ -1,4 +1,4 @@
-"""Long logs and many clients: told piece by piece, and counted without being read."""
+"""Long logs and many clients: streamed, and counted without being read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes long is done in other threads than the event loop's, one step of a run at a time."""
+"""Long work runs in threads, one step of a run at a time."""
 
 from __future__ import annotations
 

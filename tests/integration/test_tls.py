@@ -1,4 +1,4 @@
-"""https with real certificates and real connections: who is served, and what changes."""
+"""https with real certificates and connections: access, and reloaded certificates."""
 
 from __future__ import annotations
 

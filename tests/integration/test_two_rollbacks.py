@@ -1,4 +1,4 @@
-"""A rollback that meets another rollback."""
+"""Concurrent rollbacks."""
 
 from __future__ import annotations
 

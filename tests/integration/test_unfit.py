@@ -1,4 +1,4 @@
-"""Devices that do not fit a run: they do not end it, others take their places, people see why."""
+"""Devices that do not fit a run: the run continues with others, and users see the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that begin with a known prompt, or with what an earlier run came to."""
+"""Runs that start from a known prompt or an earlier run."""
 
 from __future__ import annotations
 

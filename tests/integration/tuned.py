@@ -1,4 +1,4 @@
-"""A small run, tuned in memory, to be reported on."""
+"""A small run, tuned in memory, for reports."""
 
 from __future__ import annotations
 

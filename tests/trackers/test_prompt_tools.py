@@ -1,4 +1,4 @@
-"""A prompt in the tools that teams keep prompts in, each with its real package.
+"""A prompt in the tools that store prompts, each with its real package.
 
 Run by scripts/test-trackers, which installs them.
 """

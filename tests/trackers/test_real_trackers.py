@@ -1,4 +1,4 @@
-"""Each tracker with its real package: what was written is read again by the package itself.
+"""Each tracker with its real package, which reads the data again.
 
 Run by scripts/test-trackers, which installs them.
 """

@@ -1,4 +1,4 @@
-"""docs/tutorials/companion-app.md, with a plug that is pulled and an app that is ended."""
+"""docs/tutorials/companion-app.md, with a lost connection and a killed app."""
 
 from __future__ import annotations
 

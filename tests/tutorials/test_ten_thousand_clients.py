@@ -1,4 +1,4 @@
-"""docs/tutorials/ten-thousand-clients.md, with all ten thousand of them."""
+"""docs/tutorials/ten-thousand-clients.md, with all ten thousand clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tutorial as its reader follows it: files are saved, commands typed, outputs compared."""
+"""Execution of a tutorial: files are saved, commands run, outputs compared."""
 
 from __future__ import annotations
 

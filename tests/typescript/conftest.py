@@ -1,4 +1,4 @@
-"""The package @fedone/edge, as scripts/test-typescript has built it."""
+"""The package @fedone/edge, built by scripts/test-typescript."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TypeScript on the pages compiles, against the package as it is built."""
+"""The TypeScript of the documentation compiles with the built package."""
 
 from __future__ import annotations
 

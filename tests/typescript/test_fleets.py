@@ -1,4 +1,4 @@
-"""Fleets of Python and TypeScript devices: with the same answers, a run ends at the same alpha."""
+"""Fleets of Python and TypeScript devices end a run at the same alpha with the same answers."""
 
 from __future__ import annotations
 

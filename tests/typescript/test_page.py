@@ -1,4 +1,4 @@
-"""A page in Chromium as a device: it enrols, continues after a reload, and its origin counts."""
+"""A page in Chromium as a device: it enrols, continues after a reload, and needs its origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Node devices against a real `fedone serve`: kills, restarts, and answers that are lost."""
+"""Node devices with a real `fedone serve`: kills, restarts, lost answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enrolment tokens and clients: who gets in, for how long, and who is shut out at once."""
+"""Enrolment tokens and clients: access, expiry, revocation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`auth` of CONFIG.yaml: what is allowed, and that no mistake shows a token."""
+"""`auth` of CONFIG.yaml: validation, without tokens in errors."""
 
 from __future__ import annotations
 

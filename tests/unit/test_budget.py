@@ -1,4 +1,4 @@
-"""Budgets: the arithmetic, and that no order of events spends or leases more than a cap."""
+"""Budgets: the arithmetic, and the caps under any order of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label bias: the grid, losses by class on it, and biases that are found without labels."""
+"""Label bias: the grid, losses by class on it, and biases found without labels."""
 
 from __future__ import annotations
 

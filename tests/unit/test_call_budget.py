@@ -1,4 +1,4 @@
-"""The purse: what a call may spend is set aside before, and nothing of it is lost or used twice."""
+"""The budget of a call: reserved before, and neither lost nor used twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for work, who is sent away, and that everybody has the same chance."""
+"""The client pool: admission, waits, and equal chances."""
 
 import heapq
 import random

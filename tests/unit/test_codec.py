@@ -1,4 +1,4 @@
-"""A run's state as bytes: whatever a state holds comes back exactly."""
+"""A run's state as bytes: an exact round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documentation is true: its files load, its programs run, its links lead somewhere."""
+"""The documentation is true: its files load, its programs run, its links work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no JSON body may be, whatever message it should have been."""
+"""JSON bodies that are refused for any message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as JSON and as files of tensors: the same message in both, refused for the same."""
+"""Messages as JSON and as files of tensors: equal, and refused alike."""
 
 from __future__ import annotations
 

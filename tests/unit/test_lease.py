@@ -1,4 +1,4 @@
-"""The time that a device has for its work, and how it is put off."""
+"""The deadline of a device's work, and its renewal."""
 
 from __future__ import annotations
 

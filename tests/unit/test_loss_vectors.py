@@ -1,4 +1,4 @@
-"""The wire vectors for losses and prompts: what clients in other languages compute too."""
+"""The wire vectors for losses and prompts, which clients in other languages share."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Metrics: against values worked out by hand, and scikit-learn where it is installed."""
+"""Metrics against values computed by hand, and scikit-learn if installed."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What commands print of texts that devices may have sent."""
+"""Printed texts that devices may have sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The noise that devices add, and what the accountant says of it."""
+"""The noise that devices add, and the accountant's epsilon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package shows: light imports, sorted and true `__all__`, light devices."""
+"""The package's public names, and the imports of a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed requests: the vectors for other languages, and everything that must be refused."""
+"""Signed requests: the vectors for other languages, and refused signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RUN.yaml: what it may say, and one clear line per mistake."""
+"""RUN.yaml: valid files, and one clear line per error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict: fair baselines, what the intervals say, and the sentence."""
+"""The verdict: fair baselines, intervals, and the sentence."""
 
 from __future__ import annotations
 

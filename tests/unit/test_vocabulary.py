@@ -1,4 +1,4 @@
-"""Vocabularies: validation, digests, and candidates that really come from the text."""
+"""Vocabularies: validation, digests, and candidates from the text."""
 
 import hashlib
 import json

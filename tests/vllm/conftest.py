@@ -1,4 +1,4 @@
-"""Real vLLM servers, started once per run of the tests and shared by all of them."""
+"""Real vLLM servers, started once per test run and shared."""
 
 from __future__ import annotations
 

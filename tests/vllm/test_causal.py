@@ -1,4 +1,4 @@
-"""`VllmBackend` on a real vLLM server with a causal model, against transformers on the same."""
+"""`VllmBackend` on a real vLLM server with a causal model, against transformers."""
 
 from __future__ import annotations
 

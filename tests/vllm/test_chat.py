@@ -1,4 +1,4 @@
-"""One instruct model behind four backends: its answers are the same."""
+"""One instruct model behind four backends gives the same answers."""
 
 from __future__ import annotations
 

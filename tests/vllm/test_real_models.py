@@ -1,4 +1,4 @@
-"""Whole runs on real language models: what tuning gains over no prompt, and whether caps hold.
+"""Whole runs on real language models: the gain over no prompt, and the caps.
 
 SST-2 on SmolLM2-135M-Instruct as a chat and on Gemma 3 270M as a template, both by llama.cpp in
 this process; and SmolLM2 again through llama.cpp's HTTP server and through a vLLM server. Each

@@ -1,4 +1,4 @@
-"""`fedone tune` on real vLLM servers: the whole job, and the bill next to the server's count."""
+"""`fedone tune` on real vLLM servers: whole runs, and the bill next to the server's count."""
 
 from __future__ import annotations
 

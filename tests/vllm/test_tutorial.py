@@ -1,4 +1,4 @@
-"""docs/tutorials/vllm.md on a real server, with the small RoBERTa in place of the hub's."""
+"""docs/tutorials/vllm.md on a real server, with the small RoBERTa instead of the hub's."""
 
 from __future__ import annotations
 

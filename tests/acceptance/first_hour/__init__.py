@@ -1,1 +1,1 @@
-"""The first hour of four users, with real processes: what they type, and the words they see."""
+"""The first hour of four users, with real processes: commands and output."""

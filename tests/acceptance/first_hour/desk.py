@@ -1,4 +1,4 @@
-"""What the four users have before them: rows, runs, and a server."""
+"""Files and servers of the four users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app developer: does my data fit, what does the log say, what if something is wrong."""
+"""An app developer: fit of the data, the log, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A platform engineer: will it start, which devices fit, what if the model is away, who may in."""
+"""A platform engineer: start, fitting devices, an unavailable model, access."""
 
 from __future__ import annotations
 

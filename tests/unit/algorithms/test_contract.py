@@ -1,4 +1,4 @@
-"""What every method of the registry promises."""
+"""The contract of every method of the registry."""
 
 from __future__ import annotations
 

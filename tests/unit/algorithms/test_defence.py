@@ -1,4 +1,4 @@
-"""The defences against lying clients, alone."""
+"""The defences against malicious clients, alone."""
 
 from __future__ import annotations
 

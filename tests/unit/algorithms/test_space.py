@@ -1,4 +1,4 @@
-"""Positions with candidates of their own: the mask of alpha, in every method over tokens."""
+"""Positions with their own candidates: the mask of alpha, in every method over tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's formulas against its own relations, and what the documentation says follows."""
+"""The paper's formulas: their relations, and the documentation's conclusions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that clients train: what the server starts from, and what it takes."""
+"""Parameters that clients train: the server's start, and accepted updates."""
 
 from __future__ import annotations
 

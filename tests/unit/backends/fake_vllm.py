@@ -1,4 +1,4 @@
-"""vLLM's dialect, spoken by a server in this process over a model that is a formula."""
+"""vLLM's HTTP API in this process, over a model that is a formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat tasks: frames of chat templates, and the token ids that come of them."""
+"""Chat tasks: frames of chat templates, and their token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same instruct model in llama.cpp and in transformers: its answers are the same.
+"""The same instruct model in llama.cpp and in transformers gives the same answers.
 
 The quick form of tests/vllm/test_chat.py, which also asks vLLM.
 """

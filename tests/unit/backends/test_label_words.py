@@ -1,4 +1,4 @@
-"""Label words that a model does not take."""
+"""Label words that a model does not accept."""
 
 from __future__ import annotations
 

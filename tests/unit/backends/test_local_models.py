@@ -1,4 +1,4 @@
-"""The catalogue of local models, and where their files lie."""
+"""The catalogue of local models, and the paths of their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions under a label bias: a task's own, or one that is found without labels."""
+"""Predictions under a label bias: the task's, or one found without labels."""
 
 from __future__ import annotations
 

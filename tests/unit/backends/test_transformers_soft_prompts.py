@@ -1,4 +1,4 @@
-"""Soft prompts of the transformers backend, against computations of their own."""
+"""Soft prompts of the transformers backend, against independent computations."""
 
 from __future__ import annotations
 

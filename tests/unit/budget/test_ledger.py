@@ -1,4 +1,4 @@
-"""Ledgers under many callers: what shares a transaction, what survives, and what it costs."""
+"""Ledgers under many callers: shared transactions, crashes, cost."""
 
 from __future__ import annotations
 

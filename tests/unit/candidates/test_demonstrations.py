@@ -1,4 +1,4 @@
-"""Blocks of solved examples: written as the template writes them, balanced, repeatable."""
+"""Blocks of solved examples: in the template's form, balanced, reproducible."""
 
 from __future__ import annotations
 

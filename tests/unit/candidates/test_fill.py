@@ -1,4 +1,4 @@
-"""Placeholders: what is replaced, what stays, and the space in front of a label word."""
+"""Placeholders: replacement, and the space before a label word."""
 
 from __future__ import annotations
 

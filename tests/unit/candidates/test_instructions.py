@@ -1,4 +1,4 @@
-"""Shipped instructions: enough, unique, filled, and in a form that stands in front of text."""
+"""Shipped instructions: enough, unique, filled, and fit to precede a text."""
 
 from __future__ import annotations
 

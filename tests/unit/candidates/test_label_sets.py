@@ -1,4 +1,4 @@
-"""Sets of label words: JSON candidates, shipped sets, and what is refused."""
+"""Sets of label words: JSON candidates, shipped sets, validation."""
 
 from __future__ import annotations
 

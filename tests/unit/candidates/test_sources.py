@@ -1,4 +1,4 @@
-"""What a run file says of the sources."""
+"""Sources of candidates in a run file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records that were never run."""
+"""Synthetic trial records."""
 
 from __future__ import annotations
 

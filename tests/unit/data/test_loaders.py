@@ -1,4 +1,4 @@
-"""Loaders: every format gives the same rows, every mistake is one clear line."""
+"""Loaders: every format gives the same rows, every error is one clear line."""
 
 import json
 import os

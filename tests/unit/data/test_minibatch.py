@@ -1,4 +1,4 @@
-"""The mini-batch draw: the wire vectors (made by a C program), and that it is uniform."""
+"""The mini-batch draw: the wire vectors (from a C program), and uniformity."""
 
 import json
 import math

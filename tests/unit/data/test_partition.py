@@ -1,4 +1,4 @@
-"""Partitions: exact where they promise it, and statistically where they are random."""
+"""Partitions: exact properties, and the statistics of random ones."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""A round machine to play with, checked at every step."""
+"""A round machine under test, checked at every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no order of events can break."""
+"""Invariants of any order of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How caps are raised."""
+"""Raises of caps."""
 
 from __future__ import annotations
 

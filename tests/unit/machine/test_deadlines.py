@@ -1,4 +1,4 @@
-"""Clients that are late, slow or silent."""
+"""Late, slow and silent clients."""
 
 from __future__ import annotations
 

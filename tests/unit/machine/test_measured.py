@@ -1,4 +1,4 @@
-"""Which prompt a point of the curve measures."""
+"""The prompt that a point of the curve measures."""
 
 from __future__ import annotations
 

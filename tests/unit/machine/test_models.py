@@ -1,4 +1,4 @@
-"""Which model scores a run whose devices have models of their own."""
+"""The model that scores a run whose devices have their own models."""
 
 from __future__ import annotations
 

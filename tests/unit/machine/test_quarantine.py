@@ -1,4 +1,4 @@
-"""Clients that get no more work."""
+"""Clients in quarantine."""
 
 from __future__ import annotations
 

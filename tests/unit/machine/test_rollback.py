@@ -1,4 +1,4 @@
-"""How a run is set back to an earlier round."""
+"""Rollbacks to an earlier round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of the machine: who works in them, and what alpha comes to."""
+"""Rounds of the machine: their clients, and the resulting alpha."""
 
 from __future__ import annotations
 

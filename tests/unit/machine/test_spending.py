@@ -1,4 +1,4 @@
-"""What the machine sets aside, charges and gives back."""
+"""Amounts that the machine reserves, charges and returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that fit no work of a run: they cost it nothing, and are not drawn again."""
+"""Clients that fit no work of a run cost nothing and are not drawn again."""
 
 from __future__ import annotations
 

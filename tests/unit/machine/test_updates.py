@@ -1,4 +1,4 @@
-"""Updates that the machine does not take."""
+"""Updates that the machine rejects."""
 
 from __future__ import annotations
 
