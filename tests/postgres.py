@@ -88,7 +88,7 @@ class Cluster:
         return self._server is not None
 
     def start(self) -> None:
-        """Starts the server, and returns when it can be asked."""
+        """Start the server, and return when it accepts connections."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": self.socket_folder,
@@ -227,7 +227,7 @@ def _unprivileged() -> pwd.struct_passwd:
 
 @contextmanager
 def cluster(*, fsync: bool = True) -> Iterator[Cluster]:
-    """A running cluster, gone afterwards; a skip where PostgreSQL is missing, but not in CI."""
+    """A running cluster, removed afterwards; a skip without PostgreSQL, except in CI."""
     binaries = find_binaries()
     if binaries is None:
         reason = "PostgreSQL is not installed: no initdb in PATH or /usr/lib/postgresql/*/bin"

@@ -47,7 +47,7 @@ def spec_of(exchange: str, *, cap: int, rounds: int) -> RunSpec:
 
 
 class Mortal(SqlStore):
-    """A store whose process may die: from then on nothing reaches the file."""
+    """A store whose process may die; afterwards nothing reaches the file."""
 
     dead = False
 

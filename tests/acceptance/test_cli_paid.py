@@ -112,7 +112,7 @@ def told(err: str) -> list[str]:
 
 
 def refused(err: str) -> str:
-    """The one line that says why the run is paused."""
+    """The line with the reason of the pause."""
     lines = [line for line in err.splitlines() if line.startswith("paused: ")]
     assert len(lines) == 1
     assert "Traceback" not in err

@@ -129,7 +129,7 @@ async def _check(trials: Iterable[dict[str, Any]]) -> None:
 
 
 def test_trials_of_a_seed_see_the_same(compare: Fedone, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same rows in the same mini-batches, whichever method asks about them."""
+    """The same rows in the same mini-batches for every method."""
     from fedone_sdk.comparison import recorder
 
     texts = [str(row["text"]) for row in load_examples("train.jsonl")]
@@ -183,7 +183,7 @@ def test_the_same_command_continues(compare: Fedone) -> None:
 def test_a_process_that_ends_costs_no_trial(
     compare: Fedone, folder: Path, number: signal.Signals
 ) -> None:
-    """What it had finished stays, and what it had paid for is not asked again."""
+    """Finished trials stay, and paid queries are not repeated."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "fedone_sdk.cli", "compare", "run.yaml", "--seeds", "2"]
     file = folder / ".fedone" / "tiny.compare" / "trials.jsonl"

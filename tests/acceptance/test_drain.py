@@ -71,7 +71,7 @@ class Served:
             return response.status, await response.text(), response.headers
 
     async def device(self, run_id: str) -> None:
-        """Works until the server is gone."""
+        """Work until the server has stopped."""
         _, text, _ = await self.call("POST", "/v1/clients", {}, TOKEN)
         credential = json.loads(text)["credential"]
         try:
@@ -179,7 +179,7 @@ async def until(true: Any, served: Served) -> None:
 
 
 async def test_no_pending_call_is_lost(tmp_path: Path) -> None:
-    """Calls of the model take a while: those under way are answered, others wait in vain."""
+    """Model calls are slow: pending ones are answered, others are not."""
     async with serving(tmp_path, num_runs=4, notice_s=2) as served:
         devices = [asyncio.create_task(served.device(f"run{number % 4}")) for number in range(12)]
         stream = asyncio.create_task(served.call("GET", "/v1/runs/run0/events", token=ADMIN))

@@ -84,7 +84,7 @@ async def printed(process: asyncio.subprocess.Process, wanted: str) -> str:
 
 
 def texts(model: ScriptedBackend) -> set[str]:
-    """The text fields that the model was asked about."""
+    """The text fields of the model's queries."""
     parts = (part for query in model.asked for parts in query.inputs for part in parts)
     return {part.text for part in parts if part.kind == "field"}
 
@@ -189,7 +189,7 @@ async def test_thread_app_gets_the_error(tmp_path: Path) -> None:
 
 
 async def test_aiohttp_app(tmp_path: Path) -> None:
-    """What a user says over HTTP is in the app's next work; the app outlives the runs."""
+    """A user's text sent over HTTP is in the app's next work; the app outlives the runs."""
     write(tmp_path / "rows.jsonl")
     arrived = asyncio.Event()
     app = f"http://127.0.0.1:{(port := free_port())}"
@@ -230,7 +230,7 @@ async def test_aiohttp_app(tmp_path: Path) -> None:
 
 
 async def test_aiohttp_app_ends_during_work(tmp_path: Path) -> None:
-    """The app does not wait for the model longer than it says; its work is kept."""
+    """The app waits for the model at most for its timeout; its work is kept."""
     write(tmp_path / "rows.jsonl")
     never = asyncio.Event()
     asked = asyncio.Event()
@@ -386,7 +386,7 @@ async def mosquitto(folder: Path, port: int) -> AsyncIterator[None]:
 
 
 async def test_mqtt_gateway(tmp_path: Path) -> None:
-    """Thirty sensors, one client: all are heard, none drowns the others, no name leaves."""
+    """Thirty sensors, one client: all contribute equally, and no name is sent."""
     aiomqtt = pytest.importorskip("aiomqtt")
     port = free_port()
     model = ScriptedBackend()
@@ -487,7 +487,7 @@ def test_the_stdlib_client_declines_refused_work(
     capsys: pytest.CaptureFixture[str],
     refused: str,
 ) -> None:
-    """And waits: a loop without a pause would ask a hundred times a second."""
+    """It waits: a loop without a pause would send a hundred requests per second."""
     write(tmp_path / "rows.jsonl")
     module = loaded("stdlib_client.py")
     run = {

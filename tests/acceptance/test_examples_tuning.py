@@ -85,7 +85,7 @@ async def serving(service: Ranking) -> AsyncIterator[str]:
 
 
 async def test_own_backend(tmp_path: Path) -> None:
-    """The wrappers do the rest: busy answers are asked again, and each request is counted."""
+    """The wrappers repeat requests that get a busy answer, and count each request."""
     service = Ranking()
     async with asyncio.timeout(60), serving(service) as url:
         out = await output(
@@ -102,7 +102,7 @@ async def test_own_backend(tmp_path: Path) -> None:
 
 
 async def test_own_algorithm(tmp_path: Path) -> None:
-    """It runs on the embedded model, twice to the same numbers, and what it says is true."""
+    """It runs on the embedded model, reproducibly, and its output is true."""
     async with asyncio.timeout(120):
         out = await output(EXAMPLES / "own_algorithm.py", folder=tmp_path)
     ours, theirs = out.splitlines()

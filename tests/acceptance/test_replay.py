@@ -274,7 +274,7 @@ def test_whatever_happens(
     server: str,
     cap: int | None,
 ) -> None:
-    """Lost seats, work given back, stops, rollbacks, a cap that ends the run during a round."""
+    """Lost seats, declined work, stops, rollbacks, a cap that ends the run during a round."""
     spec = spec_of(
         method={"optimizer": "adamw", "local_steps": local_steps, "learning_rate": 0.1},
         exchange=exchange,
@@ -776,7 +776,7 @@ class TestCommands:
 
 
 async def test_a_run_moves_between_servers() -> None:
-    """Over HTTP, as the commands ask."""
+    """Over HTTP, as the commands do."""
     backend = ScriptedBackend()
     async with (
         Aggregator(backend=backend, enrolment_tokens=["t"], admin_token="a") as here,

@@ -51,7 +51,7 @@ async def looks(page: Page) -> AsyncIterator[Look]:
 
 
 async def violations(page: Page, **options: object) -> list[Violation]:
-    """What axe-core says of a page as it is shown now, under more of its options."""
+    """Findings of axe-core on the current page, with more of its options."""
     results = await Axe().run(page, options={"resultTypes": ["violations"], **options})
     return [
         Violation(found["impact"], found["id"], node["html"], node["failureSummary"])

@@ -208,7 +208,7 @@ class Stage:
             await client.run_forever()
 
     async def rest(self) -> None:
-        """Returns when all devices have gone home, as they do when all runs have ended."""
+        """Return when all devices have exited, as they do when all runs have ended."""
         async with asyncio.timeout(60):
             await asyncio.gather(*self._devices)
 

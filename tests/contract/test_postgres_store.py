@@ -522,7 +522,7 @@ class Proxy:
 
 
 class TestLostAnswers:
-    """A commit whose connection breaks has happened or not; the store finds out which."""
+    """The store finds out whether a commit with a broken connection was stored."""
 
     @pytest.fixture
     async def proxy(self, postgres: Cluster) -> AsyncIterator[Proxy]:

@@ -66,7 +66,7 @@ class TestRuns:
         assert await store.deleted("run-1") is None
 
     async def test_it_comes_back_as_it_was_and_not_as_it_was_before(self, store: Store) -> None:
-        """What it had spent since would be forgotten."""
+        """Its spending since then would be lost."""
         await fill(store)
         early = await store.snapshot("run-1")
         await store.commit("run-1", 1, Commit(document="2"))

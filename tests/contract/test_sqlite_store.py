@@ -181,7 +181,7 @@ class TestFile:
 
 
 class TestOneServer:
-    """Two servers on one file would each think that they alone know its runs."""
+    """Two servers on one file would each assume to be the only one."""
 
     async def test_a_second_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
@@ -376,7 +376,7 @@ def transactions(store: SqlStore) -> Iterator[list[None]]:
 
 
 def commit_and_be_killed(path: Path, meanwhile: Callable[[Path], None] = Path.stat) -> None:
-    """20 commits in another process, which is killed as soon as it has said so."""
+    """20 commits in another process, which is killed once it has reported them."""
     script = (
         "import asyncio, sys\n"
         "from fedone_sdk.stores import *\n"

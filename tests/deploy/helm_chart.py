@@ -219,6 +219,6 @@ def render(
 
 
 def notes(values: Mapping[str, Any]) -> str:
-    """What `helm install` tells."""
+    """The output of `helm install`."""
     with helm.Chart.load(CHART) as chart:
         return chart.render(dict(values), name="fedone")["fedone/templates/NOTES.txt"]

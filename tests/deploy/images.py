@@ -97,7 +97,7 @@ class Image:
 
 
 def build(name: str, folder: Path) -> Image:
-    """Does what a Containerfile says, instruction by instruction, below a folder."""
+    """Execute a Containerfile, instruction by instruction, below a folder."""
     _, first, last = stages(CONTAINERS / f"{name}.Containerfile")
     _build_stage(first, folder)
     environment: dict[str, str] = {"PATH": "/usr/bin:/bin"}

@@ -144,7 +144,7 @@ def test_probes_ask_the_programs_own_paths(case: str) -> None:
 
 
 def _let_in(manifests: Manifests, component: str) -> list[tuple[set[str] | None, set[int]]]:
-    """Who may reach a component's pods at which ports: components; None is everybody."""
+    """The components that may reach a component's pods, by port; None is all."""
     (policy,) = (
         policy
         for policy in manifests.of_kind("NetworkPolicy")

@@ -78,7 +78,7 @@ def database(postgres: Cluster) -> Iterator[str]:
 
 
 def ready(pod: Pod) -> bool:
-    """The readiness probe, as the kubelet asks it."""
+    """The readiness probe, as the kubelet sends it."""
     container = pod.spec["containers"][0]
     probe = container["readinessProbe"]["httpGet"]
     (port,) = (p["containerPort"] for p in container["ports"] if p["name"] == probe["port"])

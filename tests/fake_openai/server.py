@@ -370,7 +370,7 @@ class FakeOpenAI:
         return {"content": [{**first, "top_logprobs": rows}], "refusal": None}
 
     def _admit(self, num_tokens: int) -> dict[str, str]:
-        """Counts a request against the limits of this server, and says what is left of them."""
+        """Count a request against the limits of this server, and return what is left of them."""
         now = asyncio.get_running_loop().time()
         while self._window and self._window[0][0] <= now - 60:
             self._window.popleft()

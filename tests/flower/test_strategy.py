@@ -46,7 +46,7 @@ flwr = pytest.importorskip(
 
 @pytest.fixture(autouse=True)
 def _task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a process of Flower's, which knows the task that it is for."""
+    """As a process of Flower, which has the id of its task."""
     from flwr.supercore.task_identity import TaskIdentity
 
     for name in ("_run_id", "_node_id", "_task_id"):

@@ -291,7 +291,7 @@ def _parses(parse: Callable[[bytes], object]) -> Callable[[bytes], bool]:
 
 
 class _Messages:
-    """Messages with something wrong, sent by who may send the right ones."""
+    """Invalid messages from callers that may send valid ones."""
 
     def __init__(self, found: Target) -> None:
         holders = found.holders()
@@ -510,7 +510,7 @@ class _Heads:
 
 
 class _Framing:
-    """Lengths and chunks that lie, and several requests in one breath."""
+    """False lengths and chunks, and pipelined requests."""
 
     def __init__(self, found: Target) -> None:
         self._device = found.holders()[0]
@@ -680,7 +680,7 @@ class _Paths:
 
 
 class _Strangers:
-    """Good requests from those who may not make them."""
+    """Valid requests from callers without the permission."""
 
     def __init__(self, found: Target) -> None:
         self._found = found

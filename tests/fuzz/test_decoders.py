@@ -64,7 +64,7 @@ ANSWER = Answer(
 
 
 def sealed(payload: bytes) -> bytes:
-    """A payload with the digest that belongs to it, so that what lies behind is read."""
+    """A payload with its correct digest, so that its content is read."""
     return hashlib.sha256(payload).digest() + payload
 
 

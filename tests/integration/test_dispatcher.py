@@ -87,7 +87,7 @@ class Shared(MemoryStore):
         hub.stores.append(self)
 
     async def open(self) -> None:
-        """Stays who it is."""
+        """It keeps its identity."""
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         if self.broken == "early":
@@ -178,7 +178,7 @@ async def update(service: Service, client: ClientRecord, work: LossesAssignment)
 
 class TestSignals:
     async def test_a_seat_without_a_signal_is_found(self) -> None:
-        """The one who offered it dies before it has told; then another tells of what follows."""
+        """The offering replica exits before its signal; then another signals the next event."""
         hub = Hub()
         async with serving(hub.store(), hub.store()) as (one, two):
             await one.add_run(spec_of(clients_per_round=2), WORDS)
@@ -425,7 +425,7 @@ class TestHangUps:
     async def test_a_client_that_disconnects_while_it_joins_has_joined(
         self, tmp_path: Path
     ) -> None:
-        """Who is drawn from must be the same after a crash."""
+        """The clients of a draw must be the same after a crash."""
 
         class Slow(SqlStore):
             async def join(self, member: Member, signals: Sequence[str] = ()) -> None:

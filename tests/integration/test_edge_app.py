@@ -121,7 +121,7 @@ class TestEvents:
 
 
 class Flaky(MemoryTransport):
-    """Cannot be reached while `away` says so."""
+    """Unreachable while `away` is set."""
 
     away: Callable[[], bool]
 
@@ -169,7 +169,7 @@ class TestOffline:
 
     @on_virtual_time
     async def test_the_server_sends_a_retry_after(self) -> None:
-        """Pace steering: an idle device of a large fleet asks again after many minutes."""
+        """Pace steering: an idle device of a large fleet returns after many minutes."""
         asked: list[float] = []
 
         class Pacing(MemoryTransport):

@@ -229,7 +229,7 @@ class TestBeforeSend:
 
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     async def test_vetoes_many(self, exchange: str) -> None:
-        """Under 80 % scored the work is given back before anything is asked."""
+        """If fewer than 80 % can be scored, the work is declined before any query."""
         backend = ScriptedBackend()
 
         async def veto(text: str) -> str | None:
@@ -335,7 +335,7 @@ class TestFailedInputs:
 
 
 class Buggy(ScriptedBackend):
-    """A model of an app's own with a bug in one of its methods, until it is mended."""
+    """An app's model with a bug in one of its methods, until it is fixed."""
 
     def __init__(self, where: str, after: int = 0) -> None:
         super().__init__()
@@ -397,7 +397,7 @@ class TestOwnBackend:
         assert (state.status, state.account.spent.queries) == ("budget_exhausted", 8)
 
     async def test_the_server_s_model_is_not_paid_for(self) -> None:
-        """A device that is trusted says what its own model cost."""
+        """A trusted device reports the cost of its own model."""
         own, other = ScriptedBackend(), ScriptedBackend()
         spec = spec_of(participation={"trusted_clients": True})
         async with (
@@ -649,7 +649,7 @@ class TestOutages:
             assert run_of(service).state.round == 0
 
     async def test_a_server_without_its_clients(self, tmp_path: Path) -> None:
-        """It enrols again with its token, and without one it says so."""
+        """It enrols again with its token, and reports an error without one."""
         state = tmp_path / "state"
         async with serving() as service, client_of(service, state_dir=state) as client:
             assert (await client.run_once()).outcome == "worked"
@@ -766,7 +766,7 @@ class TestState:
         ids=range(8),
     )
     async def test_a_damaged_identity_is_put_aside(self, tmp_path: Path, content: str) -> None:
-        """The device enrols again; what was there is kept for a person to look at."""
+        """The device enrols again; the damaged file is kept for inspection."""
         folder = folder_of(tmp_path)
         (folder / "identity.json").write_text(content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:

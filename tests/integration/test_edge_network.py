@@ -96,7 +96,7 @@ class Authority:
 
 
 class HttpProxy:
-    """A proxy that asks for a password: tunnels (CONNECT), and forwards plain requests."""
+    """A proxy with a password: it tunnels (CONNECT), and forwards plain requests."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -283,7 +283,7 @@ class TestProxy:
 class TestSigning:
     @pytest.mark.parametrize("skew_s", [0, -86_400 * 365, 86_400])
     async def test_a_wrong_clock_corrects_itself(self, skew_s: float) -> None:
-        """Nothing but signatures goes by the device's clock, and they take the server's time."""
+        """Only signatures use the device's clock, and they are corrected by the server's time."""
         import time
 
         async with aggregator(require_signatures=True) as (served, url):

@@ -108,7 +108,7 @@ async def test_a_plan_counts_the_parts(exchange: Any) -> None:
 async def test_through_the_gateway(
     tmp_path: Path, exchange: str, local_steps: int, answered: bool
 ) -> None:
-    """Dying at each request in turn, it asks each but once, and the run is the same."""
+    """Killed at each request in turn, it sends each only once, and the run is the same."""
     spec = spec_of(exchange, rounds=2, local_steps=local_steps)
     num_parts = len(cuts(NUM_SAMPLES, BATCH_SIZE)) * local_steps
     assert num_parts == 3 * local_steps
@@ -147,7 +147,7 @@ def folder_name(state: Path) -> str:
 async def test_with_its_own_model(
     tmp_path: Path, exchange: str, local_steps: int, answered_before: int
 ) -> None:
-    """Only what was under way when the device died is asked again, and it counts twice."""
+    """Only queries that were pending at the kill are repeated, and they count twice."""
     spec = spec_of(exchange, local_steps=local_steps)
     async with serving(spec, None) as service:
         async with client_of(service, None, backend=ScriptedBackend()) as client:
@@ -173,7 +173,7 @@ async def test_with_its_own_model(
 
 
 async def died_after(answers: int, service: Service, folder: Path) -> ScriptedBackend:
-    """A device whose own model answers so many queries and no more, until the device dies."""
+    """A device whose own model answers a number of queries, until the device is killed."""
     reached = asyncio.Event()
 
     async def hangs(query: Query) -> None:
@@ -218,7 +218,7 @@ def _wrong(content: bytes) -> bytes:
 
 
 def _nan(content: bytes) -> bytes:
-    """As an older version kept the answer of a model that has gone wrong."""
+    """As an older version stored the answer of a broken model."""
     return re.sub(rb'("row": \[)[^,]+', rb"\1NaN", content, count=1)
 
 
@@ -228,7 +228,7 @@ def _deep(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [_cut, _foreign, _wrong, _nan, _deep, lambda content: b""])
 async def test_a_damaged_journal(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    """It costs requests, never the device's life; the server knows them and counts them once."""
+    """It costs requests and never ends the device; the server counts them once."""
     spec, backend = spec_of("losses"), ScriptedBackend()
     async with serving(spec, backend) as service:
         await died_amid(service, tmp_path)
@@ -258,7 +258,7 @@ async def test_losses_on_other_examples_do_not_mix(tmp_path: Path) -> None:
 
 
 async def test_another_model_than_before(tmp_path: Path) -> None:
-    """Scores of two models are never mixed: the work is given back, with what it has cost."""
+    """Scores of two models are never mixed: the work is declined, with its cost."""
     declined: list[Decline] = []
 
     class Watched(MemoryTransport):
@@ -280,7 +280,7 @@ async def test_another_model_than_before(tmp_path: Path) -> None:
 
 
 async def test_work_that_cannot_go_on_after_a_restart(tmp_path: Path) -> None:
-    """The examples are gone: the server still learns what was spent."""
+    """The examples are gone: the cost is still reported to the server."""
     spec = spec_of("losses")
     async with serving(spec, None) as service:
         await died_after(5, service, tmp_path)
@@ -353,7 +353,7 @@ class TestPrivacy:
         assert all(value != 0.05 for value in values)
 
     async def test_a_restart_draws_no_new_noise(self, tmp_path: Path) -> None:
-        """What the second step asks depends on the noise of the first: it is the same again."""
+        """The queries of the second step depend on the noise of the first: they are reproduced."""
         document = spec_of("alpha", local_steps=2).model_dump(mode="json")
         noise = {"clip": 1.0, "noise_multiplier": 100.0}
         spec = RunSpec.model_validate({**document, "privacy": noise})

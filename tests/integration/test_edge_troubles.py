@@ -99,7 +99,7 @@ def itself() -> dict[Any, Any]:
 async def test_a_model_that_has_gone_wrong(
     tmp_path: Path, row: tuple[float, ...], told: str
 ) -> None:
-    """One line says it; what is no number is not kept, and the next model finds all in order."""
+    """One log line; the invalid number is not stored, and the next model works."""
     wrong = ScriptedBackend(lambda inputs, words: row)
     async with serving() as service:
         with capture_logs() as logs:
@@ -400,7 +400,7 @@ class TestRetryAfter:
 
     @on_virtual_time
     async def test_the_work_is_kept_meanwhile(self) -> None:
-        """The gateway's model says when it can be asked again: that is no reason to give up."""
+        """The gateway's model sends a retry-after: the device keeps its work."""
         kinds: list[str] = []
 
         def gate(query: Query) -> None:

@@ -98,7 +98,7 @@ async def test_the_numbers_are_right() -> None:
 
 
 async def test_the_result_has_a_verdict() -> None:
-    """Also where another process measured no prompt; nothing is asked for it."""
+    """Also if another process measured no prompt; no query is sent for it."""
     store, backend = MemoryStore(), ScriptedBackend()
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)

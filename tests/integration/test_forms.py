@@ -407,7 +407,7 @@ class TestServer:
         assert same_work(decode(ASSIGNMENT.validate_json, content, TENSORS), server.work)
 
     async def test_a_renewal_carries_no_arrays(self, server: Server) -> None:
-        """An older client asks for tensors, and leaves the answer alone."""
+        """An older client accepts tensors, and ignores the answer."""
         async with server.session.post(
             f"{server.url}/v1/assignments/{server.work.assignment_id}/renew",
             headers={"Authorization": f"Bearer {server.credential}", "Accept": TENSORS},

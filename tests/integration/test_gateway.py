@@ -185,7 +185,7 @@ async def turns(count: int = 30) -> None:
 
 
 async def hang_up(device: Device, held: Held) -> None:
-    """A call is under way when its device goes away, and ends without it."""
+    """A call is pending when its device disconnects, and completes without it."""
     gone = asyncio.create_task(device.score())
     await turns()
     gone.cancel()
@@ -482,7 +482,7 @@ class TestOutages:
 
 
 async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
-    """A device over HTTP asks once a turn, gives the work back, and the run pauses."""
+    """A device over HTTP sends one request per turn, declines the work, and the run pauses."""
     backend = ScriptedBackend(gate=Bug(1000))
     data = [{"text": f"text {n}", "label": n % 2} for n in range(5)]
     spec = spec_of(budget={"requests": 100})

@@ -494,7 +494,7 @@ class TestMachines:
                 assert alive.status == 200
 
     async def test_an_unqueried_model(self) -> None:
-        """Its breaker is open: people and updates are served, and the answer says it."""
+        """Its breaker is open: users and updates are served, and the answer reports it."""
 
         class Down(ScriptedBackend):
             async def score(self, query: Query) -> Answer:

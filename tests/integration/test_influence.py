@@ -171,7 +171,7 @@ async def test_the_report_has_the_epsilon_of_the_noise(exchange: str, target: st
 async def test_a_run_whose_devices_have_spent_their_epsilon_ends(
     exchange: str, target: str
 ) -> None:
-    """Two rounds each, then no client is left: the run says so and ends."""
+    """Two rounds each, then no client is left: the run reports it and ends."""
     result = await noised(exchange, target, 50, max_epsilon=3.0)
     assert result.status == "stopped"
     assert result.reason is not None

@@ -429,7 +429,7 @@ class TestGateway:
 
     @pytest.mark.parametrize("gateway", [True, False])
     async def test_a_text_is_no_longer_than_a_message_may_carry(self, gateway: bool) -> None:
-        """And the same text is scored, wherever the model is asked."""
+        """The same text is scored, wherever the model runs."""
         model = ScriptedBackend(write=lambda *_: "x" * (MAX_WRITTEN_CHARS + 1))
         lengths = set()
 
@@ -500,7 +500,7 @@ class TestEvaluation:
         ],
     )
     async def test_a_broken_score_function_pauses_the_run(self, score: Any, told: str) -> None:
-        """It will not get better by asking more, and what was asked is charged."""
+        """More queries would not help, and those that were sent are charged."""
 
         def only_on_dev(generated: str, example: Example) -> float:
             if example["text"].startswith("dev"):

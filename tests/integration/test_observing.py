@@ -284,7 +284,7 @@ def answered_id(span: ReadableSpan) -> int:
 
 
 async def test_log_lines() -> None:
-    """Each line says which request, run, round and client it is about, and never a secret."""
+    """Each line has its request, run, round and client, and never a secret."""
     lines: list[dict[str, Any]] = []
 
     def keep(_: Any, __: str, event: dict[str, Any]) -> str:

@@ -80,7 +80,7 @@ class Model:
 
 
 class Checked(ScriptedBackend):
-    """Fails its check, too, while its model does; says what it can do only then."""
+    """Fails its check, too, while its model fails; reports its capabilities afterwards."""
 
     def __init__(self, model: Model, **options: Any) -> None:
         super().__init__(gate=model.gate, **options)
@@ -154,7 +154,7 @@ async def train(service: Service, run: ServedRun) -> None:
 
 class TestWork:
     async def test_it_is_kept_and_paid_answers_are_used(self) -> None:
-        """One query of four fails: after the resume only what failed or waited is asked."""
+        """One query of four fails: after the resume only the failed and waiting ones are sent."""
         model = Model()
         model.fails, model.hits = REVOKED, lambda query: len(model.answered) == 2
         async with serving(backend=CachedBackend(ScriptedBackend(gate=model.gate))) as service:

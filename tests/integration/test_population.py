@@ -268,7 +268,7 @@ class TestFaults:
 
     @on_virtual_time
     async def test_all_still_wait_after_hours(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A pool forgets who is not heard of: a population says again that it waits."""
+        """A pool drops clients without requests: a population renews its membership."""
         clock_of_the_loop(monkeypatch)
         federation = federation_of(rounds=6, deadline_s=86_400)
         quick, slow = await run(federation), Seen()
@@ -333,7 +333,7 @@ class TestStored:
         assert losses[0] == losses[1]
 
     async def test_folders_of_another_store(self, tmp_path: Path) -> None:
-        """Clients whose identity is not known here enrol again."""
+        """Clients with an unknown identity enrol again."""
         federation = federation_of(clients=2, rounds=4)
         first = await run(federation, state_dir=tmp_path)
         again = await run(federation, state_dir=tmp_path)
@@ -372,7 +372,7 @@ async def test_a_stop_during_queries_costs_their_cost(
 
 
 async def test_a_gathered_client_that_was_revoked(tmp_path: Path) -> None:
-    """It gets no seat, though it is said to wait."""
+    """It gets no seat, although it is registered as waiting."""
     store = MemoryStore()
     federation = federation_of(clients=3, rounds=9, min_clients=2)
     stop = asyncio.Event()

@@ -301,7 +301,7 @@ async def test_the_same_run_gives_the_same_report() -> None:
 
 
 async def run_program(code: str, texts: list[str], folder: Path) -> list[str | None]:
-    """Runs a report's program as its reader would: saved, and asked about some texts."""
+    """Run a report's program as its reader would: saved, and called with some texts."""
     calls = f"import json\nprint(json.dumps([ask(text=text) for text in {texts!r}]))\n"
     (folder / "program.py").write_text(f"{code}\n{calls}", encoding="utf-8")
     process = await asyncio.create_subprocess_exec(

@@ -41,7 +41,7 @@ def noisy(
 
 
 def epsilon_of(*multipliers: float, delta: float = 1e-5) -> float:
-    """By the library's own composition, which knows nothing of the device's shortcut."""
+    """By the library's own composition, independent of the device's shortcut."""
     accountant = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-3)
     for multiplier in multipliers:
         accountant.compose(dp_accounting.GaussianDpEvent(multiplier))

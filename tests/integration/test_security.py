@@ -203,7 +203,7 @@ WHOLE = BackendBlocked(
 
 
 class TestReasons:
-    """A provider quotes what it was sent, and says where: that is for those who run the model."""
+    """A provider quotes what it was sent: only operators may see it."""
 
     @contextlib.asynccontextmanager
     async def paused(self, failure: Exception) -> AsyncIterator[tuple[Server, str]]:
@@ -266,7 +266,7 @@ class TestReasons:
                 assert JANE not in text
 
     async def test_a_model_that_cannot_be_looked_at(self) -> None:
-        """A run that was taken up meanwhile tells a device that asks for work no more."""
+        """A run that was loaded meanwhile does not change the answer to a claim."""
         store = MemoryStore()
         async with serving(store=store) as server:
             _, credential = await server.enrol(ACME)

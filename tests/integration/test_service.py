@@ -375,7 +375,7 @@ class TestRuns:
                     await other
 
     async def test_a_stored_run_keeps_its_initial_default(self) -> None:
-        """Runs that were stored when ``aggregation`` was ``examples`` where nothing was said."""
+        """Runs that were stored when the default of ``aggregation`` was ``examples``."""
         store = MemoryStore()
         two = {"clients_per_round": 2}
         async with serving(store=store) as service:

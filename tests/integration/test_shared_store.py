@@ -232,7 +232,7 @@ class _Shared(MemoryStore):
 
 
 async def test_a_rollback_drops_work_that_finished_during_the_lookup() -> None:
-    """A client whose first work came meanwhile begins from nothing, as in a replay of the log."""
+    """A client whose first work came meanwhile starts from nothing, as in a replay."""
     store = MemoryStore()
     spec = spec_of(min_clients=1)
     method = spec.method.model_copy(update={"optimizer": "adamw"})

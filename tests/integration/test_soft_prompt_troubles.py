@@ -107,7 +107,7 @@ class Trains:
 
 
 class Lying(MemoryTransport):
-    """A server whose assignments or tasks are not what they should be."""
+    """A server with invalid assignments or tasks."""
 
     def __init__(
         self,

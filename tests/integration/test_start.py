@@ -176,7 +176,7 @@ class TestWhoWaits:
     async def test_a_draw_at_a_start_includes_all_waiting_clients(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A vacant seat may be given away as soon as what was under way is taken up."""
+        """A vacant seat may be assigned once the pending work is restored."""
         store, claim = Counting(), Claim(num_examples=5, wait_s=0)
         async with serving(store) as service:
             run = await service.add_run(spec_of("live"), WORDS)

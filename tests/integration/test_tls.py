@@ -248,7 +248,7 @@ class TestDevicesWithCertificates:
 def greet(
     url: str, trust: ssl.SSLContext, session: ssl.SSLSession | None
 ) -> tuple[bool | None, ssl.SSLSession]:
-    """Asks over a connection that takes up an earlier session, if there is one."""
+    """Send a request over a connection that resumes an earlier session, if there is one."""
     port = int(url.rpartition(":")[2])
     with (
         socket.create_connection(("127.0.0.1", port)) as plain,

@@ -64,7 +64,7 @@ async def test_its_counters_are_added_once(away: str) -> None:
 
 
 async def test_a_run_that_others_moved_on_counts_nothing_twice() -> None:
-    """Whose commit it was cannot be told any more."""
+    """The author of the commit can no longer be determined."""
     store = Vague()
     served = Service(store=store, clock=ManualClock(), authority=Authority(), backend=None)
     await served.start()

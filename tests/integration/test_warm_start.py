@@ -36,7 +36,7 @@ def spec_of(method: dict[str, Any], exchange: str, start: object) -> RunSpec:
 
 
 def better(inputs: Rendered, words: tuple[str, ...]) -> tuple[float, ...] | None:
-    """A model that knows the label only when it is asked with the text."""
+    """A model whose answer depends on the label only if the text is present."""
     text = "".join(part.text for part in inputs)
     if text.startswith(TEXT):
         return (-0.1, -3.0) if "bad" in text else (-3.0, -0.1)

@@ -41,7 +41,7 @@ START_S = 120
 
 @asynccontextmanager
 async def proxied(upstream: str, folder: Path) -> AsyncIterator[str]:
-    """The base URL of a proxy that asks `upstream` for its model ``fake``."""
+    """The base URL of a proxy in front of `upstream`'s model ``fake``."""
     config = folder / "config.yaml"
     # As docs/backends/litellm.md has it.
     config.write_text(

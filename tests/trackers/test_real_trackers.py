@@ -167,7 +167,7 @@ async def test_dspy_loads_the_prompt(tmp_path: Path) -> None:
     assert artefact.prompt.text.strip() in program.signature.instructions
 
     class Model(dspy.LM):
-        """Answers in DSPy's own form, and keeps what it was asked."""
+        """Answer in DSPy's own form, and keep the requests."""
 
         def __init__(self) -> None:
             super().__init__("ours")

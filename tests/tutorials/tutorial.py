@@ -88,7 +88,7 @@ class Tutorial:
             self._blocks.pop(0)
 
     def run(self) -> str:
-        """Types the next command; what it printed, compared with what the page says."""
+        """Run the next command, and compare its output with the page."""
         with self.start() as running:
             assert running.popen.wait(PATIENCE_S) == 0, running.log
             if self._prints():

@@ -73,7 +73,7 @@ def rows_of(spec: RunSpec, device: int) -> list[dict[str, Any]]:
 
 
 def app_of(model: LLMBackend) -> web.Application:
-    """A model behind HTTP, asked in the form of the package's `backend`."""
+    """A model behind HTTP, called in the form of the package's `backend`."""
 
     async def score(request: web.Request) -> web.Response:
         asked = await request.json()

@@ -82,7 +82,7 @@ async def reached(session: aiohttp.ClientSession, rounds: int) -> RunResult:
 
 
 async def undisturbed(rows: list[list[dict[str, object]]], folder: Path) -> str:
-    """The digest of the same run's alpha, with Python devices and nothing that goes wrong."""
+    """The digest of the same run's alpha, with Python devices and without failures."""
     spec = RunSpec.load(folder / "run.yaml")
     words = Vocabulary(candidates=tuple(CANDIDATES))
     async with (

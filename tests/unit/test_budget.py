@@ -251,7 +251,7 @@ TestAccountMachine.settings = settings(max_examples=60, stateful_step_count=25)
 
 
 class _Caller:
-    """A task under a guard: what it has done, as its provider would know it."""
+    """A task under a guard: its requests, as counted by the provider."""
 
     def __init__(self, guard: BudgetGuard, worst: Usage) -> None:
         self.worst = worst

@@ -134,7 +134,7 @@ def test_money_has_no_rounding() -> None:
 
 
 def test_unchanged_arrays_stay_the_same_objects() -> None:
-    """That is how a run knows that it need not write them again."""
+    """So a run need not write them again."""
     state = simple()
     later = dataclasses.replace(state, round=1, seats=())
     assert arrays_of(state).keys() == arrays_of(later).keys()

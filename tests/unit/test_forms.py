@@ -267,7 +267,7 @@ class TestChoice:
             assert encode(message, TENSORS) == (JSON, message.model_dump_json().encode())
 
     def test_a_long_text_stays_json(self) -> None:
-        """It would lie in the header, which has a bound."""
+        """It would be in the header, which is bounded."""
         texts = tuple({"text": "x" * 20_000} for _ in range(MAX_HEADER_BYTES // 20_000 + 1))
         prompts = Array.pack([0] * (1 << 20), [1 << 20], "uint8")
         score = Score(assignment_id="a", prompts=prompts, examples=texts)
@@ -291,7 +291,7 @@ class TestChoice:
         assert not has_arrays(messages.RunTask)
 
     def test_a_message_describes_itself_as_its_schema(self) -> None:
-        """An encoder does not ask the schema, which takes long to make."""
+        """An encoder does not use the schema, which takes long to build."""
         kinds = [getattr(messages, name) for name in messages.__all__]
         kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Message)]
         kinds.remove(messages.Array)

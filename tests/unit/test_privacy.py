@@ -156,7 +156,7 @@ def test_epsilon_is_the_closed_form(sigma: float, releases: int) -> None:
 
 @pytest.mark.parametrize("releases", [1, 7, 100])
 def test_epsilon_agrees_with_composition(releases: int) -> None:
-    """The library's general accountants, which know nothing of the shortcut."""
+    """The library's general accountants, independent of the shortcut."""
     sigma = 4.0
     ours = Accountant(privacy(noise_multiplier=sigma)).epsilon(releases)
     event = dp_accounting.GaussianDpEvent(sigma)

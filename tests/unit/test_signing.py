@@ -51,7 +51,7 @@ def request_of(headers: dict[str, str], **changes: Any) -> SignedRequest:
 
 
 class Checked:
-    """A server that knows one client, and that client's signer."""
+    """A server with one client, and that client's signer."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(1_700_000_000.5)

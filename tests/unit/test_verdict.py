@@ -32,7 +32,7 @@ def answers(share: float, which: Which = "after", *, seed: int = 0) -> Outcomes:
 
 
 def leaning(lean: float) -> Outcomes:
-    """No prompt of a model that knows the labels, but leans towards one of them, nats."""
+    """No prompt of a good model with a bias towards one label, nats."""
     noise = np.random.default_rng(1).normal(size=len(TARGETS))
     odds = [2.0 * (2 * t - 1) + 0.5 * e + lean for t, e in zip(TARGETS, noise, strict=True)]
     rows = [(float(-np.logaddexp(0, o)), float(-np.logaddexp(0, -o))) for o in odds]

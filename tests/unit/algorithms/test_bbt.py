@@ -225,7 +225,7 @@ def test_a_memory_that_cannot_be_continued_is_refused(name: str, value: np.ndarr
 
 
 def test_a_covariance_without_an_inverse_never_gives_nan() -> None:
-    """A liar's matrix: all ones, of rank 1. It is refused, or gone on from."""
+    """An attacker's matrix: all ones, of rank 1. It is refused, or the run continues from it."""
     bbt = method()
     liar = changed("covariance", np.ones(SIZE * (SIZE + 1) // 2))
     state = bbt.init().evolve(memory=liar)

@@ -121,7 +121,7 @@ def test_updates_that_say_nothing_are_not_what_is_usual(spread: float | None) ->
 
 
 def test_tiny_steps_cannot_stop_the_run() -> None:
-    """Silent liars among the first shrink steps for as long as they are the majority."""
+    """Silent attackers among the first shrink steps while they are the majority."""
     memory: Memory = {}
     rng = np.random.default_rng(0)
     for number in range(10):
@@ -162,7 +162,7 @@ def test_an_ascent_is_held_back() -> None:
 
 
 def test_evidence_is_looked_at_before_the_step() -> None:
-    """In the losses exchange the server knows what the losses say, whatever an optimiser does."""
+    """In the losses exchange the server sees the losses, whatever an optimiser does."""
     memory = honest(STANDARD, 20)
     rng = np.random.default_rng(5)
     assert one(STANDARD, told(9, step(rng), advantage=-TRUTH, spread=0.01), memory).outlier

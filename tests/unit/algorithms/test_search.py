@@ -31,7 +31,7 @@ def cost(prompts: np.ndarray) -> np.ndarray:
 def play(
     method: PromptSearch, queries: int, *, noise: float = 0.1, seed: int = 0
 ) -> tuple[State, list[int]]:
-    """Rounds with clients of very different difficulty; also how many prompts each one asked."""
+    """Rounds with clients of very different difficulty; also the prompts of each round."""
     rng = np.random.default_rng(seed)
     state, asked = method.init(), []
     while sum(asked) < queries and not method.finished(state):

@@ -27,7 +27,7 @@ VECTOR = 9999
 
 
 def log_prob(before: list[int], token: int) -> float:
-    """What the fake model thinks: a float32 number that tells tokens and contexts apart."""
+    """The fake model's logit: a float32 number that depends on token and context."""
     value = -0.01 - (sum(before) * 31 + len(before) * 7 + token * 13) % 997 / 100
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 

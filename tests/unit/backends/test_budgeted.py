@@ -24,7 +24,7 @@ ALL = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_t
 
 
 class Model(LLMBackend):
-    """Uses `usage`, or ends as `ending` says."""
+    """Use `usage`, or end as `ending` defines."""
 
     bounds = ALL
 

@@ -446,7 +446,7 @@ async def test_what_a_person_must_change_costs_one_request(make: Make, behaviour
 
 
 async def test_a_call_stopped_before_it_was_sent_costs_nothing() -> None:
-    """A whole stack, and a person who gives up while the first request is under way."""
+    """A whole stack, and a user who gives up while the first request is pending."""
     async with FakeOpenAI(script=Script(default="hang")) as server:
         described = OpenAISpec(
             kind="openai",
@@ -484,7 +484,7 @@ async def test_the_first_request_goes_alone_and_then_all_of_them(make: Make) -> 
 
 
 async def test_after_a_first_failure_that_passes_all_go(make: Make) -> None:
-    """A server that is slow or busy may be so for hours; it was not asked in a wrong way."""
+    """A server may be slow or busy for hours; the request was valid."""
     script = Script({1: "error", 2: "hang", 3: "hang"})
     async with FakeOpenAI(script=script, latency_s=0.01) as server:
         backend = make(server)

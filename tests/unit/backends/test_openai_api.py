@@ -304,7 +304,7 @@ async def test_a_server_that_nothing_reaches_costs_nothing(
 async def test_a_proxy_that_does_not_connect_costs_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It refuses before anything goes to the provider."""
+    """It refuses before any request to the provider."""
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -55,7 +55,7 @@ async def test_contextual_needs_one_additional_query() -> None:
 
 
 async def test_batch_needs_no_additional_query() -> None:
-    """The mean of the odds is 2.125; it is that of all examples, however they were asked."""
+    """The mean of the odds is 2.125; it is that of all examples, however they are batched."""
     for size in (1, 3, 4):
         backend = ScriptedBackend(answer)
         found = await predict(backend, TASK, "", ROWS, size, calibration="batch")

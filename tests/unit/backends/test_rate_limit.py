@@ -17,7 +17,7 @@ from tests.virtual_time import now, on_virtual_time
 
 
 class Model(LLMBackend):
-    """Takes `takes_s` for each request, and tells when each was sent."""
+    """Take `takes_s` for each request, and record when each was sent."""
 
     def __init__(self, *, takes_s: float = 0.0) -> None:
         self.takes_s = takes_s

@@ -19,7 +19,7 @@ ONE = Usage(requests=1)
 
 
 class Model(LLMBackend):
-    """Ends each request as `ending` says; takes `takes_s` for it."""
+    """End each request as `ending` defines, after `takes_s`."""
 
     def __init__(self, ending: Callable[[int], BaseException | None] = lambda number: None) -> None:
         self.ending = ending
@@ -200,7 +200,7 @@ async def test_two_hundred_callers_send_no_more_than_the_pending_ones(
 
 @on_virtual_time
 async def test_the_first_request_goes_alone_before_its_turn_and_its_price() -> None:
-    """A wrong key costs one request, and nothing is set aside for those who wait for it."""
+    """A wrong key costs one request, and nothing is reserved for waiting calls."""
     model = Model(revoked)
     model.takes_s = 0.1
     payer = BudgetGuard(None)
@@ -226,7 +226,7 @@ async def test_after_a_first_temporary_failure_no_call_waits() -> None:
 
 @on_virtual_time
 async def test_while_it_learns_how_to_ask_they_go_one_by_one() -> None:
-    """A refusal that says how to ask next time (`retry_after_s` 0) is no answer yet."""
+    """A refusal that changes the next request (`retry_after_s` 0) is no answer yet."""
 
     def again(number: int) -> BackendUnavailable | None:
         if number <= 2:

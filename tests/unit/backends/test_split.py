@@ -33,7 +33,7 @@ WRONG_KEY = BackendBlocked("set OPENAI_API_KEY", usage=Usage(requests=1))
 
 
 class Narrow(ScriptedBackend):
-    """Takes few inputs per request, and does with each what `say` says by its text."""
+    """Accept few inputs per request, and answer each as `say` defines by its text."""
 
     def __init__(self, max_inputs: int | None, say: dict[str, Any] | None = None) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ import sys
 
 
 def test_importing_it_loads_no_torch() -> None:
-    """It may not be installed: what needs it is the backend, which says so when it is made."""
+    """It may not be installed: the backend needs it, and fails when it is created."""
     code = (
         "import sys, fedone_sdk.baselines as b\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"

@@ -32,7 +32,7 @@ def entrants(*names: str, **task: Any) -> list[Entrant]:
 
 
 def trial(name: str, seed: int, wrong: int, curve: Sequence[tuple[int, float]]) -> TrialRecord:
-    """A trial whose first predictions are wrong."""
+    """A trial with wrong first predictions."""
     predicted = [1 - t if place < wrong else t for place, t in enumerate(TARGETS)]
     losses = [1.0 if place < wrong else 0.1 for place in range(40)]
     return record(

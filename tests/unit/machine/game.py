@@ -176,7 +176,7 @@ class Game:
     # What well-behaved clients do
 
     def seat(self, clients: Iterable[int] = (0, 1, 2), held: int = 5) -> list[int]:
-        """Offers free seats; answers who got one."""
+        """Offer free seats; return the clients that got one."""
         effects = self.apply(SeatsVacant(available=dict.fromkeys(clients, held)))
         return [effect.client for effect in effects if isinstance(effect, SeatOffered)]
 
@@ -242,7 +242,7 @@ class Game:
         )
 
     def play(self, clients: Iterable[int] = (0, 1, 2), most: int = 500) -> None:
-        """Plays on to the end of the run, with clients that do all they are asked."""
+        """Play to the end of the run, with clients that do all their work."""
         for _ in range(most):
             if not self.state.running:
                 return
@@ -306,7 +306,7 @@ ALPHA, LOSSES = {"exchange": "alpha"}, {"exchange": "losses"}
 
 
 def answer_to(game: Game, work: AlphaAssignment | LossesAssignment) -> AlphaUpdate | LossesUpdate:
-    """What a device answers whose losses depend on prompts and mini-batch only."""
+    """The answer of a device whose losses depend only on prompts and mini-batch."""
 
     def losses_of(rows: list[list[float]], seed: int) -> tuple[float, ...]:
         return tuple((3 * sum(row) + row[0] + seed % 7) / 10 for row in rows)

@@ -53,7 +53,7 @@ def test_a_seat_that_waits_for_money_gets_its_work() -> None:
 
 
 def test_a_search_that_ended_by_itself_searches_on() -> None:
-    """Its race is called off: it would else ask about the old prompts alone, or nothing."""
+    """Its race is cancelled: it would evaluate only the old prompts, or none."""
     game = Game(spec_of(budget={"queries": 20 * SAMPLES}, race=0.25, **SEARCH))
     game.play()
     assert game.state.status == "completed"

@@ -55,7 +55,7 @@ def ascent(game: Game, work: Any) -> AlphaUpdate | LossesUpdate:
 
 
 def play(game: Game, attackers: tuple[int, ...] = (), until: int = 10_000) -> None:
-    """Plays on, with some clients lying, to the end or until so many rounds are done."""
+    """Play on with some attackers, to the end or until so many rounds are done."""
     while game.state.running and game.state.round < until:
         game.seat(CLIENTS)
         for seat in game.state.seats:
@@ -81,7 +81,7 @@ def test_the_default_changes_nothing(exchange: str) -> None:
 
 
 def test_both_exchanges_agree_while_nothing_is_held_back() -> None:
-    """The trust region alone: it looks at steps, which are the same in both."""
+    """Only the trust region: it depends on steps, which are the same in both."""
     found = []
     for exchange in ("alpha", "losses"):
         game = Game(defended(exchange, defence={"trust_region": 1.5}, rounds=12))
@@ -242,7 +242,7 @@ def test_aggregates_of_many(kind: str) -> None:
 
 @both
 def test_a_quarantined_client_holds_no_seat(exchange: str) -> None:
-    """Two a round: `Game` looks at the seats at every step."""
+    """Two per round: `Game` checks the seats at every step."""
     part = {"clients_per_round": 2, "aggregation": "plain"}
     game = Game(defended(exchange, participation=part))
     while game.state.running:

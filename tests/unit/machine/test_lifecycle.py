@@ -121,7 +121,7 @@ class TestModels:
 
     @both
     def test_a_resume_accepts_the_devices_next_model(self, exchange: str) -> None:
-        """Else the first devices that lie about their model would end the run for good."""
+        """Else the first devices with a false model name would end the run for good."""
         game = Game(spec_of(rounds=9, participation={"exchange": exchange, "max_lost": 2}))
 
         def send(client: int, model: str) -> None:
@@ -187,7 +187,7 @@ class TestStopAndResume:
 
     @both
     def test_a_stopped_round_restarts(self, exchange: str) -> None:
-        """Its clients are asked what they were asked: that may have been paid for."""
+        """Its clients get the same queries again: they may have been paid for."""
         game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
         clients = range(20)
         for client in game.seat(clients):

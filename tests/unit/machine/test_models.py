@@ -28,7 +28,7 @@ def game_of(rounds: int = 5, **participation: Any) -> Game:
 
 
 def asked(game: Game, client: int, model: str) -> AlphaAssignment | LossesAssignment | Refused:
-    """What a client gets that names its model when it asks for the seat."""
+    """The answer to a client that names its model in the claim."""
     assert client in game.seat([client])
     game.made += 1
     found = game.apply(event(game, client, model))
@@ -46,7 +46,7 @@ def event(game: Game, client: int, model: str) -> WorkRequested:
 
 
 def works(game: Game, client: int, model: str) -> None:
-    """A client asks for a seat and does its work."""
+    """A client claims a seat and does its work."""
     work = asked(game, client, model)
     assert not isinstance(work, Refused)
     game.send(work, game.update_for(work, model=model))
@@ -120,7 +120,7 @@ class TestAsked:
         assert game.state.model == MODEL
 
     def test_work_that_is_out_is_given_again(self) -> None:
-        """The device was started again with another model: its update will tell."""
+        """The device was restarted with another model: its update shows it."""
         game = game_of()
         work = asked(game, 0, MODEL)
         found = game.apply(event(game, 0, ODD))

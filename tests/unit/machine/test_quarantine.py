@@ -83,7 +83,7 @@ def test_its_earlier_local_steps_do_not_count() -> None:
 
 
 def test_what_it_has_done_in_the_round_does_not_count_either() -> None:
-    """Nor is it remembered: the log knows nothing of it, and must be enough to compute alpha."""
+    """Nor is it stored: it is not in the log, which must suffice to compute alpha."""
     part = {"clients_per_round": 2, "min_clients": 1, **LOSSES}
     game = Game(spec_of(optimizer="adamw", participation=part))
     first, second = game.seat([0, 1])

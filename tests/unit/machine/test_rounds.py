@@ -157,7 +157,7 @@ class TestRounds:
 
     @both
     def test_replay_from_the_log(self, exchange: str) -> None:
-        """A round's record says what its alpha was made of."""
+        """A round's record has the sources of its alpha."""
         game = Game(
             spec_of(participation={"exchange": exchange, "clients_per_round": 2}, local_steps=2)
         )

@@ -202,7 +202,7 @@ ways = pytest.mark.parametrize("way", ["declined", "late", "stopped"])
 
 
 class TestAModelOnTheDeviceBesideThatOfTheServer:
-    """The server's model is not asked, and what the device's own spends is not seen."""
+    """The server's model is not queried, and the spending of the device's model is unknown."""
 
     @staticmethod
     def claimed(game: Game, *, own_model: bool) -> LossesAssignment | AlphaAssignment:

@@ -80,7 +80,7 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
 
 
 def test_a_budget_without_a_result_is_reported() -> None:
-    """Devices that ask their own model, which does not answer: their leases stay spent."""
+    """Devices with their own model, which does not answer: their leases stay spent."""
     game = game_of(queries=8)
     for client in (0, 1):
         declines(game, client, unfit=False)
