@@ -16,7 +16,7 @@ def _phrase(text: str) -> str:
     if any(unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") for character in text):
         raise ValueError("must be one line of plain text")
     if "{" in text or "}" in text:
-        raise ValueError("takes no braces")
+        raise ValueError("must not contain braces")
     return text
 
 

@@ -139,7 +139,7 @@ def _parsed(template: str) -> str:
     except ValueError as exc:
         raise ValueError(f"not a template: {exc}") from None
     if any(spec or conversion for _, _, spec, conversion in found):
-        raise ValueError("a {field} takes no format or conversion")
+        raise ValueError("a {field} must have no format or conversion")
     if any(not name.isidentifier() for _, name, _, _ in found if name is not None):
         raise ValueError("every {field} must be a plain name")
     return template
@@ -229,7 +229,7 @@ class TaskSpec(BaseModel):
         names = self._names
         if self.slots:
             if "prompt" in names:
-                raise ValueError(f"{self._form}: takes either {{prompt}} or the names of slots")
+                raise ValueError(f"{self._form}: must have either {{prompt}} or the names of slots")
             for slot in self.slots:
                 if names.count(slot) != 1:
                     raise ValueError(f"{self._form}: needs the slot {{{slot}}} exactly once")
@@ -238,7 +238,7 @@ class TaskSpec(BaseModel):
         if self.chat is not None and "mask" in names:
             raise ValueError("chat: takes no {mask}; a chat model answers at the end")
         if names.count("mask") > 1:
-            raise ValueError("template: takes {mask} at most once")
+            raise ValueError("template: must contain {mask} at most once")
         if not self.fields:
             others = "{prompt}" if self.chat is not None else "{prompt} and {mask}"
             raise ValueError(f"{self._form}: needs at least one text field in addition to {others}")

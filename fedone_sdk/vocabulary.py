@@ -147,7 +147,7 @@ class Vocabulary(_Frozen):
     @model_validator(mode="after")
     def _check_slots(self) -> Self:
         if self.slots and self.candidates:
-            raise ValueError("takes either candidates or slots")
+            raise ValueError("needs either candidates or slots")
         names = [slot.name for slot in self.slots]
         if len(set(names)) < len(names):
             raise ValueError("slots: two have the same name")

@@ -125,9 +125,9 @@ def raise_caps(
     usd: Annotated[float | None, typer.Option(metavar="X", help="US dollars.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Raise caps of a run; one that its budget has ended goes on from where it stands.
+    """Raise caps of a run; a run that ended at its budget continues.
 
-    What is given is the new cap, not what is added to it.
+    Values are the new caps, not increments.
     """
     output = Output(json_file)
     given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}

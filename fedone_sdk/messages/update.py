@@ -26,7 +26,7 @@ _MOST_REPORTED = 2**40
 def _plausible(usage: Usage) -> Usage:
     """Check that reported usage is bounded, so that its sum is bounded too."""
     if any(amount > _MOST_REPORTED for amount in usage.model_dump().values()):
-        raise ValueError(f"no client can have spent more than {_MOST_REPORTED} of anything")
+        raise ValueError(f"is more than {_MOST_REPORTED}, the maximum of every unit")
     return usage
 
 

@@ -98,7 +98,7 @@ class SlotSpec(Spec):
     @model_validator(mode="after")
     def _check_labels(self) -> Self:
         if (self.name == LABELS) is not isinstance(self.candidates, LabelsSource):
-            raise ValueError("candidates.kind: labels goes with the slot labels, and only with it")
+            raise ValueError("candidates.kind: labels is for the slot labels only, which needs it")
         if self.name == LABELS and self.repeat > 1:
             raise ValueError("repeat: must be 1 for the slot labels")
         return self
@@ -170,7 +170,7 @@ class PromptSpec(Spec):
         if not self.slots:
             return self
         if self.vocabulary is not None:
-            raise ValueError("slots: takes the place of vocabulary; leave one of them out")
+            raise ValueError("slots: replaces vocabulary; omit one of them")
         names = [slot.name for slot in self.slots]
         if len(set(names)) < len(names):
             raise ValueError("slots: two have the same name")

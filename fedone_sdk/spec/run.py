@@ -250,7 +250,7 @@ class RunSpec(Spec):
         if self.evaluation.prompt == "sample" and not isinstance(
             self.method, GsBdplSpec | BdplSpec
         ):
-            raise ValueError("evaluation.prompt: must be mode for a method that is no bdpl")
+            raise ValueError("evaluation.prompt: must be mode for methods other than bdpl")
         self._check_calibration()
         self._check_defence()
         self._check_privacy()
@@ -283,7 +283,7 @@ class RunSpec(Spec):
             raise ValueError("method.object: is required for method own")
         if self.participation.exchange != "losses":
             raise ValueError(
-                "participation.exchange: must be losses for method own, which no device has"
+                "participation.exchange: must be losses for method own, which devices do not have"
             )
 
     def _check_trained(self) -> None:
@@ -295,9 +295,11 @@ class RunSpec(Spec):
         if self.task.generates:
             raise ValueError(f"task.loss: must be one over label words for {name}")
         if self.defence.loss_clip is not None and not self.defence.judges:
-            raise ValueError(f"defence.loss_clip: must be null for {name}, whose losses stay there")
+            raise ValueError(
+                f"defence.loss_clip: must be null for {name}, whose losses stay on the device"
+            )
         if self.privacy is not None:
-            raise ValueError(f"privacy: cannot be had with {name}")
+            raise ValueError(f"privacy: is not supported with {name}")
 
     def _check_calibration(self) -> None:
         kind = self.calibration.kind
@@ -329,7 +331,7 @@ class RunSpec(Spec):
                 f"{self.method.name} does not"
             )
         if self.privacy is not None:
-            return "privacy: cannot be had with calibration labels, which adds no noise"
+            return "privacy: is not supported with calibration labels, which adds no noise"
         return None
 
     def _check_defence(self) -> None:

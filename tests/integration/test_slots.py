@@ -221,13 +221,13 @@ def test_a_proposer_needs_losses() -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ({"slots": SLOTS, "vocabulary": {"kind": "pmi"}}, "takes the place of vocabulary"),
+        ({"slots": SLOTS, "vocabulary": {"kind": "pmi"}}, "replaces vocabulary"),
         ({"slots": SLOTS, "length": 4}, "length: follows from the slots, which have 5"),
         ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
         ({"slots": [SLOTS[3]]}, "needs one besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
-        ({"slots": [{"name": "words", "candidates": {"kind": "labels"}}]}, "goes with the slot"),
-        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "goes with the slot"),
+        ({"slots": [{"name": "words", "candidates": {"kind": "labels"}}]}, "is for the slot labels only"),
+        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "is for the slot labels only"),
         ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs the slot \{closing\} exactly once"),
     ],
 )

@@ -199,7 +199,7 @@ NLL = {"template": "{prompt} {text}", "loss": "nll"}
         ({"method": {"name": "gs-bdpl"}},
          "calibration: labels needs a method that keeps a pool of prompts; gs-bdpl does not"),
         ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}},
-         "privacy: cannot be had with calibration labels"),
+         "privacy: is not supported with calibration labels"),
     ],
 )  # fmt: skip
 def test_calibrations_that_cannot_be(change: dict[str, Any], line: str) -> None:

@@ -92,7 +92,7 @@ def test_each_built_in_task_is_described(name: str) -> None:
         ({"text": ""}, "at least 1 character"),
         ({"text": " review"}, "white space"),
         ({"aspect": "a\nb"}, "one line"),
-        ({"question": "{label:0}?"}, "no braces"),
+        ({"question": "{label:0}?"}, "must not contain braces"),
         ({"noun": "x"}, "Extra inputs"),
     ],
 )
