@@ -59,7 +59,7 @@ class _Encoder:
         tokenizers = import_module("tokenizers")
         try:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
-        except Exception as exc:  # The library has no base class of its own.
+        except Exception as exc:  # The library has no base class for its errors.
             raise BackendError(f"{tokenizer_file}: cannot load the tokeniser: {exc}") from exc
         self._max_length = max_length
         self._tokenizer.no_truncation()

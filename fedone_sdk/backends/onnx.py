@@ -184,7 +184,7 @@ class _MaskedModel:
             self._session = onnxruntime.InferenceSession(
                 str(model_file), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as exc:  # The library has no base class of its own.
+        except Exception as exc:  # The library has no base class for its errors.
             raise BackendError(f"{model_file.parent}: cannot load the model: {exc}") from exc
         self.encoder = ClozeEncoder(tokenizer_file, max_length)
         # A query is tokenised once for its quote and its score.

@@ -99,7 +99,7 @@ class _FileCounter(TokenCounter):
     def __init__(self, file: Path) -> None:
         try:
             self._tokenizer = import_module("tokenizers").Tokenizer.from_file(str(file))
-        except Exception as exc:  # The library has no base class of its own.
+        except Exception as exc:  # The library has no base class for its errors.
             raise SpecError(f"cannot load the tokeniser: {exc}", source=str(file)) from exc
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -39,7 +39,7 @@ class Capabilities:
     """What a device can do, apart from its rows.
 
     Attributes:
-        backend: Whether it has a model of its own.
+        backend: Whether it has its own model.
         score: Whether it has a score function.
         trainer: Whether it has a trainer.
         privacy: What it requires of runs.

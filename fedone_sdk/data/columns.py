@@ -42,7 +42,7 @@ def text_columns(rows: Sequence[Mapping[str, Any]], label: str) -> list[str]:
     """The columns that may hold the texts, the likeliest first.
 
     Raises:
-        DataError: There is none beside the label.
+        DataError: There is no column in addition to the label.
     """
     sizes = {
         name: sum(len(row[name]) for row in rows)

@@ -91,7 +91,7 @@ class Report:
         peak_rss: The server's memory at most, bytes.
         plain: Refusals that are no problem documents, by status: of aiohttp's parser.
         changed: Rows of the server's database that are not as they were.
-        same_alpha: Whether the runs ended at the alpha of a server that nobody bothered.
+        same_alpha: Whether the runs ended at the alpha of an undisturbed server.
         logged: What the server wrote on standard error.
     """
 

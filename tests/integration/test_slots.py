@@ -226,8 +226,14 @@ def test_a_proposer_needs_losses() -> None:
         ({"slots": [SLOTS[0], SLOTS[0]]}, "two have the same name"),
         ({"slots": [SLOTS[3]]}, "needs one besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
-        ({"slots": [{"name": "words", "candidates": {"kind": "labels"}}]}, "is for the slot labels only"),
-        ({"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]}, "is for the slot labels only"),
+        (
+            {"slots": [{"name": "words", "candidates": {"kind": "labels"}}]},
+            "is for the slot labels only",
+        ),
+        (
+            {"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]},
+            "is for the slot labels only",
+        ),
         ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs the slot \{closing\} exactly once"),
     ],
 )

@@ -466,10 +466,10 @@ class TestSizes:
             )
             plan = await plan_run(federation, backend=ScriptedBackend(space=SPACE))
             plans[memory] = plan.exchanges["alpha"].federated
-        beside = (60 * 61 // 2 + 2 * 60 + 2) * 8 * 10
+        base = (60 * 61 // 2 + 2 * 60 + 2) * 8 * 10
         for way in ("upload_bytes", "download_bytes"):
             more = getattr(plans["run"], way) - getattr(plans["client"], way)
-            assert beside < more < beside * 1.1 + 10_000
+            assert base < more < base * 1.1 + 10_000
 
 
 async def test_the_search_does_not_block_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,7 @@ class TestSchemas:
         ).stdout
         committed = ROOT / "docs" / "reference" / "messages.schema.json"
         assert committed.read_text(encoding="utf-8") == printed, (
-            "write it anew: python -m fedone_sdk.messages > docs/reference/messages.schema.json"
+            "write it again: python -m fedone_sdk.messages > docs/reference/messages.schema.json"
         )
 
     def test_every_message_has_a_schema(self) -> None:

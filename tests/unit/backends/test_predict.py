@@ -95,5 +95,5 @@ async def test_nothing_to_calibrate(calibration: LabelFree) -> None:
     task = TaskSpec(template="{prompt} {a}", loss="nll", label_field="b")
     with pytest.raises(SpecError, match=f"{calibration} needs a task with label words"):
         await predict(ScriptedBackend(), task, "", ROWS, 4, calibration=calibration)
-    nobody = await predict(ScriptedBackend(), TASK, "", [], 4, calibration=calibration)
-    assert (nobody.metric, nobody.usage.queries) == (None, 0)
+    empty = await predict(ScriptedBackend(), TASK, "", [], 4, calibration=calibration)
+    assert (empty.metric, empty.usage.queries) == (None, 0)
