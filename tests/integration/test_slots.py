@@ -228,11 +228,11 @@ def test_a_proposer_needs_losses() -> None:
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
         (
             {"slots": [{"name": "words", "candidates": {"kind": "labels"}}]},
-            "is for the slot labels only",
+            "is for the slot labels",
         ),
         (
             {"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]},
-            "is for the slot labels only",
+            "is for the slot labels",
         ),
         ({"slots": [SLOTS[0], SLOTS[2]]}, r"needs the slot \{closing\} exactly once"),
     ],
