@@ -540,6 +540,15 @@ def test_paths_start_at_the_run_file(fedone: Fedone, folder: Path) -> None:
 # A service
 
 
+@pytest.fixture
+def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder, with a config, as the working folder."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
+    (folder / "config.yaml").write_text(CONFIG)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
@@ -578,15 +587,12 @@ def test_paths_start_at_the_run_file(fedone: Fedone, folder: Path) -> None:
 )
 def test_serve_check(
     fedone: Fedone,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    configured: Path,
     old: str,
     new: str,
     told: str | None,
 ) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
-    (folder / "config.yaml").write_text(CONFIG.replace(old, new))
+    (configured / "config.yaml").write_text(CONFIG.replace(old, new))
     code, out, err = fedone("serve", "config.yaml", "--check")
     if told is None:
         assert (code, err) == (0, "")
@@ -599,7 +605,7 @@ def test_serve_check(
         assert (code, out) == (2, "")
         assert err.startswith(told)
         assert len(err.splitlines()) == 1
-    assert not (folder / "fedone.db").exists()
+    assert not (configured / "fedone.db").exists()
     assert "enrol-me-please" not in out + err
     assert "hunter2" not in out + err
 
@@ -619,56 +625,38 @@ def test_serve_check(
 )
 def test_serve_check_reports_what_is_measured(
     fedone: Fedone,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    configured: Path,
     config: str,
     run: str,
     told: str,
 ) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
-    (folder / "config.yaml").write_text(CONFIG + config)
+    (configured / "config.yaml").write_text(CONFIG + config)
     other = "gone.jsonl" if run == "dev.jsonl" else ""
-    (folder / "run.yaml").write_text(RUN.replace(run, other) if run else RUN)
+    (configured / "run.yaml").write_text(RUN.replace(run, other) if run else RUN)
     code, out, err = fedone("serve", "config.yaml", "--check")
     assert (code, err) == (0, "")
     assert out.splitlines()[1:] == [told]
 
 
-def test_serve_refuses_dev_rows_that_do_not_fit(
-    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
-    (folder / "config.yaml").write_text(CONFIG)
-    (folder / "dev.jsonl").write_text('{"text": "fine", "label": "maybe"}\n')
+def test_serve_refuses_dev_rows_that_do_not_fit(fedone: Fedone, configured: Path) -> None:
+    (configured / "dev.jsonl").write_text('{"text": "fine", "label": "maybe"}\n')
     code, _, err = fedone("serve", "config.yaml", "--check")
     assert code == 2
     assert err.startswith("run.yaml: data.dev: dev.jsonl: row 1: field 'label'")
 
 
-def test_a_counted_vocabulary_needs_public_text(
-    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
-    (folder / "config.yaml").write_text(CONFIG)
+def test_a_counted_vocabulary_needs_public_text(fedone: Fedone, configured: Path) -> None:
     counted = re.sub(r"kind: list, candidates: \[.*\]", "kind: pmi, size: 10", RUN)
-    (folder / "run.yaml").write_text(counted)
+    (configured / "run.yaml").write_text(counted)
     assert fedone("serve", "config.yaml", "--check").code == 0
-    (folder / "run.yaml").write_text(re.sub(r"\ndata: .*", "", counted))
+    (configured / "run.yaml").write_text(re.sub(r"\ndata: .*", "", counted))
     code, _, err = fedone("serve", "config.yaml", "--check")
     assert code == 2
     assert err.startswith("run.yaml: prompt.vocabulary.kind: pmi counts public text, so it needs")
 
 
-def test_the_server_has_one_model(
-    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TEST_ADMIN_TOKEN", "an-admin-token")
-    (folder / "config.yaml").write_text(CONFIG)
-    (folder / "run.yaml").write_text(f"{RUN}backend: {{kind: onnx, model: other}}\n")
+def test_the_server_has_one_model(fedone: Fedone, configured: Path) -> None:
+    (configured / "run.yaml").write_text(f"{RUN}backend: {{kind: onnx, model: other}}\n")
     code, _, err = fedone("serve", "config.yaml", "--check")
     assert code == 2
     assert err.startswith("run.yaml: backend: is not the one that the server's config names")
