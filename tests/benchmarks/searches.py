@@ -31,7 +31,7 @@ from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, build_vocabulary
-from tests.benchmarks.queries.attacks import ATTACKS
+from tests.benchmarks.attacks import ATTACKS
 
 PAIRS = ((" terrible", " great"), (" boring", " hilarious"), (" bad", " good"))
 PER_CLASS, CANDIDATES, LENGTH, BLANK = 512, 200, 8, 0

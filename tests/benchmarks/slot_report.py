@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.benchmarks.queries.bootstrap import paired_difference
+from tests.benchmarks.bootstrap import paired_difference
 from tests.benchmarks.slot_runs import CONTESTANTS, Table
 
 __all__ = ["report"]
@@ -24,7 +24,7 @@ LEAST_SEEDS = 5
 _PARTITIONS = (
     ("iid", "IID"),
     ("dirichlet", "Dirichlet 0.1"),
-    ("liars", "IID, 2 of 8 invert their losses"),
+    ("liars", "IID, 2 of 8 reverse their losses"),
 )
 
 

@@ -21,7 +21,7 @@ from fedone_sdk.algorithms.state import State
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.data.partition import dirichlet, iid
-from tests.benchmarks.queries.attacks import ATTACKS
+from tests.benchmarks.attacks import ATTACKS
 
 __all__ = ["CONTESTANTS", "Contestant", "Federation", "Table", "trial"]
 
@@ -133,7 +133,7 @@ class Federation:
         clients: K.
         batch_size: B.
         alpha: Of the Dirichlet partition; None is IID.
-        liars: Number of clients that invert their losses.
+        liars: Number of clients that exchange the losses of their best and worst prompts.
         seed: The run's.
     """
 
@@ -195,7 +195,7 @@ class Federation:
         """Return losses as reported by the round's client; clients are already shuffled."""
         if self.client(round_number) >= self.liars:
             return losses
-        return ATTACKS["inverted"](losses, np.random.default_rng(0))
+        return ATTACKS["reversed"](losses, np.random.default_rng(0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from fedone_sdk.algorithms.hyperparameters import PRIOR, Hyperparameters
 from fedone_sdk.algorithms.kernel import Features
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
-from tests.benchmarks.queries.attacks import ATTACKS
+from tests.benchmarks.attacks import ATTACKS
 
 BIASES = tuple((0.0, float(offset)) for offset in range(-4, 5))
 GRID = BiasGrid(BIASES)

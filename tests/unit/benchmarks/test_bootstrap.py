@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.benchmarks.queries.bootstrap import paired_difference
+from tests.benchmarks.bootstrap import paired_difference
 
 
 class TestDifference:

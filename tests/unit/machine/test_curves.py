@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds import MIN_SAMPLES
-from fedone_sdk.aggregator.rounds.curves import Curves
+from fedone_sdk.aggregator.rounds.curves import Curves, check_curves
 from fedone_sdk.aggregator.rounds.events import (
     Measured,
     ResumeRequested,
@@ -20,7 +21,7 @@ from fedone_sdk.aggregator.rounds.events import (
     StopRequested,
 )
 from fedone_sdk.algorithms import ClassLosses
-from fedone_sdk.calibration import bias_grid
+from fedone_sdk.calibration import bias_grid, class_losses
 from fedone_sdk.messages import (
     AlphaAssignment,
     Array,
@@ -30,6 +31,8 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import TaskSpec
+from tests.benchmarks.attacks import ATTACKS
 from tests.unit.machine.game import Game, plain, refusal, spec_of
 
 GRID = bias_grid(2)
@@ -51,15 +54,21 @@ def update_for(
     """What a device answers whose losses depend on prompt, class and bias only."""
     assert isinstance(work, LossesAssignment)
     rows = from_wire(work.prompts).astype(np.float64)
-    level = 0.2 + (3 * rows.sum(axis=1) + rows[:, 0]) / 10
-    offset = np.array([bias[1] for bias in GRID])
-    # The least total of class 0 and 1 is at bias level - 0.5.
-    means = np.stack(
-        [np.add.outer(level, np.exp(0.3 * offset)), np.add.outer(level * 2, np.exp(-offset))],
-        axis=1,
-    )
+    means = curves_of(0.2 + (3 * rows.sum(axis=1) + rows[:, 0]) / 10)
     means[:, np.array(counts) == 0] = 0.0
     return update_of(game, work, means, counts)
+
+
+def curves_of(level: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Losses of an example of each label, whose true label is `level` nats behind the other."""
+    offset = np.array([bias[1] for bias in GRID])
+    return np.stack(
+        [
+            np.logaddexp(0.0, np.add.outer(level, offset)),
+            np.logaddexp(0.0, level[:, None] - offset),
+        ],
+        axis=1,
+    )
 
 
 def update_of(
@@ -144,6 +153,36 @@ class TestBadCurves:
     @pytest.mark.parametrize("losses", [(0.5, 0.5, 0.5, 0.5), (-1e6, 1e6, 0.0, 0.0)])
     def test_losses_that_say_something_else(self, losses: tuple[float, ...]) -> None:
         assert self.refused({"losses": losses}) == "by_class: contradicts losses at bias 0"
+
+    @pytest.mark.parametrize("attack", ["amplified", "random"])
+    def test_losses_of_no_log_probabilities(self, attack: str) -> None:
+        game = Game(calibrated())
+        work = game.take()
+        honest = update_for(game, work)
+        assert honest.by_class is not None
+        means = from_wire(honest.by_class).astype(np.float64)
+        changed = ATTACKS[attack](means, np.random.default_rng(0))
+        refused = refusal(game.send(work, update_of(game, work, changed, (1, 1))))
+        assert refused.code == "invalid_message"
+        assert refused.detail.startswith("by_class: is not the losses of any log-probabilities")
+
+    @pytest.mark.parametrize("loss", ["cross_entropy", "hinge", "zero_one"])
+    @pytest.mark.parametrize("labels", [2, 3, 4])
+    def test_every_loss_of_any_log_probabilities_is_possible(self, loss: Any, labels: int) -> None:
+        names = [str(label) for label in range(labels)]
+        task = TaskSpec(
+            template="{prompt}{text} {mask}", labels={one: f"w{one}" for one in names}, loss=loss
+        )
+        rng = np.random.default_rng(labels)
+        biases = bias_grid(labels)
+        for scale in (0.1, 3.0, 300.0):
+            rows = (-np.abs(rng.normal(0.0, scale, (5, labels)))).tolist()
+            targets = rng.integers(labels, size=5).tolist()
+            means, counts = class_losses(task, rows, targets)
+            by_class = Array.pack(np.ravel(means).tolist(), (1, *np.shape(means)), "float32")
+            zero = biases.index((0.0,) * labels)
+            mean = sum(count * one[zero] for count, one in zip(counts, means, strict=True)) / 5
+            check_curves(Curves(by_class, counts), (mean,), biases)
 
     def test_a_run_that_does_not_calibrate_takes_none(self) -> None:
         spec = calibrated().model_dump() | {"calibration": "none"}
@@ -253,7 +292,7 @@ class TestDefence:
         assert compared.tolist() == pytest.approx(by_hand)
         assert (compared < np.array(update.losses)).all()
 
-    def test_who_lies_beside_bias_zero_is_held_back(self) -> None:
+    def test_a_client_with_possible_but_false_curves_is_held_back(self) -> None:
         game = Game(calibrated(rounds=100, num_samples=40, defence="standard"))
         for _ in range(20):
             play(game, 1)
@@ -261,11 +300,8 @@ class TestDefence:
         work = game.take()
         honest = update_for(game, work)
         assert honest.by_class is not None
-        means = from_wire(honest.by_class).astype(np.float64)
-        best = means.mean(axis=1).min(axis=1)
-        lying = means + 5.0
-        lying[:, :, ZERO] = means[:, :, ZERO]
-        lying[:, :, 0] = (best.max() - best)[:, None]  # the worst prompts look best
+        best = from_wire(honest.by_class).mean(axis=1).min(axis=1).astype(np.float64)
+        lying = curves_of(20.0 * (best.max() - best))  # the worst prompts look best by far
         game.send(work, update_of(game, work, lying, (1, 1)))
         verdicts = [e.record["defence"] for e in game.effects if isinstance(e, RoundFinished)]
         assert [one["outlier"] for (one,) in verdicts] == [False] * 20 + [True]

@@ -1,1 +1,0 @@
-"""Attacks and intervals that several benches use."""
