@@ -1,6 +1,6 @@
 """Queries to a target for K* clients per round, each with its own learning rate, on a table.
 
-    python -m tests.benchmarks.slot_clients --tables FOLDER --cell smollm2-sst2
+    python -m tests.benchmarks.slot_clients --cell smollm2-sst2
 
 The table (`tests.benchmarks.slots`) holds a real model's answers to all prompts, so the expected
 loss of a prompt drawn from alpha is exact. The target is a share of the gap between the untrained
@@ -25,7 +25,7 @@ from fedone_sdk.algorithms.method import PlainAlgorithm
 from fedone_sdk.algorithms.state import State
 from fedone_sdk.experiments.queries_report import queries_text
 from fedone_sdk.experiments.statistics import compared, median_interval
-from tests.benchmarks.slot_runs import Table
+from tests.benchmarks.slot_runs import TABLES, Table
 
 CLIENTS = 12
 SAMPLES = 20
@@ -39,7 +39,7 @@ METHODS: Mapping[str, Mapping[str, float]] = {"gs-bdpl": {"tau": 1.0}, "bdpl": {
 def main() -> None:
     """Choose rates on the pilots, run the repeats and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tables", type=Path, default=Path("tables"))
+    parser.add_argument("--tables", type=Path, default=TABLES)
     parser.add_argument("--cell", default="smollm2-sst2")
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--share", type=float, default=0.5, help="of the gap, the target")

@@ -30,6 +30,9 @@ Ints = NDArray[np.int64]
 
 RACE = 0.2
 
+TABLES = Path(__file__).parents[2] / "docs" / "benchmarks" / "slot-tables"
+"""The tables of the repository: label log-probabilities and labels, no texts of the data."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:

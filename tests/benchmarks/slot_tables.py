@@ -63,13 +63,6 @@ async def _build(name: str, cell: Cell, place: Place, folder: Path, threads: int
         "task": cell.task("{closing}"),
         "slots": ["instruction", "demonstrations", "closing", "labels"],
         "instructions": cell.instructions,
-        "demonstrations": {
-            word[0]: [
-                cell.prefix((cell.blanks[0], index, 0, number), shown)
-                for index in range(len(cell.shots))
-            ]
-            for number, word in enumerate(cell.words)
-        },
         "closings": cell.closings,
         "words": cell.words,
         "labels": cell.labels,

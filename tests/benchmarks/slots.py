@@ -1,12 +1,13 @@
 """Searches over slots, on tables of real answers to all combinations of candidates.
 
-    python -m tests.benchmarks.slots --build gemma-sst2 --gemma FILE --sst2 FOLDER
-    python -m tests.benchmarks.slots --run --seeds 20 --report
+    python -m tests.benchmarks.slots --run --report
+    python -m tests.benchmarks.slots --build gemma-sst2 --tables FOLDER --gemma FILE --sst2 FOLDER
 
-The first command queries a model once for every combination of a cell's candidates (20 minutes to
-an hour on two cores) and stores the answers. The second command runs the SDK's methods on them,
-with its partitions, mini-batches and losses by class. Finished trials are stored, so an interrupted
-command resumes. Mini-batches of another size need another `--trials` file.
+The first command runs the SDK's methods on the tables of docs/benchmarks/slot-tables, with its
+partitions, mini-batches and losses by class. Finished trials are stored, so an interrupted command
+resumes; mini-batches of another size need another `--trials` file. The second command makes a
+table: it queries a model once for every combination of a cell's candidates (10 minutes to an hour
+on one core).
 """
 
 from __future__ import annotations
@@ -24,7 +25,15 @@ from fedone_sdk.algorithms import METHODS
 from fedone_sdk.backends.local_models import local_model, model_file
 from tests.benchmarks.slot_cells import CELLS, Place
 from tests.benchmarks.slot_report import report
-from tests.benchmarks.slot_runs import CONTESTANTS, Contestant, Federation, Table, pilots, trial
+from tests.benchmarks.slot_runs import (
+    CONTESTANTS,
+    TABLES,
+    Contestant,
+    Federation,
+    Table,
+    pilots,
+    trial,
+)
 from tests.benchmarks.slot_tables import build
 
 BUDGETS = (50, 100, 200, 300, 1000)
@@ -42,7 +51,7 @@ PILOT = 9001
 def main() -> None:
     """Build tables, run trials, write the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tables", type=Path, default=Path("tables"), help="where they are")
+    parser.add_argument("--tables", type=Path, default=TABLES, help="where they are")
     parser.add_argument("--build", choices=CELLS, nargs="*", default=[])
     parser.add_argument("--threads", type=int, help="of llama.cpp; one per core by default")
     smollm2 = model_file(local_model("smollm2-135m-instruct"))
@@ -57,10 +66,10 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", choices=CONTESTANTS, default=[*CONTESTANTS])
     parser.add_argument("--partitions", nargs="*", choices=PARTITIONS, default=["iid", "dirichlet"])
     parser.add_argument("--budgets", nargs="*", type=int, default=[*BUDGETS])
-    parser.add_argument("--batch", type=int, default=8, help="rows of a mini-batch, at most")
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=16, help="rows of a mini-batch, at most")
+    parser.add_argument("--seeds", type=int, default=6)
     parser.add_argument("--default", choices=CONTESTANTS, default="thompson")
-    parser.add_argument("--trials", type=Path, help="JSON lines; next to the tables by default")
+    parser.add_argument("--trials", type=Path, default=Path("slot-trials.jsonl"), help="JSON lines")
     args = parser.parse_args()
     place = Place(smollm2=args.smollm2, gemma=args.gemma, sst2=args.sst2, corpora=args.corpora)
     for name in args.build:
@@ -69,18 +78,17 @@ def main() -> None:
         return
     names = args.cells or [name for name in CELLS if (args.tables / f"{name}.npz").is_file()]
     tables = [Table(args.tables / f"{name}.npz") for name in names]
-    file = args.trials or args.tables / "trials.jsonl"
     if args.pilot:
         _pilot(tables, args.budgets, args.partitions, args.batch)
     if args.run:
         seeds = range(args.seeds)
         # Seeds vary slowest, so an interrupted run has complete pairs.
         wanted = itertools.product(seeds, tables, args.partitions, args.methods, args.budgets)
-        _run(file, wanted, args.batch)
+        _run(args.trials, wanted, args.batch)
     if args.report:
         lines = report(
             tables,
-            [one for one in _trials(file) if one["seed"] < args.seeds],
+            [one for one in _trials(args.trials) if one["seed"] < args.seeds],
             budgets=args.budgets,
             methods=args.methods,
             default=args.default,
