@@ -15,7 +15,7 @@ from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.paper import about, paper_row, printed
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.study import Design, Point, Study
+from fedone_sdk.experiments.study import Design, Point, Study, changed
 from fedone_sdk.experiments.summary import markdown_table, mean_sd_text, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
@@ -80,13 +80,13 @@ class Table3(Study):
 
     `Settings.options`: ``concurrency``, the requests under way at once (a small server times out
     with more than it has slots); ``dev_rows``, the dev rows that prompts are measured on;
-    ``question=yes-no`` asks SST-2 a yes-or-no question as well, for models that do not answer great
+    ``batch_size``, the examples of a query; ``question=yes-no`` asks SST-2 a yes-or-no question as well, for models that do not answer great
     or terrible.
     """
 
     name = "table3"
     title = "A chat model behind an API: no prompt, an untrained one, FedOne's methods"
-    options = ("concurrency", "dev_rows", "question")
+    options = ("batch_size", "concurrency", "dev_rows", "question")
     takes = (
         "tasks",
         "cap_queries",
@@ -127,13 +127,16 @@ class Table3(Study):
         return [quote, *(_capped(trial, caps) for trial in super().trials(settings, results))]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        """What all runs share, with the dev rows that the user wants.
+        """What all runs share, with the sizes that the user wants.
 
         Raises:
-            SpecError: They are no positive whole number.
+            SpecError: One is no positive whole number.
         """
-        rows = _whole(settings, "dev_rows")
-        return super().run(settings) | ({} if rows is None else {"dev_rows": rows})
+        rows, examples = _whole(settings, "dev_rows"), _whole(settings, "batch_size")
+        wanted = {} if rows is None else {"dev_rows": rows}
+        if examples is not None:
+            wanted["method"] = {"batch_size": examples}
+        return changed(super().run(settings), wanted)
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One, where the seed has no part in the result."""
