@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import accumulate
@@ -59,6 +60,7 @@ class Tuning:
             drawn with replacement, and the result says so.
         prompt_len: n.
         vocab_size: N, PMI n-grams of the clients' text; None where the method has no candidates.
+        slots: Slots with candidates, in the place of positions.
         rounds: T.
         clients_per_round: K*.
         participation: What else is set of ``participation``.
@@ -77,6 +79,7 @@ class Tuning:
     shots: int = 16
     prompt_len: int = 20
     vocab_size: int | None = 200
+    slots: Sequence[Mapping[str, Any]] = ()
     rounds: int = 100
     clients_per_round: int = 1
     participation: dict[str, Any] | None = None
@@ -111,7 +114,9 @@ def run_trial(
     Raises:
         SpecError: There is no data for the task, or no such run.
     """
-    document = run_document(tuning, settings.backend(tuning.backend_kind))
+    document = run_document(
+        replace(tuning, task=settings.preset(tuning.task)), settings.backend(tuning.backend_kind)
+    )
     validate_spec(RunSpec, document, source=key)
     inputs = settings.inputs(tuning.task)
     if tuning.held_out is not None:
@@ -227,11 +232,12 @@ def trial_backend(
 def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
     """The run as RUN.yaml has it, without the paths, which are a trial's inputs."""
     vocabulary = tuning.vocab_size and {"kind": "pmi", "size": tuning.vocab_size}
+    positions = {"length": tuning.prompt_len, "vocabulary": vocabulary}
     return {
         "name": "trial",
         "task": tuning.task,
         "data": {"train": "train", "num_clients": tuning.num_clients, "shots": tuning.shots},
-        "prompt": {"length": tuning.prompt_len, "vocabulary": vocabulary},
+        "prompt": {"slots": list(tuning.slots)} if tuning.slots else positions,
         "method": tuning.method,
         "participation": {
             "clients_per_round": tuning.clients_per_round,
@@ -286,7 +292,8 @@ async def _simulate(
 async def _loaded(backend: LLMBackend, kind: str, workspace: Workspace) -> dict[str, Any]:
     """``loaded_bytes`` of the model, and the ``device`` that has them."""
     if kind != "transformers":
-        file = onnx_file(workspace.inputs["model"])
+        model = workspace.inputs["model"]
+        file = onnx_file(model) if model.is_dir() else model
         return {"loaded_bytes": file and file.stat().st_size, "device": "cpu"}
 
     from fedone_sdk.baselines import bare_model

@@ -11,7 +11,6 @@ from fedone_sdk.experiments.figures import drawing
 from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import positive
 from fedone_sdk.experiments.toy import Toy, toy_trial
 from fedone_sdk.experiments.toy_report import Condition
 
@@ -74,13 +73,13 @@ class FigureToy(Study):
         )
 
     def _toy(self, settings: Settings, point: Point, seed: int) -> Toy:
-        run, options = self.run(settings), settings.options
+        run = self.run(settings)
         return Toy(
             clients_per_round=point["clients_per_round"],
             seed=seed,
             dirichlet_alpha=_SPLITS[point["split"]][1],
-            learning_rate=positive(options, "learning_rate") or run["learning_rate"],
-            max_queries=int(positive(options, "max_queries") or run["max_queries"]),
+            learning_rate=run["learning_rate"],
+            max_queries=run["max_queries"],
             # MNIST's test split is large, and a visit there takes 38 queries.
             measure_every=20 if settings.data is None else 200,
         )

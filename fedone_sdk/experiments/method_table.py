@@ -18,6 +18,7 @@ from fedone_sdk.experiments.summary import (
     mean_curve,
     mean_sd,
     mean_sd_text,
+    number,
     table,
 )
 from fedone_sdk.glue import GLUE_TASKS, glue_task
@@ -51,6 +52,9 @@ _RUN: Mapping[str, Any] = {
     "every": 10,
     "searches": True,
 }
+_SIZES = ("num_clients", "shots", "num_samples", "batch_size", "rounds", "every")
+"""Settings of the runs that the user may give."""
+
 _SMALL: Mapping[str, Any] = {
     "num_clients": 10,
     "shots": 8,
@@ -78,7 +82,7 @@ class MethodTable(Study):
 
     framework: ClassVar[str]
     rows: ClassVar[tuple[Method, ...]] = tuple(METHODS.values())
-    options: ClassVar[tuple[str, ...]] = ("methods",)
+    options: ClassVar[tuple[str, ...]] = ("methods", "learning_rate", *_SIZES)
     takes: ClassVar[tuple[str, ...]] = ("tasks",)
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
@@ -89,7 +93,7 @@ class MethodTable(Study):
             run = {**self.run(settings), "task": task}
             for row in rows:
                 rate = self._rate(row, task, settings, results)
-                if row.rates and run["searches"]:
+                if self._pilots(row, settings):
                     # At K* = 1 for any K*: ten times the cost would buy little here.
                     pilot = {
                         **run,
@@ -171,9 +175,15 @@ class MethodTable(Study):
         names = wanted(settings, (row.name for row in self.rows))
         return [row for row in self.rows if (row.usual if names is None else row.name in names)]
 
+    def _pilots(self, row: Method, settings: Settings) -> bool:
+        """Whether pilots choose the method's learning rate."""
+        given = "learning_rate" in settings.options
+        return bool(row.rates) and self.run(settings)["searches"] and not given
+
     def _rate(self, row: Method, task: str, settings: Settings, results: Results) -> float | None:
-        if not self.run(settings)["searches"]:
-            return row.rates[0] if row.rates else None
+        if not self._pilots(row, settings):
+            asked = number(settings.options, "learning_rate", None)
+            return (asked or row.rates[0]) if row.rates else None
         keys = {rate: _pilot_key(task, row, rate) for rate in row.rates}
         return best_rate({rate: results[key] for rate, key in keys.items() if key in results})
 
@@ -363,8 +373,8 @@ def _cost_section(cells: _Cells) -> list[str]:
 def _panel(cells: _Cells, task: str) -> Panel:
     """Curves of methods that query, levels of the others."""
     lines, levels, last = [], [], 1.0
-    for number, (title, row) in enumerate(cells.items()):
-        runs, color = [run for run in row[task].values() if "curve" in run], f"C{number}"
+    for place, (title, row) in enumerate(cells.items()):
+        runs, color = [run for run in row[task].values() if "curve" in run], f"C{place}"
         if any(point["queries"] for run in runs for point in run["curve"]):
             points = mean_curve(runs, scale=100)
             x, y, _ = zip(*points, strict=True) if points else ((), (), ())

@@ -59,7 +59,7 @@ def prompt_trial(key: str, settings: Settings, task: str, prompt: str) -> Trial:
     return Trial(
         key=key,
         run=run_prompt,
-        options={"task": task, "prompt": prompt, "backend": settings.backend()},
+        options={"task": settings.preset(task), "prompt": prompt, "backend": settings.backend()},
         inputs={"dev": folder / "dev.jsonl", "model": settings.model_folder},
     )
 
@@ -88,7 +88,7 @@ def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> 
     return Trial(
         key=key,
         run=run_demonstrations,
-        options={"task": task, "seed": seed, "backend": settings.backend()},
+        options={"task": settings.preset(task), "seed": seed, "backend": settings.backend()},
         inputs=settings.inputs(task),
     )
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from fedone_sdk.experiments.experiment import Experiment, Result, Results, Trial
 from fedone_sdk.experiments.federated import Tuning, tuning_trial
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.summary import Column, mean_sd_text
+from fedone_sdk.experiments.summary import Column, mean_sd_text, number
 
 __all__ = ["Design", "METRIC_COLUMNS", "Point", "Runs", "Study", "changed", "metrics"]
 
@@ -51,8 +51,16 @@ class Study(Experiment):
     design: ClassVar[Design]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        """What all runs share."""
-        return changed(self.design.base, self.design.small if settings.quick else {})
+        """What all runs share, with the numbers of it and of its method that the user wants.
+
+        Raises:
+            SpecError: One is not positive, or not whole where it must be.
+        """
+        run = changed(self.design.base, self.design.small if settings.quick else {})
+        method, options = run.get("method", {}), settings.options
+        asked = {name: number(options, name, run[name]) for name in options.keys() & run.keys()}
+        inner = {name: number(options, name, method[name]) for name in options.keys() & method}
+        return changed(run, {**asked, **({"method": inner} if inner else {})})
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
         """The values on each axis."""

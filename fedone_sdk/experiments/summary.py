@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from fedone_sdk.errors import SpecError
 
-__all__ = ["Column", "markdown_table", "mean_curve", "mean_sd", "mean_sd_text", "positive", "table"]
+__all__ = ["Column", "markdown_table", "mean_curve", "mean_sd", "mean_sd_text", "number", "table"]
 
+
+Number = TypeVar("Number", int, float, float | None)
 
 Column = Callable[[Any, Any], str]
 """Makes a cell of a key and its result."""
@@ -95,20 +97,22 @@ def _key_text(key: object) -> str:
     return f"{key:,}" if isinstance(key, int) else str(key)
 
 
-def positive(options: Mapping[str, str], name: str, default: float | None = None) -> float | None:
-    """The positive number that ``--set`` gives, else the default.
+def number(options: Mapping[str, str], name: str, default: Number) -> Number:
+    """The positive number that ``--set`` gives, whole where the default is; else the default.
 
     Raises:
-        SpecError: It is no positive number.
+        SpecError: It is no such number.
     """
     if name not in options:
         return default
+    whole = isinstance(default, int)
     try:
-        number = float(options[name])
+        found: float = (int if whole else float)(options[name])
     except ValueError:
-        number = math.nan
-    if not 0.0 < number < math.inf:
+        found = math.nan
+    if not 0 < found < math.inf:
+        what = "whole number" if whole else "number"
         raise SpecError(
-            f"--set {name}: must be a positive number, not {options[name]!r}", source="arguments"
+            f"--set {name}: must be a positive {what}, not {options[name]!r}", source="arguments"
         )
-    return number
+    return cast("Number", found)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.accounting import count_messages
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import run_timed
@@ -30,7 +29,7 @@ _TIMED_TASK = "sst2"
 _BBT_20 = replace(METHODS["bbt"].variant("BBT (population 20)", num_samples=20), name="bbt-20")
 _NAMES = ("prompt-tuning", "p-tuning-v2", "bbt-200", "bbt-20", "bdpl", "gs-bdpl")
 _ROWS = {name: _BBT_20 if name == "bbt-20" else METHODS[name] for name in _NAMES}
-_FEDERATED = tuple(row for row in METHODS.values() if row.federated)
+_FEDERATED = tuple(row for row in METHODS.values() if row.federated and not row.slots)
 
 _SHAPES = {
     "prompt_len": 20,
@@ -63,22 +62,6 @@ class Table2(Study):
         small_axes={"clients_per_round": (1,)},
         key="{row}_{exchange}_k{clients_per_round}",
     )
-
-    def run(self, settings: Settings) -> dict[str, int]:
-        """The shapes, with those that the user wants.
-
-        Raises:
-            SpecError: One is not a positive whole number.
-        """
-        run: dict[str, int] = super().run(settings)
-        for name, text in settings.options.items():
-            if not text.isascii() or not text.isdigit() or int(text) < 1:
-                raise SpecError(
-                    f"--set {name}: must be a whole number above 0, not {text!r}",
-                    source="arguments",
-                )
-            run[name] = int(text)
-        return run
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One count of each, where a method has the exchange."""

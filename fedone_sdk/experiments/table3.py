@@ -15,8 +15,8 @@ from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.paper import about, paper_row, printed
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.study import Design, Point, Study, changed
-from fedone_sdk.experiments.summary import markdown_table, mean_sd_text, table
+from fedone_sdk.experiments.study import Design, Point, Study
+from fedone_sdk.experiments.summary import markdown_table, mean_sd_text, number, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 
@@ -80,8 +80,8 @@ class Table3(Study):
 
     `Settings.options`: ``concurrency``, the requests under way at once (a small server times out
     with more than it has slots); ``dev_rows``, the dev rows that prompts are measured on;
-    ``batch_size``, the examples of a query; ``question=yes-no`` asks SST-2 a yes-or-no question as well, for models that do not answer great
-    or terrible.
+    ``batch_size``, the examples of a query; ``question=yes-no`` asks SST-2 a yes-or-no question as
+    well, for models that do not answer great or terrible.
     """
 
     name = "table3"
@@ -125,18 +125,6 @@ class Table3(Study):
             return [quote]
         caps = results[quote.key]["caps"]
         return [quote, *(_capped(trial, caps) for trial in super().trials(settings, results))]
-
-    def run(self, settings: Settings) -> dict[str, Any]:
-        """What all runs share, with the sizes that the user wants.
-
-        Raises:
-            SpecError: One is no positive whole number.
-        """
-        rows, examples = _whole(settings, "dev_rows"), _whole(settings, "batch_size")
-        wanted = {} if rows is None else {"dev_rows": rows}
-        if examples is not None:
-            wanted["method"] = {"batch_size": examples}
-        return changed(super().run(settings), wanted)
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One, where the seed has no part in the result."""
@@ -206,7 +194,7 @@ class Table3(Study):
             prices = {"prompt": str(settings.prices[0]), "completion": str(settings.prices[1])}
         run = self.run(settings)
         del run["dev_rows"]
-        at_once = _whole(settings, "concurrency")
+        at_once = number(settings.options, "concurrency", 0)
         document: dict[str, Any] = {
             "name": "trial",
             **run,
@@ -216,7 +204,7 @@ class Table3(Study):
                 "model": settings.api_model,
                 "api_key_env": settings.api_key_env,
                 "prices": prices,
-                **({} if at_once is None else {"limits": {"concurrency": at_once}}),
+                **({"limits": {"concurrency": at_once}} if at_once else {}),
             },
         }
         data = {**document["data"], "train": "train"}
@@ -264,18 +252,6 @@ class Table3(Study):
             "standard deviation "
             "over seeds."
         )
-
-
-def _whole(settings: Settings, name: str) -> int | None:
-    """The positive whole number that ``--set`` gives.
-
-    Raises:
-        SpecError: It is none.
-    """
-    text = settings.options.get(name)
-    if text is not None and (not text.isdecimal() or not int(text)):
-        raise SpecError(f"--set {name}: {text!r} is no positive whole number", source="arguments")
-    return None if text is None else int(text)
 
 
 def _questions(settings: Settings) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedone_sdk.experiments.probe import Probing
 from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import positive
+from fedone_sdk.experiments.summary import number
 from fedone_sdk.experiments.time_to_target import target_trial
 from fedone_sdk.spec import GsBdplSpec
 
@@ -237,25 +237,26 @@ class TableQueries(Study):
         row, gains = found.row, dict(found.gains)
         changes, rates = dict(run["method"]), row.rates
         tunable = row.rates or "learning_rate" in row.method
-        if tunable and (rate := positive(options, "learning_rate")) is not None:
+        if tunable and (rate := number(options, "learning_rate", None)) is not None:
             changes["learning_rate"], rates = rate, ()
-        gains[next(iter(gains))] = positive(options, "gain") or found.gains[next(iter(gains))]
+        first = next(iter(gains))
+        gains[first] = number(options, "gain", gains[first])
         found = replace(
             found,
             row=replace(row, method={**row.method, **changes}, rates=rates),
             gains=gains,
             cap=run.get("cap", found.cap),
         )
-        if (asked := positive(options, "cap")) is None:
+        if not (asked := number(options, "cap", 0)):
             return found
         clients = self.grid(settings)["clients_per_round"]
         whole = math.lcm(*(each * found.num_samples for each in clients))
         if asked % whole:
             raise SpecError(
-                f"--set cap: {asked:g} is no multiple of {whole}, whole rounds of every K*",
+                f"--set cap: {asked} is no multiple of {whole}, whole rounds of every K*",
                 source="arguments",
             )
-        return replace(found, cap=int(asked))
+        return replace(found, cap=asked)
 
     def probing(self, settings: Settings) -> Probing:
         """How runs are measured."""

@@ -301,7 +301,10 @@ def test_quick(
         (["figure-toy", "--task", "sst2"], "arguments: --task: figure-toy has no use for it"),
         (["table1", "--data", ".", "--cap", "9"], "arguments: --cap: table1 has no use for it"),
         (["figure-toy", "--data", "docs"], "docs: has neither train-images-idx3-ubyte"),
-        (["table2", "--set", "rounds=0"], "arguments: --set rounds: must be a whole number"),
+        (
+            ["table2", "--set", "rounds=0"],
+            "arguments: --set rounds: must be a positive whole number",
+        ),
         (
             ["table-queries", "--data", ".", "--set", "cap=50"],
             "arguments: --set cap: 50 is no multiple of 600, whole rounds of every K*",

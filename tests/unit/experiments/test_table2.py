@@ -135,5 +135,5 @@ def test_the_papers_numbers_stand_beside_ours_at_its_own_shapes() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", ""])
 def test_a_shape_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(SpecError, match="--set vocab_size: must be a whole number above 0"):
+    with pytest.raises(SpecError, match="--set vocab_size: must be a positive whole number"):
         Table2().trials(Settings(options={"vocab_size": text}), {})
