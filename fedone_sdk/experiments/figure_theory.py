@@ -12,7 +12,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Report, Results
 from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.paper import about
-from fedone_sdk.experiments.queries_report import Repeats, finite, interval_text, queries_text
+from fedone_sdk.experiments.queries_report import MethodRepeats, finite, interval_text, queries_text
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import Median
 from fedone_sdk.experiments.summary import table
@@ -109,13 +109,13 @@ class _Measured:
         fit: c1 and c2; None if there is no fit.
     """
 
-    repeats: Repeats
+    repeats: MethodRepeats
     medians: Mapping[int, Median]
     per_client: float
     fit: tuple[float, float] | None
 
     @classmethod
-    def of(cls, repeats: Repeats) -> _Measured:
+    def of(cls, repeats: MethodRepeats) -> _Measured:
         medians = {k: repeats.median(k, repeats.target) for k in repeats.present}
         k, runs = next((k, repeats.runs[k]) for k in medians)
         per_client = max(max(map(float, run["queries_per_round"])) for run in runs.values()) / k

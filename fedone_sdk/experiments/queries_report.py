@@ -21,7 +21,7 @@ from fedone_sdk.experiments.statistics import (
 )
 from fedone_sdk.experiments.summary import Column, mean_sd_text, table
 
-__all__ = ["Repeats", "TRIM", "finite", "interval_text", "queries_text"]
+__all__ = ["MethodRepeats", "Repeats", "TRIM", "finite", "interval_text", "queries_text"]
 
 TRIM = 0.1
 """Share of the repeats that the trimmed mean leaves out at each end."""
@@ -34,39 +34,17 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """All repeats of one method.
+    """Queries to targets for several K*, over repeats.
 
     Attributes:
-        label: The method's name in reports.
-        learning_rates: By K*; empty for methods without a learning rate.
-        gains: The targets; the first one is the table's.
+        label: Their name in reports.
         cap: Training queries at which a repeat is censored.
-        paper: The paper's means by K*.
-        runs: Results by K* and seed.
+        runs: Results by K* and seed; ``reached`` has the queries to each target, None for never.
     """
 
     label: str
-    learning_rates: Mapping[int, float]
-    gains: Mapping[str, float]
     cap: int
-    paper: Mapping[int, float]
     runs: Mapping[int, Mapping[int, Result]]
-
-    @property
-    def setting(self) -> str:
-        """The learning rate in words."""
-        rates = sorted(set(self.learning_rates.values()))
-        if not rates:
-            return "the same sigma at every K*"
-        if len(rates) == 1:
-            return f"learning rate {rates[0]:g} at every K*"
-        each = (f"{rate:g} at K*={clients}" for clients, rate in self.learning_rates.items())
-        return f"learning rate {', '.join(each)}"
-
-    @property
-    def target(self) -> str:
-        """The name of the table's target."""
-        return next(iter(self.gains))
 
     @property
     def present(self) -> list[int]:
@@ -84,10 +62,11 @@ class Repeats:
         """The median over the repeats, the censored ones infinite."""
         return median_interval(list(self.queries(clients, target).values()))
 
-    def trimmed(self, clients: int, target: str) -> TrimmedMean:
-        """The mean without the extremes."""
-        values = list(self.queries(clients, target).values())
-        return trimmed_mean(values, share=TRIM, cap=self.cap)
+    def median_text(self, clients: int, target: str) -> str:
+        """The median, and how many repeats did not reach the target."""
+        found = [*self.queries(clients, target).values()]
+        text, missed = queries_text(median_interval(found).value, self.cap), found.count(math.inf)
+        return f"{text} ({missed} of {len(found)} never)" if missed else text
 
     def comparison(self, clients: int, target: str) -> Comparison:
         """K*=1 against another K*, over the seeds that both have."""
@@ -95,23 +74,17 @@ class Repeats:
         seeds = sorted(one.keys() & other.keys())
         return compared([one[s] for s in seeds], [other[s] for s in seeds], cap=self.cap)
 
-    def markdown(self) -> str:
-        """The tables and what they say."""
-        return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
-
-    def data(self) -> dict[str, Any]:
-        """The same numbers, as JSON holds them; null is infinite."""
-        return {
-            "learning_rates": {str(k): rate for k, rate in self.learning_rates.items()},
-            "cap": self.cap,
-            "targets": {
-                target: {
-                    "gain": gain,
-                    "clients": {str(k): self._data(k, target) for k in self.present},
-                }
-                for target, gain in self.gains.items()
-            },
+    def numbers(self, clients: int, target: str) -> dict[str, Any]:
+        """The queries, their median and K*=1 against this K*, as JSON holds them."""
+        found: dict[str, Any] = {
+            "queries": finite({str(s): v for s, v in self.queries(clients, target).items()}),
+            "median": finite(asdict(self.median(clients, target))),
         }
+        if clients != 1 and 1 in self.present:
+            comparison = self.comparison(clients, target)
+            ratio = comparison.ratio and finite(comparison.ratio._asdict())
+            found["against_one"] = {**asdict(comparison), "ratio": ratio}
+        return found
 
     def verdict(self, target: str) -> str:
         """Whether one client per round needs the fewest queries to a target, in a sentence."""
@@ -144,6 +117,60 @@ class Repeats:
             head = "That K*=1 needs the fewest queries is **not shown**: "
             head += f"nothing tells it apart from {_names(open_)}"
         return f"{head}. In detail: {'; '.join(parts)}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRepeats(Repeats):
+    """The repeats of one method.
+
+    Attributes:
+        learning_rates: By K*; empty for methods without a learning rate.
+        gains: The targets; the first one is the table's.
+        paper: The paper's means by K*.
+    """
+
+    learning_rates: Mapping[int, float]
+    gains: Mapping[str, float]
+    paper: Mapping[int, float]
+
+    @property
+    def setting(self) -> str:
+        """The learning rate in words."""
+        rates = sorted(set(self.learning_rates.values()))
+        if not rates:
+            return "the same sigma at every K*"
+        if len(rates) == 1:
+            return f"learning rate {rates[0]:g} at every K*"
+        each = (f"{rate:g} at K*={clients}" for clients, rate in self.learning_rates.items())
+        return f"learning rate {', '.join(each)}"
+
+    @property
+    def target(self) -> str:
+        """The name of the table's target."""
+        return next(iter(self.gains))
+
+    def trimmed(self, clients: int, target: str) -> TrimmedMean:
+        """The mean without the extremes."""
+        values = list(self.queries(clients, target).values())
+        return trimmed_mean(values, share=TRIM, cap=self.cap)
+
+    def markdown(self) -> str:
+        """The tables and what they say."""
+        return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
+
+    def data(self) -> dict[str, Any]:
+        """The same numbers, as JSON holds them; null is infinite."""
+        return {
+            "learning_rates": {str(k): rate for k, rate in self.learning_rates.items()},
+            "cap": self.cap,
+            "targets": {
+                target: {
+                    "gain": gain,
+                    "clients": {str(k): self._data(k, target) for k in self.present},
+                }
+                for target, gain in self.gains.items()
+            },
+        }
 
     def panels(self) -> tuple[Panel, Panel]:
         """Queries to the target over K*, and the curves that led there.
@@ -227,18 +254,12 @@ class Repeats:
         return [run["curve"][place]["prompt_metric"] for run in self.runs[clients].values()]
 
     def _data(self, clients: int, target: str) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "queries": finite({str(s): v for s, v in self.queries(clients, target).items()}),
-            "median": finite(asdict(self.median(clients, target))),
+        return {
+            **self.numbers(clients, target),
             "trimmed_mean": self.trimmed(clients, target)._asdict(),
             "paper": self.paper.get(clients),
             "prompt": {"start": self._prompts(clients, 0), "end": self._prompts(clients, -1)},
         }
-        if clients != 1 and 1 in self.present:
-            comparison = self.comparison(clients, target)
-            ratio = comparison.ratio and finite(comparison.ratio._asdict())
-            found["against_one"] = {**asdict(comparison), "ratio": ratio}
-        return found
 
 
 def queries_text(queries: float, cap: int) -> str:

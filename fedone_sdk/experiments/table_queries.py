@@ -14,7 +14,7 @@ from fedone_sdk.experiments.figures import drawing
 from fedone_sdk.experiments.methods import METHODS, Method, missing, wanted
 from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.probe import Probing
-from fedone_sdk.experiments.queries_report import Repeats
+from fedone_sdk.experiments.queries_report import MethodRepeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import number
@@ -213,12 +213,12 @@ class TableQueries(Study):
             figures={self.name: drawing([*above, *below], columns=len(found), size=(4.5, 3.75))},
         )
 
-    def repeats(self, settings: Settings, name: str, results: Results) -> Repeats:
+    def repeats(self, settings: Settings, name: str, results: Results) -> MethodRepeats:
         """What is known of a contender."""
         contender = self.contender(settings, name)
         points = [one for one in self._points(settings) if one["contender"] == name]
         rates = {one["clients_per_round"]: self._rate(settings, one, results) for one in points}
-        return Repeats(
+        return MethodRepeats(
             label=contender.row.title,
             learning_rates={clients: rate for clients, rate in rates.items() if rate is not None},
             gains=contender.gains,
