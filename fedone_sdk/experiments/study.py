@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from fedone_sdk.experiments.experiment import Experiment, Result, Results, Trial
 from fedone_sdk.experiments.federated import Tuning, tuning_trial
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.summary import Column, mean_sd_text, number
+from fedone_sdk.experiments.summary import number
 
-__all__ = ["Design", "METRIC_COLUMNS", "Point", "Runs", "Study", "changed", "metrics"]
+__all__ = ["Design", "Point", "Runs", "Study", "changed"]
 
 Point = Mapping[str, Any]
 """A value on each axis."""
@@ -121,19 +121,6 @@ class Study(Experiment):
         grid = self.grid(settings)
         for values in product(*grid.values()):
             yield dict(zip(grid, values, strict=True))
-
-
-def metrics(runs: Mapping[int, Result], name: str) -> list[float]:
-    """``no_prompt``, ``before`` or ``after`` of tuning runs."""
-    return [run["metric"][name] for run in runs.values()]
-
-
-METRIC_COLUMNS: Mapping[str, Column] = {
-    "no prompt": lambda _, runs: mean_sd_text(metrics(runs, "no_prompt")),
-    "untrained": lambda _, runs: mean_sd_text(metrics(runs, "before")),
-    "tuned": lambda _, runs: mean_sd_text(metrics(runs, "after")),
-}
-"""The metric of no prompt, of the untrained and of the tuned one, times 100; see `table`."""
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
