@@ -10,18 +10,23 @@ from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import CURVE_EXAMPLES
 from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.methods import METHODS, Method, missing, wanted
-from fedone_sdk.experiments.paper import about, paper_row, printed
+from fedone_sdk.experiments.paper import (
+    TASK_COLUMNS,
+    TASK_NAMES,
+    about,
+    printed,
+    score_table,
+)
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Study
 from fedone_sdk.experiments.summary import (
-    markdown_table,
     mean_curve,
     mean_sd,
     mean_sd_text,
     number,
     table,
 )
-from fedone_sdk.glue import GLUE_TASKS, glue_task
+from fedone_sdk.glue import GLUE_TASKS
 
 __all__ = ["HELD_OUT", "MethodTable", "PILOT_SEED", "Table1", "TableFedavg", "best_rate"]
 
@@ -30,9 +35,6 @@ PILOT_SEED = 10_007
 
 HELD_OUT = 8
 """Every so many-th training row is what learning rates are compared on."""
-
-_NAMES = {**{task: task.upper() for task in GLUE_TASKS}, "sst2": "SST-2", "cola": "CoLA"}
-_METRICS = {"accuracy": "acc", "f1": "F1", "matthews": "Matthews"}
 
 _Cell = Mapping[int | None, Result]
 """One method on one task: results by seed; None if the seed has no part in them."""
@@ -137,7 +139,14 @@ class MethodTable(Study):
         return Report(
             markdown="\n".join(
                 [
-                    _table(self.name, titles, cells, tasks),
+                    score_table(
+                        self.name,
+                        titles,
+                        {
+                            name: {task: _values(cell) for task, cell in row.items()}
+                            for name, row in cells.items()
+                        },
+                    ),
                     _legend(settings, run),
                     f"{about(self.name)}\n",
                     *_cautions(titled, absent),
@@ -252,24 +261,6 @@ def _document(cell: _Cell) -> dict[str, Any]:
     return {"values": values, "mean": mean, "sd": deviation}
 
 
-def _table(name: str, titles: Mapping[str, str], cells: _Cells, tasks: Sequence[str]) -> str:
-    """Ours, and below each row that of the paper."""
-    rows = []
-    for method, row in cells.items():
-        means = [mean_sd(_values(cell))[0] for cell in row.values() if cell]
-        average = mean_sd_text([mean_sd(means)[0]]) if len(means) == len(tasks) else "-"
-        rows.append(
-            [titles[method], *(mean_sd_text(_values(cell)) for cell in row.values()), average]
-        )
-        if method in printed(name)["rows"]:
-            rows.append(["the paper", *paper_row(name, method, tasks, average=True)])
-    return markdown_table(["Method", *map(_column, tasks), "Average"], rows)
-
-
-def _column(task: str) -> str:
-    return f"{_NAMES[task]} ({_METRICS[glue_task(task).metric]})"
-
-
 def _legend(settings: Settings, run: Mapping[str, Any]) -> str:
     spread = (
         f"mean ± sample standard deviation over {settings.seeds} seeds, one number where the seed "
@@ -303,14 +294,14 @@ def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
             models.setdefault(str(result["model"]), {})[title] = None
     if len(models) > 1:
         lines += [f"- Run by `{model}`: {', '.join(models[model])}." for model in sorted(models)]
-    reused = {_NAMES[task] for _, task, _, result in each if result.get("reused_rows")}
+    reused = {TASK_NAMES[task] for _, task, _, result in each if result.get("reused_rows")}
     if reused:
         lines.append(
             f"- Clients share rows, drawn with replacement, in {', '.join(sorted(reused))}: there "
             "are too few for disjoint shards."
         )
     lines += [
-        f"- {title} on {_NAMES[task]}, seed {seed}: ended as {result['status']} after "
+        f"- {title} on {TASK_NAMES[task]}, seed {seed}: ended as {result['status']} after "
         f"{result['rounds']} rounds."
         for title, task, seed, result in each
         if result.get("status", "completed") != "completed"
@@ -320,7 +311,7 @@ def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
             fitted = [one["demonstrations"] for one in cell.values() if "demonstrations" in one]
             if fitted:
                 number = " to ".join(f"{n}" for n in sorted({min(fitted), max(fitted)}))
-                lines.append(f"- {title} on {_NAMES[task]}: {number} fit before an input.")
+                lines.append(f"- {title} on {TASK_NAMES[task]}: {number} fit before an input.")
     return ["\n".join(lines) + "\n"] if lines else []
 
 
@@ -331,7 +322,7 @@ def _rates_section(
         return []
     tasks = next(iter(rates.values()))
     columns = {
-        _NAMES[task]: lambda _, row, task=task: "-" if row[task] is None else f"{row[task]:g}"
+        TASK_NAMES[task]: lambda _, row, task=task: "-" if row[task] is None else f"{row[task]:g}"
         for task in tasks
     }
     how = (
@@ -386,4 +377,4 @@ def _panel(cells: _Cells, task: str) -> Panel:
         Line(x=[0, last], y=[level] * 2, label=title, style="--", color=color)
         for title, level, color in levels
     ]
-    return Panel(lines=lines, title=_column(task), x="training queries", y="")
+    return Panel(lines=lines, title=TASK_COLUMNS[task], x="training queries", y="")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,10 +12,10 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.chat import row_run, run_standing, run_tuned
 from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
-from fedone_sdk.experiments.paper import about, paper_row, printed
+from fedone_sdk.experiments.paper import about, printed, score_table
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import markdown_table, mean_sd_text, number, table
+from fedone_sdk.experiments.summary import number, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 
@@ -24,8 +23,6 @@ __all__ = ["BIAS_ROWS", "Table3"]
 
 _Found = dict[str, dict[str, list[Result]]]
 """Results by row, task and seed."""
-
-_METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews"}
 
 BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""
@@ -165,7 +162,7 @@ class Table3(Study):
         spent = {label: _spent(by_task) for label, by_task in found.items()}
         quote = results.get("quote", {})
         return Report(
-            markdown=_markdown(self._caption(settings, found), tasks, found, spent, quote),
+            markdown=_markdown(self._caption(settings, found), found, spent, quote),
             data={
                 "endpoint": settings.base_url,
                 "model": settings.api_model,
@@ -278,13 +275,6 @@ def _refusals(found: _Found) -> str:
     return "Cells without a number:\n\n" + "\n".join(lines) + "\n\n" if lines else ""
 
 
-def _printed(name: str, tasks: Sequence[str]) -> list[list[str]]:
-    """The paper's row, where it has one."""
-    if name not in printed(Table3.name)["rows"]:
-        return []
-    return [["the paper", *paper_row(Table3.name, name, tasks, average=True)]]
-
-
 def _capped(trial: Trial, caps: dict[str, dict[str, Any]]) -> Trial:
     cap = caps[trial.options["task"]]
     parts = ["measuring"] if "prompt" in trial.options else ["run", "measuring"]
@@ -302,23 +292,17 @@ def _all(found: _Found) -> Iterator[Result]:
     return (one for rows in found.values() for runs in rows.values() for one in runs)
 
 
-def _markdown(
-    caption: str, tasks: Sequence[str], found: _Found, spent: dict[str, Usage], quote: Result
-) -> str:
-    names = {
-        task: next((_METRICS[one["name"]] for rows in found.values() for one in rows[task]), "")
-        for task in tasks
-    }
-    scores = markdown_table(
-        ["", *(f"{task} ({names[task]})" for task in tasks), "mean"],
-        [
-            line
-            for name, (label, rows) in zip(_ROWS, found.items(), strict=True)
-            for line in (
-                [label, *map(_cell, rows.values()), _mean(rows)],
-                *_printed(name, tasks),
-            )
-        ],
+def _markdown(caption: str, found: _Found, spent: dict[str, Usage], quote: Result) -> str:
+    scores = score_table(
+        Table3.name,
+        {name: row.title for name, row in _ROWS.items()},
+        {
+            name: {
+                task: [one["metric"] for one in runs if one["metric"] is not None]
+                for task, runs in found[row.title].items()
+            }
+            for name, row in _ROWS.items()
+        },
     )
     costs = table(
         "",
@@ -343,17 +327,3 @@ def _rounds(found: _Found) -> str:
     if not ran:
         return "Nothing was tuned."
     return f"{ran[0] if ran[0] == ran[-1] else f'{ran[0]} to {ran[-1]}'} rounds were paid for."
-
-
-def _cell(runs: Sequence[Result]) -> str:
-    return mean_sd_text(one["metric"] for one in runs if one["metric"] is not None)
-
-
-def _mean(rows: dict[str, list[Result]]) -> str:
-    """Over tasks, where all have a number."""
-    means = [
-        statistics.fmean(known)
-        for runs in rows.values()
-        if (known := [one["metric"] for one in runs if one["metric"] is not None])
-    ]
-    return f"{100 * statistics.fmean(means):.1f}" if len(means) == len(rows) else "-"
