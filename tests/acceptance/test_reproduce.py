@@ -242,7 +242,7 @@ def figure_theory(found: Any, trials: Mapping[str, Any]) -> None:
     ("name", "check", "figure"),
     [
         ("table-fedavg", table_fedavg, "table-fedavg-curves"),
-        ("table2", table2, "table2"),
+        ("table2", table2, None),
         ("table3", table3, None),
         ("figure-toy", figure_toy, "figure-toy"),
         ("figure-heterogeneity", figure_heterogeneity, "figure-heterogeneity"),
