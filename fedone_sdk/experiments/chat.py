@@ -14,14 +14,12 @@ from decimal import Decimal
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
-from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, LabelsNotShown
 from fedone_sdk.experiments.experiment import Result, Workspace
+from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 from fedone_sdk.glue import glue_task
-from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
+from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, form_of
 
 if TYPE_CHECKING:
@@ -30,15 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bias_examples",
-    "chat_backend",
     "chat_federation",
     "row_run",
     "run_standing",
     "run_tuned",
-    "untrained_prompt",
 ]
-
-_BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -132,31 +126,6 @@ def bias_examples(federation: Federation, num_rows: int) -> tuple[Example, ...]:
     return tuple(islice(in_turn, num_rows))
 
 
-def untrained_prompt(federation: Federation) -> str:
-    """The deployable prompt before the first round, which the seed draws."""
-    spec = federation.spec
-    method = method_from_spec(
-        spec.method,
-        prompt_len=spec.prompt.length,
-        vocab_size=len(federation.vocabulary),
-        blank=federation.vocabulary.blank,
-        start=spec.prompt.warm_start(federation.vocabulary),
-        seed=spec.seed,
-    )
-    return federation.vocabulary.text(method.prompt(method.init()).tolist())
-
-
-def chat_backend(
-    run: dict[str, Any], workspace: Workspace, guard: BudgetGuard | None = None
-) -> LLMBackend:
-    """A trial's model; paid answers are kept in a file for the next attempt."""
-    from fedone_sdk.backends.build import build_backend
-
-    cache = str(workspace.file("answers.sqlite"))
-    spec = _BACKEND.validate_python({**run["backend"], "cache": cache})
-    return build_backend(spec, guard=guard)
-
-
 async def _paid(
     options: dict[str, Any],
     workspace: Workspace,
@@ -177,7 +146,7 @@ async def _paid(
             raise
 
     guard = _guard(workspace, _budget(*options["caps"]))
-    async with chat_backend(options["run"], workspace, guard) as backend:
+    async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:
         try:
             found = await find(WatchedBackend(backend, noted))
         except FedOneError:

@@ -13,12 +13,11 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.chat import (
     bias_examples,
-    chat_backend,
     chat_federation,
     row_run,
-    untrained_prompt,
 )
 from fedone_sdk.experiments.experiment import Result, Workspace
+from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -78,7 +77,7 @@ def run_quote(options: dict[str, Any], workspace: Workspace) -> Result:
 
 async def _quote(options: dict[str, Any], workspace: Workspace) -> Result:
     queries = queries_per_run(options)
-    async with chat_backend(options["run"], workspace) as backend:
+    async with trial_backend(options["run"]["backend"], workspace) as backend:
         priced = "usd" in backend.bounds
         costs = {
             task: await _costs(options, task, workspace, backend, queries)

@@ -19,17 +19,15 @@ from fedone_sdk.experiments.settings import Settings, onnx_file
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:
-    from fedone_sdk.algorithms import Algorithm
-    from fedone_sdk.algorithms.trained import Trained
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.backends.torch_model import TorchModel
+    from fedone_sdk.budget import BudgetGuard
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
 
 __all__ = [
     "CURVE_EXAMPLES",
     "Tuning",
-    "method_of",
     "run_document",
     "run_timed",
     "run_trial",
@@ -37,6 +35,7 @@ __all__ = [
     "trial_backend",
     "tuning_federation",
     "tuning_trial",
+    "untrained_prompt",
 ]
 
 _BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
@@ -196,12 +195,12 @@ def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federati
     return Federation.load(validate_spec(RunSpec, {**run, "data": data}, source="trial"))
 
 
-def method_of(federation: Federation) -> Algorithm | Trained:
-    """The method of a run, as its round machine has it."""
+def untrained_prompt(federation: Federation) -> str:
+    """The deployable prompt before the first round, which the seed draws."""
     from fedone_sdk.algorithms import method_from_spec
 
     spec, vocabulary = federation.spec, federation.vocabulary
-    return method_from_spec(
+    method = method_from_spec(
         spec.method,
         prompt_len=spec.prompt.length,
         vocab_size=len(vocabulary),
@@ -209,24 +208,30 @@ def method_of(federation: Federation) -> Algorithm | Trained:
         start=spec.prompt.warm_start(vocabulary),
         seed=spec.seed,
     )
+    return vocabulary.text(method.prompt(method.init()))
 
 
 def trial_backend(
-    document: dict[str, Any], workspace: Workspace, *, keep: bool = True
+    document: dict[str, Any],
+    workspace: Workspace,
+    *,
+    keep: bool = True,
+    guard: BudgetGuard | None = None,
 ) -> LLMBackend:
     """The model of a trial.
 
     Args:
-        document: As `Settings.backend` gives it.
-        workspace: Has the input ``model``.
+        document: ``backend`` as in a run; a path is relative to the input ``model``.
+        workspace: Has the input ``model``, where it is a file or a folder.
         keep: Whether a file keeps its answers for the next attempt; without one they are kept in
             memory, and what is billed does not depend on an earlier attempt.
+        guard: A budget that every request is charged to.
     """
     from fedone_sdk.backends.build import build_backend
 
     cache = str(_answers(workspace)) if keep else None
     spec = _BACKEND.validate_python({**document, "cache": cache})
-    return build_backend(spec, workspace.inputs["model"])
+    return build_backend(spec, workspace.inputs.get("model", "."), guard=guard)
 
 
 def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:

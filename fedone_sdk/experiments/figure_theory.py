@@ -155,7 +155,7 @@ class _Measured:
         return (
             f"## {repeats.label}\n\nQueries until the expected loss was "
             f"{repeats.gains[repeats.target]:g} nats below the start, {repeats.setting}.\n\n"
-            f"{rows}\n{self._fit_text()} {self._verdict()}\n"
+            f"{rows}\n{self._fit_text()}\n"
         )
 
     def data(self) -> dict[str, Any]:
@@ -211,25 +211,6 @@ class _Measured:
         if c1 == 0.0:
             return "The fit has c1 = 0: rounds fell like 1 / K*^2, and Q falls with K*."
         return f"The fit has c2 / c1 = {optimal_clients_per_round(c1=c1, c2=c2):.3g}."
-
-    def _verdict(self) -> str:
-        least = min(median.value for median in self.medians.values())
-        if not math.isfinite(least):
-            return "No K* reached the target in half of its repeats."
-        best = [k for k, median in self.medians.items() if median.value == least]
-        text = f"The least measured median is that of K*={' and '.join(map(str, best))}"
-        # An interval that anything lies in says nothing.
-        others = {k: m for k, m in self.medians.items() if k != 1 and m.coverage < 1.0}
-        if self.formula(1) is not None and others:
-            inside = [k for k, median in others.items() if self._inside(k, median)]
-            text += f"; the curve is inside the interval for {len(inside)} of {len(others)} other "
-            text += f"K* ({', '.join(f'K*={k}' for k in inside)})" if inside else "K*"
-        return text + "."
-
-    def _inside(self, clients: int, median: Median) -> bool:
-        found = self.formula(clients)
-        # Of a censored median only that it is past the cap is known.
-        return found is not None and min(median.low, self.repeats.cap) <= found <= median.high
 
 
 def _number(value: float | None) -> str:

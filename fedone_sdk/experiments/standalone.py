@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import (
-    method_of,
     trial_backend,
     tuning_federation,
+    untrained_prompt,
 )
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.glue import glue_task
@@ -74,9 +74,9 @@ def run_prompt(options: dict[str, Any], workspace: Workspace) -> Result:
 def run_untrained(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measures the deployable prompt of the untrained state of a ``run``."""
     federation = tuning_federation(options, workspace)
-    spec, method = federation.spec, method_of(federation)
-    prompt = federation.vocabulary.text(method.prompt(method.init()))
-    return asyncio.run(_measured(spec.task, prompt, options["run"]["backend"], workspace))
+    prompt = untrained_prompt(federation)
+    backend = options["run"]["backend"]
+    return asyncio.run(_measured(federation.spec.task, prompt, backend, workspace))
 
 
 def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> Trial:
