@@ -236,7 +236,7 @@ class TestFigureTheory:
         )
         rounds = {k: found["measured"][str(k)]["value"] / (20 * k) for k in (1, 3, 10)}
         assert (found["fit"]["c1"], found["fit"]["c2"]) == pytest.approx(fitted(rounds))
-        assert "The least measured median is that of K*=1" in report.markdown
+        assert "The fit has c2 / c1 =" in report.markdown
         figure = Figure()
         report.figures["figure-theory"](figure)
         assert len(figure.axes) == 1
