@@ -36,7 +36,7 @@ __all__ = [
 
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measures a prompt without training.
+    """Measure a prompt without training.
 
     Args:
         options: ``run``, ``task``, ``dev_rows``, ``caps`` of its parts and ``prompt``: ``none``;
@@ -60,7 +60,7 @@ def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Tunes a prompt in a whole federation, and measures what is deployed at the end.
+    """Tune a prompt in a federation, and measure the deployable prompt.
 
     Args:
         options: ``run``, ``task``, ``dev_rows``, and ``caps`` of the run and of measuring after it.
@@ -112,7 +112,7 @@ def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation
 
 
 def row_run(run: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's document with the parts that are a row's own: its prompt, and keys of its method."""
+    """A run's document with the prompt of a row, and with the row's keys of the method."""
     return {
         **run,
         "prompt": row.get("prompt", run["prompt"]),
@@ -121,7 +121,7 @@ def row_run(run: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bias_examples(federation: Federation, num_rows: int) -> tuple[Example, ...]:
-    """Training rows that a label bias is fitted on: the first ones of all clients in turn."""
+    """Training rows to fit a label bias on: the first rows of all clients in turn."""
     in_turn = (row for rows in zip_longest(*federation.shards) for row in rows if row is not None)
     return tuple(islice(in_turn, num_rows))
 

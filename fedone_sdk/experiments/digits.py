@@ -35,7 +35,7 @@ _SPLIT_SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Images and what they show.
+    """Images and their labels.
 
     Attributes:
         name: The data set's name in reports.
@@ -58,7 +58,7 @@ class Digits:
 
 
 def load_digits(folder: Path | None = None) -> Digits:
-    """Reads MNIST, or takes what scikit-learn brings along.
+    """Read MNIST, or the digits of scikit-learn.
 
     Args:
         folder: Holds MNIST's four IDX files, as they are or gzipped (``train-images-idx3-ubyte``,
@@ -81,7 +81,7 @@ def load_digits(folder: Path | None = None) -> Digits:
 
 
 def find_digits(folder: Path | None = None) -> None:
-    """Looks whether there is something to read, as `load_digits` would, and does not read it.
+    """Check that `load_digits` finds its files, without reading them.
 
     Raises:
         DataError: The folder holds no such files.

@@ -1,4 +1,4 @@
-"""One federated tuning as a trial: the ordinary round machine, all clients in this process."""
+"""One federated tuning as a trial, with all clients in this process."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Tuning:
         every: Rounds between the points of the curve; 0 measures only the ends.
         curve_examples: Dev rows of a point of the curve, always the same ones; None is all.
         queries: Cap on training queries; None is none.
-        held_out: Every so many-th training row is taken away from the clients and measured on in
-            the place of the dev split, which then is not looked at; None takes none away.
+        held_out: Every `held_out`-th training row is measured on in the place of the dev split,
+            and no client holds it; None measures on the dev split.
         backend_kind: Who runs the model; see `Settings.backend`.
     """
 
@@ -125,7 +125,7 @@ def run_trial(
 
 
 def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Runs a federation to its end.
+    """Run a federation to its end.
 
     Args:
         options: ``run`` as in RUN.yaml (but for the paths, which are inputs) and ``held_out``.
@@ -168,7 +168,7 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def run_timed(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Runs a federation to see how long its rounds take: no answer is known, nothing is measured.
+    """Time the rounds of a federation, without known answers and measurements.
 
     Arguments as for `run_tuning`.
 
@@ -264,7 +264,7 @@ def _answers(workspace: Workspace) -> Path:
 
 
 def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
-    """Every `every`-th row apart from the others."""
+    """Separate every `every`-th row from the others."""
     lines = [line for line in train.read_text(encoding="utf-8").split("\n") if line.strip()]
     parts = {
         "train.jsonl": [line for number, line in enumerate(lines) if number % every],
@@ -279,7 +279,7 @@ def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
 async def _simulate(
     federation: Federation, workspace: Workspace
 ) -> tuple[RunResult, dict[str, Any]]:
-    """The run's result, and what its model takes of the machine."""
+    """The run's result, and the memory of its model."""
     from fedone_sdk.baselines import trainer_of
     from fedone_sdk.simulation import simulate
 

@@ -39,7 +39,7 @@ _METHOD = (
 
 
 class FigureTheory(TableQueries):
-    """The query analysis against the runs of table-queries, which are not run again."""
+    """The query analysis next to the stored runs of table-queries."""
 
     name = "figure-theory"
     title = "Queries to a target over K*: the formula and the measurement"
@@ -123,7 +123,7 @@ class _Measured:
         return cls(repeats, medians, per_client, fitted(rounds))
 
     def formula(self, clients: float) -> float | None:
-        """The curve through the measured median of K*=1; None where that was censored."""
+        """The curve through the measured median of K*=1; None where it is censored."""
         one = self.medians.get(1)
         if one is None or not math.isfinite(one.value):
             return None
@@ -140,7 +140,7 @@ class _Measured:
         return self.per_client * clients * (c1 + c2 / clients) ** 2
 
     def markdown(self) -> str:
-        """The table and what it says."""
+        """The table and a sentence on the fit."""
         repeats = self.repeats
         rows = table(
             "K*",

@@ -34,10 +34,10 @@ PILOT_SEED = 10_007
 """Of the runs that search a learning rate; none of those that are reported."""
 
 HELD_OUT = 8
-"""Every so many-th training row is what learning rates are compared on."""
+"""Learning rates are compared on every eighth training row."""
 
 _Cell = Mapping[int | None, Result]
-"""One method on one task: results by seed; None if the seed has no part in them."""
+"""One method on one task: results by seed; None where they do not depend on it."""
 
 _Cells = Mapping[str, Mapping[str, _Cell]]
 """By the method's title and the task."""
@@ -88,7 +88,7 @@ class MethodTable(Study):
     takes: ClassVar[tuple[str, ...]] = ("tasks",)
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """The searches and what needs none; then the runs at the rates that were found."""
+        """The searches for rates and the rows without one; then the runs at the best rates."""
         rows = [row for row in self._rows(settings) if missing(row, settings) is None]
         found: list[Trial] = []
         for task in self.grid(settings)["task"]:
@@ -263,8 +263,8 @@ def _document(cell: _Cell) -> dict[str, Any]:
 
 def _legend(settings: Settings, run: Mapping[str, Any]) -> str:
     spread = (
-        f"mean ± sample standard deviation over {settings.seeds} seeds, one number where the seed "
-        "has no part in it"
+        f"mean ± sample standard deviation over {settings.seeds} seeds, one number where the "
+        "result does not depend on the seed"
         if settings.seeds > 1
         else "one seed"
     )
@@ -280,7 +280,7 @@ def _legend(settings: Settings, run: Mapping[str, Any]) -> str:
 
 
 def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
-    """What a reader must know of single cells."""
+    """Notes on single cells."""
     lines = [f"- {title} is left out: {why}." for title, why in absent.items()]
     each = [
         (title, task, seed, result)

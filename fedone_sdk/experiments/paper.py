@@ -30,7 +30,7 @@ def _all() -> Mapping[str, Any]:
 
 
 def printed(name: str) -> Mapping[str, Any]:
-    """What is printed of an experiment.
+    """The printed numbers of an experiment.
 
     Args:
         name: Of the experiment, or ``setup`` or ``datasets``.
@@ -44,7 +44,7 @@ def printed(name: str) -> Mapping[str, Any]:
 
 
 def about(name: str) -> str:
-    """Where the paper has its numbers, or its words, and what they are of."""
+    """The place of the numbers in the paper, and their setting."""
     found = printed(name)
     says = f" It says: {found['says']}." if "says" in found else ""
     return f"The paper: {found['place']}; {found['setting']}.{says}"

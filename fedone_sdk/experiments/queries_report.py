@@ -1,4 +1,4 @@
-"""What repeats of runs to a target show: medians, every repeat, and which K* needs the fewest."""
+"""Reports of repeats that run to a target: medians, every repeat, and a comparison of K*."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Repeats:
         for clients in others:
             found = self.comparison(clients, target)
             if found.share is None:
-                parts.append(f"no repeat tells K*=1 from K*={clients}")
+                parts.append(f"no repeat differs between K*=1 and K*={clients}")
                 continue
             share, low, high = found.share
             parts.append(
@@ -135,7 +135,7 @@ class MethodRepeats(Repeats):
 
     @property
     def setting(self) -> str:
-        """The learning rate in words."""
+        """The learning rates in words."""
         rates = sorted(set(self.learning_rates.values()))
         if not rates:
             return "the same sigma at every K*"
@@ -155,7 +155,7 @@ class MethodRepeats(Repeats):
         return trimmed_mean(values, share=TRIM, cap=self.cap)
 
     def markdown(self) -> str:
-        """The tables and what they say."""
+        """The tables and their verdicts."""
         return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
 
     def data(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class MethodRepeats(Repeats):
 
 
 def queries_text(queries: float, cap: int) -> str:
-    """Format a number of queries; an infinite one is past the cap."""
+    """Format a number of queries; an infinite one is more than the cap."""
     return f"{queries:,.0f}" if math.isfinite(queries) else f"> {cap:,}"
 
 

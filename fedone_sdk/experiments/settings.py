@@ -1,4 +1,4 @@
-"""What the user of an experiment asked for."""
+"""The settings of an experiment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Settings", "onnx_file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The options of `fedone reproduce` that experiments look at.
+    """The options of `fedone reproduce` that experiments use.
 
     Attributes:
         model: Folder of the model, of onnxruntime or of the transformers library, or a GGUF file;

@@ -1,4 +1,4 @@
-"""What needs no tuning: no prompt, a manual one, an untrained one, demonstrations."""
+"""Rows without tuning: no prompt, a manual one, an untrained one, demonstrations."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def _measured(
 async def _demonstrations(
     backend: LLMBackend, task: TaskSpec, drawn: Sequence[Example], dev: Sequence[Example]
 ) -> list[Example]:
-    """Rows that fit next to most of the dev inputs, the classes taking turns.
+    """Rows, of each class in turn, that fit next to most of the dev inputs.
 
     A row that is too long is passed over for the next one of its class.
     """

@@ -51,7 +51,7 @@ class Study(Experiment):
     design: ClassVar[Design]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        """What all runs share, with the numbers of it and of its method that the user wants.
+        """What all runs share, with the numbers that the user gives.
 
         Raises:
             SpecError: One is not positive, or not whole where it must be.
@@ -91,7 +91,7 @@ class Study(Experiment):
         ]
 
     def runs(self, settings: Settings, results: Results, **outer: Any) -> Runs:
-        """What is known along the last axis; values without a result are left out.
+        """The results along the last axis, without values that have none.
 
         Args:
             settings: What the user asked for.

@@ -1,4 +1,4 @@
-"""How results are summed up and written: means, deviations, intervals, Markdown tables."""
+"""Means, deviations and Markdown tables of results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Column", "markdown_table", "mean_curve", "mean_sd", "mean_sd_text", 
 Number = TypeVar("Number", int, float, float | None)
 
 Column = Callable[[Any, Any], str]
-"""Makes a cell of a key and its result."""
+"""Formats a cell, given a key and its result."""
 
 
 def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
@@ -26,7 +26,7 @@ def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
     """
     found = list(values)
     if not found:
-        raise ValueError("no values to sum up")
+        raise ValueError("no values")
     return math.fsum(found) / len(found), statistics.stdev(found) if len(found) > 1 else None
 
 

@@ -165,7 +165,7 @@ class FigurePromptLength(Sweep):
 
 
 def _any(runs: Runs) -> Mapping[str, Any]:
-    """The metric of any run: its name, and the value without a prompt."""
+    """The metric's name and the value without a prompt, which all runs share."""
     found: Mapping[str, Any] = next(iter(next(iter(runs.values())).values()))["metric"]
     return found
 

@@ -61,7 +61,7 @@ class Table2(Study):
     )
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
-        """One count of each, where a method has the exchange."""
+        """One seed, where the method has the exchange."""
         asks = _ROWS[point["row"]].access == "black box"
         return (0,) if asks or point["exchange"] == "alpha" else ()
 
@@ -139,7 +139,7 @@ class Table2(Study):
         )
 
     def _line(self, row: Method, clients: int, results: Results) -> dict[str, Any] | None:
-        """A row of the table, from the messages that were counted."""
+        """A row of the table."""
         keys = {
             exchange: self.design.key.format(
                 row=row.name, exchange=exchange, clients_per_round=clients
@@ -226,7 +226,7 @@ def _papers(cell: Any) -> Column:
 
 
 def _rounded(megabytes: float) -> str:
-    """Two digits, half of the last one up as people round: 15.625 is 15.63."""
+    """Two digits, half rounded up: 15.625 is 15.63."""
     return str(Decimal(megabytes).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 

@@ -116,7 +116,7 @@ class Table3(Study):
     )
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """First what it would cost; then, under caps that follow from it, all rows."""
+        """First the quote; then all rows, under the caps that follow from it."""
         quote = self._quote_trial(settings)
         if quote.key not in results:
             return [quote]
@@ -124,7 +124,7 @@ class Table3(Study):
         return [quote, *(_capped(trial, caps) for trial in super().trials(settings, results))]
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
-        """One, where the seed has no part in the result."""
+        """One seed, where the result does not depend on it."""
         return range(settings.seeds if _ROWS[point["row"]].seeded else 1)
 
     def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:

@@ -33,7 +33,7 @@ OWN_RATES = (1e-2, 3e-2, 1e-1, 3e-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A method with all that was fixed before its repeats were run.
+    """A method with its target and cap.
 
     Attributes:
         row: The method; pilots choose from its learning rates for each K*.
@@ -68,7 +68,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "gs-bdpl-tau0.1": Contender(
         row=_GS_BDPL.variant("GS-BDPL (tau = 0.1)", tau=0.1, learning_rate=1e-2), gains=_GS_GAINS
     ),
-    # At 0.01 nats K*=1 is there at its first measurement, so that the target tells nothing.
+    # K*=1 reaches 0.01 nats at its first measurement, so that target compares nothing.
     "gs-bdpl-tuned": Contender(
         row=_GS_BDPL.variant("GS-BDPL (tau = 1), a rate for each K*", OWN_RATES, tau=1.0),
         gains={"expected_loss": 0.03},
@@ -86,11 +86,11 @@ CONTENDERS: Mapping[str, Contender] = {
         row=METHODS["bbt"].variant("BBT, population 20", num_samples=20), gains=_BBT_GAINS
     ),
 }
-"""By the names that trials bear."""
+"""By their names in the keys of trials."""
 
 
 class TableQueries(Study):
-    """Queries to a target that was fixed beforehand, for K* clients per round.
+    """Queries to a target that pilots chose, for K* clients per round.
 
     `Settings.options`: ``methods`` (of `CONTENDERS`, joined by commas; gs-bdpl and bdpl without
     it); ``clients`` (the values of K*, joined by commas); ``learning_rate``, ``gain`` (of the first
@@ -180,7 +180,7 @@ class TableQueries(Study):
         target = next(iter(contender.gains))
 
         def needed(rate: float) -> tuple[float, float]:
-            """Queries, and where the target was not reached how far off the end was."""
+            """The mean queries of the pilots, and their mean loss at the end to break ties."""
             runs = [results[key] for s in PILOTS if (key := _pilot_key(point, rate, s)) in results]
             if not runs:
                 return math.inf, math.inf
@@ -214,7 +214,7 @@ class TableQueries(Study):
         )
 
     def repeats(self, settings: Settings, name: str, results: Results) -> MethodRepeats:
-        """What is known of a contender."""
+        """The repeats of a contender."""
         contender = self.contender(settings, name)
         points = [one for one in self._points(settings) if one["contender"] == name]
         rates = {one["clients_per_round"]: self._rate(settings, one, results) for one in points}
@@ -259,7 +259,7 @@ class TableQueries(Study):
         return replace(found, cap=asked)
 
     def probing(self, settings: Settings) -> Probing:
-        """How runs are measured."""
+        """The measurements of a run."""
         return Probing(**self.run(settings)["probing"])
 
 
@@ -293,7 +293,7 @@ def _paper(contender: Contender) -> dict[int, float]:
 
 
 def _rules(settings: Settings, run: Mapping[str, Any], probing: Probing) -> str:
-    """What was fixed beforehand."""
+    """The rules that were fixed before the repeats."""
     method = {**GsBdplSpec().model_dump(), **run["method"]}
     seeds = ", ".join(map(str, PILOTS))
     given = {name: settings.options.get(name) for name in ("learning_rate", "gain", "cap")}
