@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from fedone_sdk.algorithms.theory import optimal_clients_per_round, queries_to_epsilon
@@ -163,7 +163,7 @@ class _Measured:
         repeats = self.repeats
         return {
             "target": {repeats.target: repeats.gains[repeats.target]},
-            "measured": {str(k): finite(asdict(median)) for k, median in self.medians.items()},
+            "measured": {str(k): finite(median._asdict()) for k, median in self.medians.items()},
             "predicted": {str(k): self.formula(k) for k in self.medians},
             "fit": self.fit
             and {

@@ -78,7 +78,7 @@ class Repeats:
         """The queries, their median and K*=1 against this K*, as JSON holds them."""
         found: dict[str, Any] = {
             "queries": finite({str(s): v for s, v in self.queries(clients, target).items()}),
-            "median": finite(asdict(self.median(clients, target))),
+            "median": finite(self.median(clients, target)._asdict()),
         }
         if clients != 1 and 1 in self.present:
             comparison = self.comparison(clients, target)
@@ -269,7 +269,7 @@ def queries_text(queries: float, cap: int) -> str:
 
 def interval_text(median: Median, cap: int) -> str:
     """Format the interval of a median."""
-    if median.coverage == 1.0:
+    if not median.low and math.isinf(median.high):
         return "too few repeats"
     if math.isinf(median.low):
         return queries_text(median.low, cap)
