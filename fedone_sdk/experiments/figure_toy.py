@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from fedone_sdk.experiments.digits import find_digits
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
@@ -17,16 +14,13 @@ from fedone_sdk.experiments.paper import about
 from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import Column, mean_sd_text, table
+from fedone_sdk.experiments.summary import Column, mean_curve, mean_sd_text, table
 from fedone_sdk.experiments.toy import Toy, toy_trial
 
 __all__ = ["FigureHeterogeneity", "FigureToy", "TARGETS", "reached"]
 
 TARGETS = (0.7, 0.8, 0.9)
 """Test accuracies that queries are counted to: constants, so that no curve chooses them."""
-
-_POINTS = 200
-"""Of a curve."""
 
 _SPLITS: Mapping[str, tuple[str, float | None]] = {
     "iid": ("IID", None),
@@ -153,19 +147,15 @@ def _at_the_end(runs: Mapping[int, Result]) -> list[float]:
 
 def _panel(repeats: Repeats) -> Panel:
     """The mean test accuracy over queries of each K*, in a band of one standard deviation."""
-    started = min(run["queries"][1] for runs in repeats.runs.values() for run in runs.values())
-    grid = np.geomspace(started, repeats.cap, _POINTS).tolist()
-
-    def at(run: Result) -> list[float]:
-        """The last accuracy that was measured by then."""
-        return [run["accuracy"][bisect_right(run["queries"], queries) - 1] for queries in grid]
-
     lines = []
     for clients, runs in repeats.runs.items():
-        curves = np.array([at(run) for run in runs.values()])
-        spread = curves.std(axis=0, ddof=len(curves) > 1).tolist()
-        y, label = curves.mean(axis=0).tolist(), f"K*={clients}"
-        lines.append(Line(x=grid, y=y, error=(spread, spread), band=True, label=label))
+        # Without the start, which a logarithmic axis does not have.
+        curves = [
+            list(zip(run["queries"], run["accuracy"], strict=True))[1:] for run in runs.values()
+        ]
+        x, y, spread = mean_curve(curves)
+        label = f"K*={clients}"
+        lines.append(Line(x=x, y=y, error=(spread, spread), band=True, label=label))
     return Panel(
         lines=lines,
         log="x",

@@ -367,8 +367,12 @@ def _panel(cells: _Cells, task: str) -> Panel:
     for place, (title, row) in enumerate(cells.items()):
         runs, color = [run for run in row[task].values() if "curve" in run], f"C{place}"
         if any(point["queries"] for run in runs for point in run["curve"]):
-            points = mean_curve(runs, scale=100)
-            x, y, _ = zip(*points, strict=True) if points else ((), (), ())
+            # Without the start, which is measured on other rows.
+            curves = [
+                [(at["queries"], 100 * at["metric"]) for at in run["curve"] if at["round"] >= 0]
+                for run in runs
+            ]
+            x, y, _ = mean_curve([curve for curve in curves if curve])
             lines.append(Line(x=x, y=y, label=title, style=".-", color=color))
             last = max([last, *x])
         elif row[task]:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from fedone_sdk.experiments.experiment import Result
 from fedone_sdk.experiments.figures import Line, Panel
 from fedone_sdk.experiments.statistics import (
@@ -19,7 +17,7 @@ from fedone_sdk.experiments.statistics import (
     median_interval,
     trimmed_mean,
 )
-from fedone_sdk.experiments.summary import Column, mean_sd_text, table
+from fedone_sdk.experiments.summary import Column, mean_curve, mean_sd_text, table
 
 __all__ = ["MethodRepeats", "Repeats", "TRIM", "finite", "interval_text", "queries_text"]
 
@@ -187,7 +185,12 @@ class MethodRepeats(Repeats):
             error, color = ([middle - low], [high - middle]), f"C{place}"
             dots.append(Line(x=[place] * len(values), y=values, style=".", color=color))
             dots.append(Line(x=[place + 0.15], y=[middle], error=error, style="s", color=color))
-            x, y = _mean_curve(list(self.runs[clients].values()), target)
+            x, y, _ = mean_curve(
+                [
+                    [(at["queries"], at[target] - _start(run["curve"])) for at in run["curve"]]
+                    for run in self.runs[clients].values()
+                ]
+            )
             curves.append(Line(x=x, y=y, color=color, label=f"K*={clients}"))
         known = {n: self.paper[k] for n, k in enumerate(self.present) if k in self.paper}
         if known:
@@ -284,20 +287,6 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
 def _start(curve: Sequence[Mapping[str, float]]) -> float:
     """The untrained expected loss; without one, that of the untrained prompt."""
     return curve[0].get("expected_loss", curve[0]["prompt_loss"])
-
-
-def _mean_curve(runs: Sequence[Result], name: str) -> tuple[list[float], list[float]]:
-    """The mean change of a measure, up to where the first repeat ends.
-
-    Later only the slow repeats would be left in it.
-    """
-    curves = [
-        [(point["queries"], point[name] - _start(run["curve"])) for point in run["curve"]]
-        for run in runs
-    ]
-    grid = [queries for queries, _ in min(curves, key=lambda curve: curve[-1][0])]
-    means = np.mean([np.interp(grid, *np.transpose(curve)) for curve in curves], axis=0)
-    return grid, means.tolist()
 
 
 def _names(clients: Sequence[int]) -> str:

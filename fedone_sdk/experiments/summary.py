@@ -47,26 +47,24 @@ def mean_sd_text(values: Iterable[float], *, scale: float = 100.0, digits: int =
 
 
 def mean_curve(
-    results: Sequence[Mapping[str, Any]], scale: float = 1.0
-) -> list[tuple[float, float, float]]:
-    """The metric over training queries: queries, mean and deviation where all runs have a point.
+    curves: Sequence[Sequence[tuple[float, float]]],
+) -> tuple[list[float], list[float], list[float]]:
+    """The mean of curves at the points of the shortest one, and the sample deviation there.
 
-    The start is left out: it is measured on other rows, all of them.
+    The others are interpolated. After the end of the shortest one the mean would be of fewer runs.
 
     Args:
-        results: Of tuning runs.
-        scale: What the metric is multiplied by.
+        curves: Points of each run, by their abscissae; at least one curve.
+
+    Returns:
+        Abscissae, means, deviations (0 for a single curve).
     """
-    curves = [
-        {point["queries"]: point["metric"] for point in result["curve"] if point["round"] >= 0}
-        for result in results
-    ]
-    shared = sorted(set.intersection(*map(set, curves))) if curves else []
-    found = []
-    for queries in shared:
-        mean, deviation = mean_sd(scale * curve[queries] for curve in curves)
-        found.append((queries, mean, deviation or 0.0))
-    return found
+    import numpy as np
+
+    grid = [x for x, _ in min(curves, key=lambda curve: curve[-1][0])]
+    values = np.array([np.interp(grid, *np.transpose(curve)) for curve in curves])
+    spread = values.std(axis=0, ddof=len(curves) > 1)
+    return grid, values.mean(axis=0).tolist(), spread.tolist()
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
