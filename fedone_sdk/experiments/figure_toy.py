@@ -150,10 +150,8 @@ def _panel(repeats: Repeats) -> Panel:
     lines = []
     for clients, runs in repeats.runs.items():
         # Without the start, which a logarithmic axis does not have.
-        curves = [
-            list(zip(run["queries"], run["accuracy"], strict=True))[1:] for run in runs.values()
-        ]
-        x, y, spread = mean_curve(curves)
+        curves = (zip(run["queries"], run["accuracy"], strict=True) for run in runs.values())
+        x, y, spread = mean_curve([[*curve][1:] for curve in curves])
         label = f"K*={clients}"
         lines.append(Line(x=x, y=y, error=(spread, spread), band=True, label=label))
     return Panel(
