@@ -300,7 +300,7 @@ def test_quick(
         ),
         (["figure-toy", "--task", "sst2"], "arguments: --task: figure-toy has no use for it"),
         (["table1", "--data", ".", "--cap", "9"], "arguments: --cap: table1 has no use for it"),
-        (["figure-toy", "--data", "docs"], "docs: has neither train-images-idx3-ubyte"),
+        (["figure-toy", "--data", "docs"], "docs: has no train-images-idx3-ubyte"),
         (
             ["table2", "--set", "rounds=0"],
             "arguments: --set rounds: must be a positive whole number",

@@ -128,7 +128,7 @@ class TestRun:
             run_toy(asdict(toy(1, max_queries=1)), workspace)
 
     def test_what_holds_no_digits_is_refused_before_the_work(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="has neither train-images-idx3-ubyte"):
+        with pytest.raises(DataError, match="has no train-images-idx3-ubyte"):
             FigureToy().trials(Settings(data=tmp_path), {})
 
     def test_a_folder_of_mnist(self, tmp_path: Path) -> None:
