@@ -88,9 +88,13 @@ class MethodTable(Study):
     takes: ClassVar[tuple[str, ...]] = ("tasks",)
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """The searches for rates and the rows without one; then the runs at the best rates."""
+        """The searches for rates and the rows without one; then the runs at the best rates.
+
+        Searches come first, then whole rows seed by seed.
+        """
         rows = [row for row in self._rows(settings) if missing(row, settings) is None]
-        found: list[Trial] = []
+        searches: list[Trial] = []
+        found: list[tuple[int, Trial]] = []
         for task in self.grid(settings)["task"]:
             run = {**self.run(settings), "task": task}
             for row in rows:
@@ -106,21 +110,23 @@ class MethodTable(Study):
                     }
                     for each in row.rates:
                         trial = row.trial(_pilot_key(task, row, each), settings, pilot, each)
-                        found.append(replace(trial, home=Table1.name))
+                        searches.append(replace(trial, home=Table1.name))
                     # The choice counts when the search is over, with the pilots that did not fail.
                     if not results or rate is None:
                         continue
-                found += [
-                    row.trial(_key(task, row, seed), settings, {**run, "seed": seed or 0}, rate)
-                    for seed in _seeds(row, settings)
-                ]
-        return found
+                for seed in _seeds(row, settings):
+                    one = {**run, "seed": seed or 0}
+                    found.append((seed or 0, row.trial(_key(task, row, seed), settings, one, rate)))
+        return [*searches, *(trial for _, trial in sorted(found, key=lambda each: each[0]))]
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, the rates, what the runs cost, and the curves."""
         run, tasks = self.run(settings), self.grid(settings)["task"]
         titles = {
-            row.name: f"{self.framework}-{row.title}" if row.federated else row.title
+            # The default has slots; it is no method of the paper's framework.
+            row.name: f"{self.framework}-{row.title}"
+            if row.federated and not row.slots
+            else row.title
             for row in self._rows(settings)
         }
         absent = {titles[name]: why for name in titles if (why := missing(METHODS[name], settings))}
@@ -150,7 +156,10 @@ class MethodTable(Study):
                     _legend(settings, run),
                     f"{about(self.name)}\n",
                     *_cautions(titled, absent),
-                    *_rates_section({titles[row]: each for row, each in rates.items()}, run),
+                    *_rates_section(
+                        {titles[row]: each for row, each in rates.items()},
+                        searched=any(self._pilots(row, settings) for row in rows),
+                    ),
                     *_cost_section(federated),
                     f"![The deployable prompt's metric against training queries]({name}.svg)\n",
                 ]
@@ -315,9 +324,7 @@ def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
     return ["\n".join(lines) + "\n"] if lines else []
 
 
-def _rates_section(
-    rates: Mapping[str, Mapping[str, float | None]], run: Mapping[str, Any]
-) -> list[str]:
+def _rates_section(rates: Mapping[str, Mapping[str, float | None]], *, searched: bool) -> list[str]:
     if not rates:
         return []
     tasks = next(iter(rates.values()))
@@ -328,8 +335,8 @@ def _rates_section(
     how = (
         f"The best of a run each with seed {PILOT_SEED} and one client per round, by the task's "
         f"metric on every {HELD_OUT}th training row, which its clients did not have."
-        if run["searches"]
-        else "Not searched: the first of each search."
+        if searched
+        else "Not searched: given, or the first of each search."
     )
     return ["## Learning rates\n", table("Method", rates, columns), f"{how}\n"]
 
