@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from fedone_sdk.experiments.digits import find_digits
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.figures import Line, Panel, drawing
@@ -21,6 +23,9 @@ __all__ = ["FigureHeterogeneity", "FigureToy", "TARGETS", "reached"]
 
 TARGETS = (0.7, 0.8, 0.9)
 """Test accuracies that queries are counted to: constants, so that no curve chooses them."""
+
+_POINTS = 150
+"""Of a curve."""
 
 _SPLITS: Mapping[str, tuple[str, float | None]] = {
     "iid": ("IID", None),
@@ -150,8 +155,10 @@ def _panel(repeats: Repeats) -> Panel:
     lines = []
     for clients, runs in repeats.runs.items():
         # Without the start, which a logarithmic axis does not have.
-        curves = (zip(run["queries"], run["accuracy"], strict=True) for run in runs.values())
-        x, y, spread = mean_curve([[*curve][1:] for curve in curves])
+        curves = [[*zip(run["queries"], run["accuracy"], strict=True)][1:] for run in runs.values()]
+        start = max(curve[0][0] for curve in curves)
+        grid = np.geomspace(start, max(start, curves[0][-1][0]), _POINTS).tolist()
+        x, y, spread = mean_curve(curves, grid)
         label = f"K*={clients}"
         lines.append(Line(x=x, y=y, error=(spread, spread), band=True, label=label))
     return Panel(

@@ -47,24 +47,26 @@ def mean_sd_text(values: Iterable[float], *, scale: float = 100.0, digits: int =
 
 
 def mean_curve(
-    curves: Sequence[Sequence[tuple[float, float]]],
+    curves: Sequence[Sequence[tuple[float, float]]], grid: Sequence[float] | None = None
 ) -> tuple[list[float], list[float], list[float]]:
-    """The mean of curves at the points of the shortest one, and the sample deviation there.
+    """The mean of curves, which are interpolated, and the sample deviation.
 
-    The others are interpolated. After the end of the shortest one the mean would be of fewer runs.
+    After the end of the shortest curve the mean would be of fewer runs.
 
     Args:
         curves: Points of each run, by their abscissae; at least one curve.
+        grid: Abscissae of the mean; None takes those of the shortest curve.
 
     Returns:
         Abscissae, means, deviations (0 for a single curve).
     """
     import numpy as np
 
-    grid = [x for x, _ in min(curves, key=lambda curve: curve[-1][0])]
+    if grid is None:
+        grid = [x for x, _ in min(curves, key=lambda curve: curve[-1][0])]
     values = np.array([np.interp(grid, *np.transpose(curve)) for curve in curves])
     spread = values.std(axis=0, ddof=len(curves) > 1)
-    return grid, values.mean(axis=0).tolist(), spread.tolist()
+    return [*grid], values.mean(axis=0).tolist(), spread.tolist()
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
