@@ -238,11 +238,12 @@ class Table3(Study):
     def _caption(self, settings: Settings, found: _Found) -> str:
         run, rows = self._document(settings), self.run(settings)["dev_rows"]
         method, data = run["method"], run["data"]
+        as_theirs = method["batch_size"] == self.design.base["method"]["batch_size"]
         return (
             f"{settings.api_model} at {settings.base_url}, chat templates. {data['num_clients']} "
             f"clients with {data['shots']} rows per class, n={run['prompt']['length']}, "
             f"N={run['prompt']['vocabulary']['size']}, I={method['num_samples']}, mini-batches of "
-            f"{method['batch_size']} ({'smaller than' if settings.quick else 'as'} in the authors' "
+            f"{method['batch_size']} ({'as' if as_theirs else 'smaller than'} in the authors' "
             f"run_GPT.sh), AdamW with learning rate {_POLICY['learning_rate']}; one "
             f"client per round. {_rounds(found)} The first {rows} dev rows, times 100 (the "
             f"standard error of one accuracy alone is up to {50 / math.sqrt(rows):.1f}); mean and "
