@@ -66,7 +66,7 @@ GLUE_TASKS: tuple[str, ...] = tuple(_GLUE)
 _QUIRKS = {"mnli-reversed": ("mnli", {"0": " no", "1": " maybe", "2": " yes"})}
 
 
-def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskSpec:
+def glue_task(name: str, style: Literal["roberta", "chat", "causal"] = "roberta") -> TaskSpec:
     """Return a GLUE task with its template and label words.
 
     Args:
@@ -74,7 +74,8 @@ def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskS
             with the label words in the order of the paper's code.
         style: ``roberta`` uses a mask; ``chat`` puts a question into one user message. The paper
             prints that of QQP (section 4.4); the others follow it. The paper's code adds "Reply me
-            with one word" and the label words.
+            with one word" and the label words. ``causal`` is a template that a model without a
+            mask continues: the question, for SST-2 the sentence and "It was".
 
     Raises:
         ValueError: There is no such task or style.
@@ -82,10 +83,10 @@ def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskS
     if "/" in name:
         name, _, style = name.partition("/")  # type: ignore[assignment]
     name, quirk = _QUIRKS.get(name, (name, None))
-    if name not in _GLUE or style not in ("roberta", "chat"):
+    if name not in _GLUE or style not in ("roberta", "chat", "causal"):
         raise ValueError(
             f"no built-in task {name!r} in style {style!r}; tasks: {', '.join(_GLUE)}; "
-            "styles: roberta, chat"
+            "styles: roberta, chat, causal"
         )
     cloze, question, labels, metric = _GLUE[name]
     common: dict[str, Any] = {
@@ -95,4 +96,8 @@ def glue_task(name: str, style: Literal["roberta", "chat"] = "roberta") -> TaskS
     }
     if style == "roberta":
         return TaskSpec(template=cloze, **common)
+    if style == "causal":
+        # The one cloze whose text before the mask asks for the label word.
+        template = cloze.split(" {mask}")[0] if name == "sst2" else question
+        return TaskSpec(template=template, **common)
     return TaskSpec(chat=ChatSpec(user=question), **common)

@@ -53,7 +53,7 @@ class EngineName(StrEnum):
 
 ModelFolder = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Model folder; the SDK's own model without it."),
+    typer.Option(metavar="PATH", help="Model folder or GGUF file; the SDK's own model without it."),
 ]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A small version, to see that everything works.")
@@ -171,12 +171,13 @@ def _check(experiment: Experiment, settings: Settings) -> None:
     Raises:
         SpecError: They are invalid.
     """
-    for option, folder in (("--model", settings.model), ("--data", settings.data)):
+    model = None if settings.is_gguf and settings.model_folder.is_file() else settings.model
+    for option, folder in (("--model", model), ("--data", settings.data)):
         if folder is not None and not folder.is_dir():
             raise SpecError(f"{option}: there is no folder {folder}", source="arguments")
-    if settings.model is not None and not (settings.is_onnx or settings.has_weights):
+    if model is not None and not (settings.is_onnx or settings.has_weights):
         raise SpecError(
-            f"--model: {settings.model} holds no model: neither model.onnx, nor config.json and "
+            f"--model: {model} holds no model: neither model.onnx, nor config.json and "
             "weights for the transformers library",
             source="arguments",
         )

@@ -1,4 +1,4 @@
-"""What a method sends and asks, counted from the messages of a run whose model is scripted."""
+"""Counts of the messages and queries of a run with a scripted model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ does not depend on it."""
 
 @dataclass(slots=True)
 class _Tally:
-    """What clients and server exchanged.
+    """What clients and server have exchanged.
 
     Attributes:
         visits: Updates that the server took.
@@ -48,7 +48,7 @@ class _Tally:
 
 
 class _Counted:
-    """A line to the aggregator that counts what is tuned as it passes."""
+    """A transport to the aggregator that counts the numbers of alpha."""
 
     def __init__(self, line: Transport, tally: _Tally) -> None:
         self._line, self._tally = line, tally
@@ -76,7 +76,7 @@ class _Counted:
 
 
 class _Nudge:
-    """Trains nothing: it returns what came, a little larger, as another alpha would be."""
+    """A trainer that only scales the parameters, so that updates differ from assignments."""
 
     fingerprint = "scripted"
 
@@ -92,7 +92,7 @@ class _Nudge:
 
 
 def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Runs a method's rounds with a scripted model, and counts.
+    """Run a method's rounds with a scripted model, and count messages and queries.
 
     The clients, the round machine, the budget and the messages are those of any other run.
 

@@ -14,14 +14,12 @@ from decimal import Decimal
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
-from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, LabelsNotShown
 from fedone_sdk.experiments.experiment import Result, Workspace
+from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 from fedone_sdk.glue import glue_task
-from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
+from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, form_of
 
 if TYPE_CHECKING:
@@ -30,19 +28,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bias_examples",
-    "chat_backend",
     "chat_federation",
     "row_run",
     "run_standing",
     "run_tuned",
-    "untrained_prompt",
 ]
-
-_BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measures a prompt without training.
+    """Measure a prompt without training.
 
     Args:
         options: ``run``, ``task``, ``dev_rows``, ``caps`` of its parts and ``prompt``: ``none``;
@@ -66,7 +60,7 @@ def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Tunes a prompt in a whole federation, and measures what is deployed at the end.
+    """Tune a prompt in a federation, and measure the deployable prompt.
 
     Args:
         options: ``run``, ``task``, ``dev_rows``, and ``caps`` of the run and of measuring after it.
@@ -118,7 +112,7 @@ def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation
 
 
 def row_run(run: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's document with the parts that are a row's own: its prompt, and keys of its method."""
+    """A run's document with the prompt of a row, and with the row's keys of the method."""
     return {
         **run,
         "prompt": row.get("prompt", run["prompt"]),
@@ -127,34 +121,9 @@ def row_run(run: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bias_examples(federation: Federation, num_rows: int) -> tuple[Example, ...]:
-    """Training rows that a label bias is fitted on: the first ones of all clients in turn."""
+    """Training rows to fit a label bias on: the first rows of all clients in turn."""
     in_turn = (row for rows in zip_longest(*federation.shards) for row in rows if row is not None)
     return tuple(islice(in_turn, num_rows))
-
-
-def untrained_prompt(federation: Federation) -> str:
-    """The deployable prompt before the first round, which the seed draws."""
-    spec = federation.spec
-    method = method_from_spec(
-        spec.method,
-        prompt_len=spec.prompt.length,
-        vocab_size=len(federation.vocabulary),
-        blank=federation.vocabulary.blank,
-        start=spec.prompt.warm_start(federation.vocabulary),
-        seed=spec.seed,
-    )
-    return federation.vocabulary.text(method.prompt(method.init()).tolist())
-
-
-def chat_backend(
-    run: dict[str, Any], workspace: Workspace, guard: BudgetGuard | None = None
-) -> LLMBackend:
-    """A trial's model; paid answers are kept in a file for the next attempt."""
-    from fedone_sdk.backends.build import build_backend
-
-    cache = str(workspace.file("answers.sqlite"))
-    spec = _BACKEND.validate_python({**run["backend"], "cache": cache})
-    return build_backend(spec, guard=guard)
 
 
 async def _paid(
@@ -177,7 +146,7 @@ async def _paid(
             raise
 
     guard = _guard(workspace, _budget(*options["caps"]))
-    async with chat_backend(options["run"], workspace, guard) as backend:
+    async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:
         try:
             found = await find(WatchedBackend(backend, noted))
         except FedOneError:

@@ -1,4 +1,4 @@
-"""What trials of a paid chat model would cost, and how the user's caps are divided among them."""
+"""The cost of trials on a paid chat model, and the division of the user's caps among them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.chat import (
     bias_examples,
-    chat_backend,
     chat_federation,
     row_run,
-    untrained_prompt,
 )
 from fedone_sdk.experiments.experiment import Result, Workspace
+from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -54,7 +53,7 @@ class _Costs:
 
 
 def run_quote(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Computes what all trials would cost, without a query, and divides the caps.
+    """Compute the cost of all trials without a query, and divide the caps.
 
     Args:
         options: ``run`` (a run's document without task and data), ``tasks``, ``dev_rows``,
@@ -78,7 +77,7 @@ def run_quote(options: dict[str, Any], workspace: Workspace) -> Result:
 
 async def _quote(options: dict[str, Any], workspace: Workspace) -> Result:
     queries = queries_per_run(options)
-    async with chat_backend(options["run"], workspace) as backend:
+    async with trial_backend(options["run"]["backend"], workspace) as backend:
         priced = "usd" in backend.bounds
         costs = {
             task: await _costs(options, task, workspace, backend, queries)
@@ -177,7 +176,7 @@ async def _costs(
 def _share(
     cap: float | None, training: Usage, measuring: Usage, least: Usage, *, priced: bool
 ) -> Decimal:
-    """How much of their worst case the runs may spend, so that the cap in money holds.
+    """The share of their worst case that the runs may spend under the cap in money.
 
     Measuring is paid first: a run without a measurement has no result.
     """

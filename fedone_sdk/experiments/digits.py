@@ -6,11 +6,9 @@ import gzip
 import importlib.util
 import math
 import struct
-import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +19,6 @@ from fedone_sdk.errors import DataError, MissingExtraError
 __all__ = ["Digits", "NUM_CLASSES", "find_digits", "load_digits"]
 
 NUM_CLASSES = 10
-
-_PARTS = ("x_train", "y_train", "x_test", "y_test")
 
 _MAX_BYTES = 2**28
 """Of one file, unpacked: MNIST's largest is 47 MB."""
@@ -35,7 +31,7 @@ _SPLIT_SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Images and what they show.
+    """Images and their labels.
 
     Attributes:
         name: The data set's name in reports.
@@ -58,12 +54,11 @@ class Digits:
 
 
 def load_digits(folder: Path | None = None) -> Digits:
-    """Reads MNIST, or takes what scikit-learn brings along.
+    """Read MNIST, or the digits of scikit-learn.
 
     Args:
-        folder: Holds MNIST's four IDX files, as they are or gzipped (``train-images-idx3-ubyte``,
-            ``train-labels-idx1-ubyte``, ``t10k-...``), or one ``.npz`` with ``x_train``,
-            ``y_train``, ``x_test`` and ``y_test``. None is scikit-learn's 1,797 digits, of
+        folder: Holds MNIST's four IDX files, plain or gzipped (``train-images-idx3-ubyte``,
+            ``train-labels-idx1-ubyte``, ``t10k-...``). None is scikit-learn's 1,797 digits, of
             which the same fifth is always held out for tests.
 
     Raises:
@@ -72,16 +67,12 @@ def load_digits(folder: Path | None = None) -> Digits:
     """
     if folder is None:
         return _bundled()
-    archive, files = _files(folder)
-    if archive is not None:
-        parts = _npz(archive)
-    else:
-        parts = {part: _idx(path, dimensions) for part, (path, dimensions) in files.items()}
+    parts = {part: _idx(path, dimensions) for part, (path, dimensions) in _files(folder).items()}
     return _checked(folder, parts)
 
 
 def find_digits(folder: Path | None = None) -> None:
-    """Looks whether there is something to read, as `load_digits` would, and does not read it.
+    """Check that `load_digits` finds its files, without reading them.
 
     Raises:
         DataError: The folder holds no such files.
@@ -93,17 +84,14 @@ def find_digits(folder: Path | None = None) -> None:
         raise MissingExtraError("the bundled digits", extra="reproduce")
 
 
-def _files(folder: Path) -> tuple[Path | None, dict[str, tuple[Path, int]]]:
-    """The .npz file, or the IDX files and their dimensions by the names of the parts."""
+def _files(folder: Path) -> dict[str, tuple[Path, int]]:
+    """The IDX files and their dimensions, by split and kind."""
     if not folder.is_dir():
         raise DataError(f"{folder}: is no folder")
-    archives = sorted(folder.glob("*.npz"))
-    if archives:
-        return archives[0], {}
-    return None, {
-        f"{kind}_{split}": (_find(folder, stem, what, dimensions), dimensions)
+    return {
+        f"{split} {what}": (_find(folder, stem, what, dimensions), dimensions)
         for split, stem in (("train", "train"), ("test", "t10k"))
-        for kind, what, dimensions in (("x", "images", 3), ("y", "labels", 1))
+        for what, dimensions in (("images", 3), ("labels", 1))
     }
 
 
@@ -133,7 +121,7 @@ def _find(folder: Path, stem: str, what: str, dimensions: int) -> Path:
         for path in (folder / name, folder / f"{name}.gz"):
             if path.is_file():
                 return path
-    raise DataError(f"{folder}: has neither {names[0]} (or with .gz) nor an .npz file")
+    raise DataError(f"{folder}: has no {names[0]} (or with .gz)")
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -152,33 +140,21 @@ def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(sizes)
 
 
-def _npz(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in _PARTS}
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as exc:
-        raise DataError(f"{path}: cannot be used, needs {', '.join(_PARTS)}: {exc}") from exc
-
-
-def _checked(source: Path, parts: dict[str, NDArray[Any]]) -> Digits:
+def _checked(source: Path, parts: dict[str, NDArray[np.uint8]]) -> Digits:
     for split in "train", "test":
-        images, labels = parts[f"x_{split}"], parts[f"y_{split}"]
-        if images.ndim != 3 or images.dtype != np.uint8 or not images.size:
-            raise DataError(
-                f"{source}: {split} images must be bytes of shape (rows, height, width)"
-            )
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
+        images, labels = parts[f"{split} images"], parts[f"{split} labels"]
+        if not images.size or len(labels) != len(images):
             raise DataError(f"{source}: there must be one {split} label per image")
-        if labels.min() < 0 or labels.max() >= NUM_CLASSES:
+        if labels.max() >= NUM_CLASSES:
             raise DataError(f"{source}: {split} labels must be from 0 to {NUM_CLASSES - 1}")
-    if parts["x_train"].shape[1:] != parts["x_test"].shape[1:]:
+    if parts["train images"].shape[1:] != parts["test images"].shape[1:]:
         raise DataError(f"{source}: train and test images differ in size")
     return Digits(
         name="MNIST",
-        train_images=_scaled(parts["x_train"]),
-        train_labels=parts["y_train"].astype(np.int64),
-        test_images=_scaled(parts["x_test"]),
-        test_labels=parts["y_test"].astype(np.int64),
+        train_images=_scaled(parts["train images"]),
+        train_labels=parts["train labels"].astype(np.int64),
+        test_images=_scaled(parts["test images"]),
+        test_labels=parts["test labels"].astype(np.int64),
     )
 
 

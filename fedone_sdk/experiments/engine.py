@@ -23,7 +23,7 @@ Engine = Literal["local", "ray"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far an experiment is.
+    """The progress of an experiment.
 
     Attributes:
         total: Known trials.

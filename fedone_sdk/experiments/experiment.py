@@ -29,7 +29,7 @@ Draw = Callable[["Figure"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """Where a trial works.
+    """The inputs and the folder of a trial.
 
     Attributes:
         inputs: The trial's input files and folders by name.

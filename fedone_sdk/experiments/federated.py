@@ -1,8 +1,9 @@
-"""One federated tuning as a trial: the ordinary round machine, all clients in this process."""
+"""One federated tuning as a trial, with all clients in this process."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import accumulate
@@ -18,17 +19,15 @@ from fedone_sdk.experiments.settings import Settings, onnx_file
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:
-    from fedone_sdk.algorithms import Algorithm
-    from fedone_sdk.algorithms.trained import Trained
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.backends.torch_model import TorchModel
+    from fedone_sdk.budget import BudgetGuard
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
 
 __all__ = [
     "CURVE_EXAMPLES",
     "Tuning",
-    "method_of",
     "run_document",
     "run_timed",
     "run_trial",
@@ -36,6 +35,7 @@ __all__ = [
     "trial_backend",
     "tuning_federation",
     "tuning_trial",
+    "untrained_prompt",
 ]
 
 _BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
@@ -59,14 +59,15 @@ class Tuning:
             drawn with replacement, and the result says so.
         prompt_len: n.
         vocab_size: N, PMI n-grams of the clients' text; None where the method has no candidates.
+        slots: Slots with candidates, in the place of positions.
         rounds: T.
         clients_per_round: K*.
         participation: What else is set of ``participation``.
         every: Rounds between the points of the curve; 0 measures only the ends.
         curve_examples: Dev rows of a point of the curve, always the same ones; None is all.
         queries: Cap on training queries; None is none.
-        held_out: Every so many-th training row is taken away from the clients and measured on in
-            the place of the dev split, which then is not looked at; None takes none away.
+        held_out: Every `held_out`-th training row is measured on in the place of the dev split,
+            and no client holds it; None measures on the dev split.
         backend_kind: Who runs the model; see `Settings.backend`.
     """
 
@@ -77,6 +78,7 @@ class Tuning:
     shots: int = 16
     prompt_len: int = 20
     vocab_size: int | None = 200
+    slots: Sequence[Mapping[str, Any]] = ()
     rounds: int = 100
     clients_per_round: int = 1
     participation: dict[str, Any] | None = None
@@ -111,7 +113,9 @@ def run_trial(
     Raises:
         SpecError: There is no data for the task, or no such run.
     """
-    document = run_document(tuning, settings.backend(tuning.backend_kind))
+    document = run_document(
+        replace(tuning, task=settings.preset(tuning.task)), settings.backend(tuning.backend_kind)
+    )
     validate_spec(RunSpec, document, source=key)
     inputs = settings.inputs(tuning.task)
     if tuning.held_out is not None:
@@ -121,7 +125,7 @@ def run_trial(
 
 
 def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Runs a federation to its end.
+    """Run a federation to its end.
 
     Args:
         options: ``run`` as in RUN.yaml (but for the paths, which are inputs) and ``held_out``.
@@ -164,7 +168,7 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def run_timed(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Runs a federation to see how long its rounds take: no answer is known, nothing is measured.
+    """Time the rounds of a federation, without known answers and measurements.
 
     Arguments as for `run_tuning`.
 
@@ -191,12 +195,12 @@ def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federati
     return Federation.load(validate_spec(RunSpec, {**run, "data": data}, source="trial"))
 
 
-def method_of(federation: Federation) -> Algorithm | Trained:
-    """The method of a run, as its round machine has it."""
+def untrained_prompt(federation: Federation) -> str:
+    """The deployable prompt before the first round, which the seed draws."""
     from fedone_sdk.algorithms import method_from_spec
 
     spec, vocabulary = federation.spec, federation.vocabulary
-    return method_from_spec(
+    method = method_from_spec(
         spec.method,
         prompt_len=spec.prompt.length,
         vocab_size=len(vocabulary),
@@ -204,34 +208,41 @@ def method_of(federation: Federation) -> Algorithm | Trained:
         start=spec.prompt.warm_start(vocabulary),
         seed=spec.seed,
     )
+    return vocabulary.text(method.prompt(method.init()))
 
 
 def trial_backend(
-    document: dict[str, Any], workspace: Workspace, *, keep: bool = True
+    document: dict[str, Any],
+    workspace: Workspace,
+    *,
+    keep: bool = True,
+    guard: BudgetGuard | None = None,
 ) -> LLMBackend:
     """The model of a trial.
 
     Args:
-        document: As `Settings.backend` gives it.
-        workspace: Has the input ``model``.
+        document: ``backend`` as in a run; a path is relative to the input ``model``.
+        workspace: Has the input ``model``, where it is a file or a folder.
         keep: Whether a file keeps its answers for the next attempt; without one they are kept in
             memory, and what is billed does not depend on an earlier attempt.
+        guard: A budget that every request is charged to.
     """
     from fedone_sdk.backends.build import build_backend
 
     cache = str(_answers(workspace)) if keep else None
     spec = _BACKEND.validate_python({**document, "cache": cache})
-    return build_backend(spec, workspace.inputs["model"])
+    return build_backend(spec, workspace.inputs.get("model", "."), guard=guard)
 
 
 def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
     """The run as RUN.yaml has it, without the paths, which are a trial's inputs."""
     vocabulary = tuning.vocab_size and {"kind": "pmi", "size": tuning.vocab_size}
+    positions = {"length": tuning.prompt_len, "vocabulary": vocabulary}
     return {
         "name": "trial",
         "task": tuning.task,
         "data": {"train": "train", "num_clients": tuning.num_clients, "shots": tuning.shots},
-        "prompt": {"length": tuning.prompt_len, "vocabulary": vocabulary},
+        "prompt": {"slots": list(tuning.slots)} if tuning.slots else positions,
         "method": tuning.method,
         "participation": {
             "clients_per_round": tuning.clients_per_round,
@@ -253,7 +264,7 @@ def _answers(workspace: Workspace) -> Path:
 
 
 def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
-    """Every `every`-th row apart from the others."""
+    """Separate every `every`-th row from the others."""
     lines = [line for line in train.read_text(encoding="utf-8").split("\n") if line.strip()]
     parts = {
         "train.jsonl": [line for number, line in enumerate(lines) if number % every],
@@ -268,7 +279,7 @@ def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
 async def _simulate(
     federation: Federation, workspace: Workspace
 ) -> tuple[RunResult, dict[str, Any]]:
-    """The run's result, and what its model takes of the machine."""
+    """The run's result, and the memory of its model."""
     from fedone_sdk.baselines import trainer_of
     from fedone_sdk.simulation import simulate
 
@@ -286,7 +297,8 @@ async def _simulate(
 async def _loaded(backend: LLMBackend, kind: str, workspace: Workspace) -> dict[str, Any]:
     """``loaded_bytes`` of the model, and the ``device`` that has them."""
     if kind != "transformers":
-        file = onnx_file(workspace.inputs["model"])
+        model = workspace.inputs["model"]
+        file = onnx_file(model) if model.is_dir() else model
         return {"loaded_bytes": file and file.stat().st_size, "device": "cpu"}
 
     from fedone_sdk.baselines import bare_model

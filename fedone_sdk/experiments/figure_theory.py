@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from fedone_sdk.algorithms.theory import optimal_clients_per_round, queries_to_epsilon
@@ -12,7 +12,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Report, Results
 from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.paper import about
-from fedone_sdk.experiments.queries_report import Repeats, finite, interval_text, queries_text
+from fedone_sdk.experiments.queries_report import MethodRepeats, finite, interval_text, queries_text
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.statistics import Median
 from fedone_sdk.experiments.summary import table
@@ -39,7 +39,7 @@ _METHOD = (
 
 
 class FigureTheory(TableQueries):
-    """The query analysis against the runs of table-queries, which are not run again."""
+    """The query analysis next to the stored runs of table-queries."""
 
     name = "figure-theory"
     title = "Queries to a target over K*: the formula and the measurement"
@@ -109,13 +109,13 @@ class _Measured:
         fit: c1 and c2; None if there is no fit.
     """
 
-    repeats: Repeats
+    repeats: MethodRepeats
     medians: Mapping[int, Median]
     per_client: float
     fit: tuple[float, float] | None
 
     @classmethod
-    def of(cls, repeats: Repeats) -> _Measured:
+    def of(cls, repeats: MethodRepeats) -> _Measured:
         medians = {k: repeats.median(k, repeats.target) for k in repeats.present}
         k, runs = next((k, repeats.runs[k]) for k in medians)
         per_client = max(max(map(float, run["queries_per_round"])) for run in runs.values()) / k
@@ -123,7 +123,7 @@ class _Measured:
         return cls(repeats, medians, per_client, fitted(rounds))
 
     def formula(self, clients: float) -> float | None:
-        """The curve through the measured median of K*=1; None where that was censored."""
+        """The curve through the measured median of K*=1; None where it is censored."""
         one = self.medians.get(1)
         if one is None or not math.isfinite(one.value):
             return None
@@ -140,7 +140,7 @@ class _Measured:
         return self.per_client * clients * (c1 + c2 / clients) ** 2
 
     def markdown(self) -> str:
-        """The table and what it says."""
+        """The table and a sentence on the fit."""
         repeats = self.repeats
         rows = table(
             "K*",
@@ -155,7 +155,7 @@ class _Measured:
         return (
             f"## {repeats.label}\n\nQueries until the expected loss was "
             f"{repeats.gains[repeats.target]:g} nats below the start, {repeats.setting}.\n\n"
-            f"{rows}\n{self._fit_text()} {self._verdict()}\n"
+            f"{rows}\n{self._fit_text()}\n"
         )
 
     def data(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class _Measured:
         repeats = self.repeats
         return {
             "target": {repeats.target: repeats.gains[repeats.target]},
-            "measured": {str(k): finite(asdict(median)) for k, median in self.medians.items()},
+            "measured": {str(k): finite(median._asdict()) for k, median in self.medians.items()},
             "predicted": {str(k): self.formula(k) for k in self.medians},
             "fit": self.fit
             and {
@@ -211,25 +211,6 @@ class _Measured:
         if c1 == 0.0:
             return "The fit has c1 = 0: rounds fell like 1 / K*^2, and Q falls with K*."
         return f"The fit has c2 / c1 = {optimal_clients_per_round(c1=c1, c2=c2):.3g}."
-
-    def _verdict(self) -> str:
-        least = min(median.value for median in self.medians.values())
-        if not math.isfinite(least):
-            return "No K* reached the target in half of its repeats."
-        best = [k for k, median in self.medians.items() if median.value == least]
-        text = f"The least measured median is that of K*={' and '.join(map(str, best))}"
-        # An interval that anything lies in says nothing.
-        others = {k: m for k, m in self.medians.items() if k != 1 and m.coverage < 1.0}
-        if self.formula(1) is not None and others:
-            inside = [k for k, median in others.items() if self._inside(k, median)]
-            text += f"; the curve is inside the interval for {len(inside)} of {len(others)} other "
-            text += f"K* ({', '.join(f'K*={k}' for k in inside)})" if inside else "K*"
-        return text + "."
-
-    def _inside(self, clients: int, median: Median) -> bool:
-        found = self.formula(clients)
-        # Of a censored median only that it is past the cap is known.
-        return found is not None and min(median.low, self.repeats.cap) <= found <= median.high
 
 
 def _number(value: float | None) -> str:

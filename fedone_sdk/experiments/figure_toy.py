@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from fedone_sdk.experiments.digits import find_digits
-from fedone_sdk.experiments.experiment import Report, Results, Trial
-from fedone_sdk.experiments.figures import drawing
+from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
+from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.paper import about
+from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import positive
+from fedone_sdk.experiments.summary import Column, mean_curve, mean_sd_text, table
 from fedone_sdk.experiments.toy import Toy, toy_trial
-from fedone_sdk.experiments.toy_report import Condition
 
-__all__ = ["FigureHeterogeneity", "FigureToy"]
+__all__ = ["FigureHeterogeneity", "FigureToy", "TARGETS", "reached"]
+
+TARGETS = (0.7, 0.8, 0.9)
+"""Test accuracies that queries are counted to: constants, so that no curve chooses them."""
+
+_POINTS = 150
+"""Of a curve."""
 
 _SPLITS: Mapping[str, tuple[str, float | None]] = {
     "iid": ("IID", None),
@@ -61,26 +71,26 @@ class FigureToy(Study):
         """Curves, queries to targets, and whether K*=1 needs the fewest."""
         toy = self._toy(settings, {"split": "iid", "clients_per_round": 1}, 0)
         found = [
-            Condition(label=_SPLITS[split][0], runs=runs, max_queries=toy.max_queries)
+            Repeats(label=_SPLITS[split][0], cap=toy.max_queries, runs=_to_targets(runs))
             for split in self.grid(settings)["split"]
             if (runs := self.runs(settings, results, split=split))
         ]
-        tables = "\n".join(f"## {condition.label}\n\n{condition.markdown()}" for condition in found)
+        tables = "\n".join(f"## {repeats.label}\n\n{_section(repeats)}" for repeats in found)
         caption = f"{_caption(toy, results)} {about(self.name)}"
         return Report(
             markdown=f"![{self.title}]({self.name}.svg)\n\n{caption}\n\n{tables}",
-            data={"caption": caption, "splits": [condition.data() for condition in found]},
-            figures={self.name: drawing([condition.panel() for condition in found])},
+            data={"caption": caption, "splits": [_data(repeats) for repeats in found]},
+            figures={self.name: drawing([_panel(repeats) for repeats in found])},
         )
 
     def _toy(self, settings: Settings, point: Point, seed: int) -> Toy:
-        run, options = self.run(settings), settings.options
+        run = self.run(settings)
         return Toy(
             clients_per_round=point["clients_per_round"],
             seed=seed,
             dirichlet_alpha=_SPLITS[point["split"]][1],
-            learning_rate=positive(options, "learning_rate") or run["learning_rate"],
-            max_queries=int(positive(options, "max_queries") or run["max_queries"]),
+            learning_rate=run["learning_rate"],
+            max_queries=run["max_queries"],
             # MNIST's test split is large, and a visit there takes 38 queries.
             measure_every=20 if settings.data is None else 200,
         )
@@ -92,6 +102,72 @@ class FigureHeterogeneity(FigureToy):
     name = "figure-heterogeneity"
     title = "Queries against accuracy: the toy under IID, Dirichlet 0.5 and Dirichlet 0.1"
     design = replace(FigureToy.design, axes={**FigureToy.design.axes, "split": tuple(_SPLITS)})
+
+
+def reached(result: Result, target: float) -> int | None:
+    """Return the queries until the test accuracy first reached a target; None for never."""
+    points = zip(result["queries"], result["accuracy"], strict=True)
+    return next((queries for queries, accuracy in points if accuracy >= target), None)
+
+
+def _to_targets(runs: Mapping[int, Mapping[int, Result]]) -> dict[int, dict[int, Result]]:
+    """Add to each result the queries to each target."""
+    return {
+        clients: {
+            seed: {**run, "reached": {f"{target:.0%}": reached(run, target) for target in TARGETS}}
+            for seed, run in found.items()
+        }
+        for clients, found in runs.items()
+    }
+
+
+def _section(repeats: Repeats) -> str:
+    """The medians, and whether K*=1 needs the fewest queries to each target."""
+
+    def cell(target: str, clients: int, _: Any) -> str:
+        return repeats.median_text(clients, target)
+
+    targets = [f"{target:.0%}" for target in TARGETS]
+    columns: dict[str, Column] = {f"to {target}": partial(cell, target) for target in targets}
+    columns["accuracy at the end"] = lambda _, runs: mean_sd_text(_at_the_end(runs))
+    verdicts = "\n".join(f"- To {target}: {repeats.verdict(target)}" for target in targets)
+    return "\n".join([table("K*", repeats.runs, columns), f"{verdicts}\n"])
+
+
+def _data(repeats: Repeats) -> dict[str, Any]:
+    """The same numbers, as JSON holds them."""
+    return {
+        "label": repeats.label,
+        "targets": {
+            target: {str(clients): repeats.numbers(clients, target) for clients in repeats.present}
+            for target in (f"{target:.0%}" for target in TARGETS)
+        },
+        "final_accuracy": {str(k): _at_the_end(runs) for k, runs in repeats.runs.items()},
+    }
+
+
+def _at_the_end(runs: Mapping[int, Result]) -> list[float]:
+    return [run["accuracy"][-1] for run in runs.values()]
+
+
+def _panel(repeats: Repeats) -> Panel:
+    """The mean test accuracy over queries of each K*, in a band of one standard deviation."""
+    lines = []
+    for clients, runs in repeats.runs.items():
+        # Without the start, which a logarithmic axis does not have.
+        curves = [[*zip(run["queries"], run["accuracy"], strict=True)][1:] for run in runs.values()]
+        start = max(curve[0][0] for curve in curves)
+        grid = np.geomspace(start, max(start, curves[0][-1][0]), _POINTS).tolist()
+        x, y, spread = mean_curve(curves, grid)
+        label = f"K*={clients}"
+        lines.append(Line(x=x, y=y, error=(spread, spread), band=True, label=label))
+    return Panel(
+        lines=lines,
+        log="x",
+        x="queries (mini-batch forward passes)",
+        y="test accuracy",
+        title=repeats.label,
+    )
 
 
 def _caption(toy: Toy, results: Results) -> str:

@@ -76,7 +76,7 @@ def drawing(
         panels: Row by row.
         columns: Panels of a row; None puts all of them in one.
         size: Width and height of a panel, inches.
-        shared_legend: Whether one legend above stands for those of all panels.
+        shared_legend: Whether all panels have one legend, above them.
     """
 
     def draw(figure: Figure) -> None:

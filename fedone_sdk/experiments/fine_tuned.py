@@ -1,4 +1,4 @@
-"""Fine-tuning as a trial: all weights, on all that the clients hold, in one place."""
+"""Fine-tuning of all weights on the rows of all clients, as a trial."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["run_fine_tuning"]
 
 
 def run_fine_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Fine-tunes on the rows of a federation's clients, and measures the result on dev.
+    """Fine-tune on the rows of a federation's clients, and measure the result on dev.
 
     Args:
-        options: ``run``, whose method has no part in this; ``rates``, of which the one with the
+        options: ``run``, whose method is not used; ``rates``, of which the one with the
             lowest held-out loss is taken; and ``max_epochs``.
         workspace: Has the inputs ``model``, ``train`` and ``dev``.
     """

@@ -10,17 +10,23 @@ from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import CURVE_EXAMPLES
 from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.methods import METHODS, Method, missing, wanted
-from fedone_sdk.experiments.paper import about, paper_row, printed
+from fedone_sdk.experiments.paper import (
+    TASK_COLUMNS,
+    TASK_NAMES,
+    about,
+    printed,
+    score_table,
+)
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Study
 from fedone_sdk.experiments.summary import (
-    markdown_table,
     mean_curve,
     mean_sd,
     mean_sd_text,
+    number,
     table,
 )
-from fedone_sdk.glue import GLUE_TASKS, glue_task
+from fedone_sdk.glue import GLUE_TASKS
 
 __all__ = ["HELD_OUT", "MethodTable", "PILOT_SEED", "Table1", "TableFedavg", "best_rate"]
 
@@ -28,13 +34,10 @@ PILOT_SEED = 10_007
 """Of the runs that search a learning rate; none of those that are reported."""
 
 HELD_OUT = 8
-"""Every so many-th training row is what learning rates are compared on."""
-
-_NAMES = {**{task: task.upper() for task in GLUE_TASKS}, "sst2": "SST-2", "cola": "CoLA"}
-_METRICS = {"accuracy": "acc", "f1": "F1", "matthews": "Matthews"}
+"""Learning rates are compared on every eighth training row."""
 
 _Cell = Mapping[int | None, Result]
-"""One method on one task: results by seed; None if the seed has no part in them."""
+"""One method on one task: results by seed; None where they do not depend on it."""
 
 _Cells = Mapping[str, Mapping[str, _Cell]]
 """By the method's title and the task."""
@@ -51,6 +54,9 @@ _RUN: Mapping[str, Any] = {
     "every": 10,
     "searches": True,
 }
+_SIZES = ("num_clients", "shots", "num_samples", "batch_size", "rounds", "every")
+"""Settings of the runs that the user may give."""
+
 _SMALL: Mapping[str, Any] = {
     "num_clients": 10,
     "shots": 8,
@@ -78,18 +84,22 @@ class MethodTable(Study):
 
     framework: ClassVar[str]
     rows: ClassVar[tuple[Method, ...]] = tuple(METHODS.values())
-    options: ClassVar[tuple[str, ...]] = ("methods",)
+    options: ClassVar[tuple[str, ...]] = ("methods", "learning_rate", *_SIZES)
     takes: ClassVar[tuple[str, ...]] = ("tasks",)
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """The searches and what needs none; then the runs at the rates that were found."""
+        """The searches for rates and the rows without one; then the runs at the best rates.
+
+        Searches come first, then whole rows seed by seed.
+        """
         rows = [row for row in self._rows(settings) if missing(row, settings) is None]
-        found: list[Trial] = []
+        searches: list[Trial] = []
+        found: list[tuple[int, Trial]] = []
         for task in self.grid(settings)["task"]:
             run = {**self.run(settings), "task": task}
             for row in rows:
                 rate = self._rate(row, task, settings, results)
-                if row.rates and run["searches"]:
+                if self._pilots(row, settings):
                     # At K* = 1 for any K*: ten times the cost would buy little here.
                     pilot = {
                         **run,
@@ -100,21 +110,23 @@ class MethodTable(Study):
                     }
                     for each in row.rates:
                         trial = row.trial(_pilot_key(task, row, each), settings, pilot, each)
-                        found.append(replace(trial, home=Table1.name))
+                        searches.append(replace(trial, home=Table1.name))
                     # The choice counts when the search is over, with the pilots that did not fail.
                     if not results or rate is None:
                         continue
-                found += [
-                    row.trial(_key(task, row, seed), settings, {**run, "seed": seed or 0}, rate)
-                    for seed in _seeds(row, settings)
-                ]
-        return found
+                for seed in _seeds(row, settings):
+                    one = {**run, "seed": seed or 0}
+                    found.append((seed or 0, row.trial(_key(task, row, seed), settings, one, rate)))
+        return [*searches, *(trial for _, trial in sorted(found, key=lambda each: each[0]))]
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, the rates, what the runs cost, and the curves."""
         run, tasks = self.run(settings), self.grid(settings)["task"]
         titles = {
-            row.name: f"{self.framework}-{row.title}" if row.federated else row.title
+            # The default has slots; it is no method of the paper's framework.
+            row.name: f"{self.framework}-{row.title}"
+            if row.federated and not row.slots
+            else row.title
             for row in self._rows(settings)
         }
         absent = {titles[name]: why for name in titles if (why := missing(METHODS[name], settings))}
@@ -133,11 +145,21 @@ class MethodTable(Study):
         return Report(
             markdown="\n".join(
                 [
-                    _table(self.name, titles, cells, tasks),
+                    score_table(
+                        self.name,
+                        titles,
+                        {
+                            name: {task: _values(cell) for task, cell in row.items()}
+                            for name, row in cells.items()
+                        },
+                    ),
                     _legend(settings, run),
                     f"{about(self.name)}\n",
                     *_cautions(titled, absent),
-                    *_rates_section({titles[row]: each for row, each in rates.items()}, run),
+                    *_rates_section(
+                        {titles[row]: each for row, each in rates.items()},
+                        searched=any(self._pilots(row, settings) for row in rows),
+                    ),
                     *_cost_section(federated),
                     f"![The deployable prompt's metric against training queries]({name}.svg)\n",
                 ]
@@ -171,9 +193,15 @@ class MethodTable(Study):
         names = wanted(settings, (row.name for row in self.rows))
         return [row for row in self.rows if (row.usual if names is None else row.name in names)]
 
+    def _pilots(self, row: Method, settings: Settings) -> bool:
+        """Whether pilots choose the method's learning rate."""
+        given = "learning_rate" in settings.options
+        return bool(row.rates) and self.run(settings)["searches"] and not given
+
     def _rate(self, row: Method, task: str, settings: Settings, results: Results) -> float | None:
-        if not self.run(settings)["searches"]:
-            return row.rates[0] if row.rates else None
+        if not self._pilots(row, settings):
+            asked = number(settings.options, "learning_rate", None)
+            return (asked or row.rates[0]) if row.rates else None
         keys = {rate: _pilot_key(task, row, rate) for rate in row.rates}
         return best_rate({rate: results[key] for rate, key in keys.items() if key in results})
 
@@ -242,28 +270,10 @@ def _document(cell: _Cell) -> dict[str, Any]:
     return {"values": values, "mean": mean, "sd": deviation}
 
 
-def _table(name: str, titles: Mapping[str, str], cells: _Cells, tasks: Sequence[str]) -> str:
-    """Ours, and below each row that of the paper."""
-    rows = []
-    for method, row in cells.items():
-        means = [mean_sd(_values(cell))[0] for cell in row.values() if cell]
-        average = mean_sd_text([mean_sd(means)[0]]) if len(means) == len(tasks) else "-"
-        rows.append(
-            [titles[method], *(mean_sd_text(_values(cell)) for cell in row.values()), average]
-        )
-        if method in printed(name)["rows"]:
-            rows.append(["the paper", *paper_row(name, method, tasks, average=True)])
-    return markdown_table(["Method", *map(_column, tasks), "Average"], rows)
-
-
-def _column(task: str) -> str:
-    return f"{_NAMES[task]} ({_METRICS[glue_task(task).metric]})"
-
-
 def _legend(settings: Settings, run: Mapping[str, Any]) -> str:
     spread = (
-        f"mean ± sample standard deviation over {settings.seeds} seeds, one number where the seed "
-        "has no part in it"
+        f"mean ± sample standard deviation over {settings.seeds} seeds, one number where the "
+        "result does not depend on the seed"
         if settings.seeds > 1
         else "one seed"
     )
@@ -279,7 +289,7 @@ def _legend(settings: Settings, run: Mapping[str, Any]) -> str:
 
 
 def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
-    """What a reader must know of single cells."""
+    """Notes on single cells."""
     lines = [f"- {title} is left out: {why}." for title, why in absent.items()]
     each = [
         (title, task, seed, result)
@@ -293,14 +303,14 @@ def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
             models.setdefault(str(result["model"]), {})[title] = None
     if len(models) > 1:
         lines += [f"- Run by `{model}`: {', '.join(models[model])}." for model in sorted(models)]
-    reused = {_NAMES[task] for _, task, _, result in each if result.get("reused_rows")}
+    reused = {TASK_NAMES[task] for _, task, _, result in each if result.get("reused_rows")}
     if reused:
         lines.append(
             f"- Clients share rows, drawn with replacement, in {', '.join(sorted(reused))}: there "
             "are too few for disjoint shards."
         )
     lines += [
-        f"- {title} on {_NAMES[task]}, seed {seed}: ended as {result['status']} after "
+        f"- {title} on {TASK_NAMES[task]}, seed {seed}: ended as {result['status']} after "
         f"{result['rounds']} rounds."
         for title, task, seed, result in each
         if result.get("status", "completed") != "completed"
@@ -310,25 +320,23 @@ def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
             fitted = [one["demonstrations"] for one in cell.values() if "demonstrations" in one]
             if fitted:
                 number = " to ".join(f"{n}" for n in sorted({min(fitted), max(fitted)}))
-                lines.append(f"- {title} on {_NAMES[task]}: {number} fit before an input.")
+                lines.append(f"- {title} on {TASK_NAMES[task]}: {number} fit before an input.")
     return ["\n".join(lines) + "\n"] if lines else []
 
 
-def _rates_section(
-    rates: Mapping[str, Mapping[str, float | None]], run: Mapping[str, Any]
-) -> list[str]:
+def _rates_section(rates: Mapping[str, Mapping[str, float | None]], *, searched: bool) -> list[str]:
     if not rates:
         return []
     tasks = next(iter(rates.values()))
     columns = {
-        _NAMES[task]: lambda _, row, task=task: "-" if row[task] is None else f"{row[task]:g}"
+        TASK_NAMES[task]: lambda _, row, task=task: "-" if row[task] is None else f"{row[task]:g}"
         for task in tasks
     }
     how = (
         f"The best of a run each with seed {PILOT_SEED} and one client per round, by the task's "
         f"metric on every {HELD_OUT}th training row, which its clients did not have."
-        if run["searches"]
-        else "Not searched: the first of each search."
+        if searched
+        else "Not searched: given, or the first of each search."
     )
     return ["## Learning rates\n", table("Method", rates, columns), f"{how}\n"]
 
@@ -363,11 +371,15 @@ def _cost_section(cells: _Cells) -> list[str]:
 def _panel(cells: _Cells, task: str) -> Panel:
     """Curves of methods that query, levels of the others."""
     lines, levels, last = [], [], 1.0
-    for number, (title, row) in enumerate(cells.items()):
-        runs, color = [run for run in row[task].values() if "curve" in run], f"C{number}"
+    for place, (title, row) in enumerate(cells.items()):
+        runs, color = [run for run in row[task].values() if "curve" in run], f"C{place}"
         if any(point["queries"] for run in runs for point in run["curve"]):
-            points = mean_curve(runs, scale=100)
-            x, y, _ = zip(*points, strict=True) if points else ((), (), ())
+            # Without the start, which is measured on other rows.
+            curves = [
+                [(at["queries"], 100 * at["metric"]) for at in run["curve"] if at["round"] >= 0]
+                for run in runs
+            ]
+            x, y, _ = mean_curve([curve for curve in curves if curve])
             lines.append(Line(x=x, y=y, label=title, style=".-", color=color))
             last = max([last, *x])
         elif row[task]:
@@ -376,4 +388,4 @@ def _panel(cells: _Cells, task: str) -> Panel:
         Line(x=[0, last], y=[level] * 2, label=title, style="--", color=color)
         for title, level, color in levels
     ]
-    return Panel(lines=lines, title=_column(task), x="training queries", y="")
+    return Panel(lines=lines, title=TASK_COLUMNS[task], x="training queries", y="")

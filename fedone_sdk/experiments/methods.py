@@ -54,6 +54,7 @@ class Method:
         samples: Whether the method draws prompts.
         shape: Settings of the method that are the model's: ``hidden_size``, ``num_layers``.
         vocabulary: Whether its prompts are made of candidates.
+        slots: The slots of its prompts; empty for positions.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Method:
     samples: bool = True
     shape: tuple[str, ...] = ()
     vocabulary: bool = True
+    slots: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def federated(self) -> bool:
@@ -84,7 +86,8 @@ class Method:
     def tuning(self, **attributes: Any) -> Tuning:
         """A run of it; `attributes` are those of `Tuning`."""
         vocabulary = {} if self.vocabulary else {"vocab_size": None}
-        return Tuning(**{**attributes, "backend_kind": self.kind, **vocabulary})
+        own = {"backend_kind": self.kind, "slots": self.slots, **vocabulary}
+        return Tuning(**{**attributes, **own})
 
     def trial(
         self, key: str, settings: Settings, run: Mapping[str, Any], rate: float | None = None
@@ -223,6 +226,14 @@ _METHODS = (
     ),
     Method(name="bdpl", title="BDPL", method={"name": "bdpl"}, rates=RATES),
     Method(name="gs-bdpl", title="GS-BDPL", method=_GS_BDPL, rates=RATES),
+    Method(
+        name="default",
+        title="The SDK's default: instructions, label bias",
+        paper="",
+        usual=False,
+        method={"name": "thompson"},
+        slots=({"name": "instruction", "candidates": "instructions"},),
+    ),
 )
 METHODS: Mapping[str, Method] = {row.name: row for row in _METHODS}
 """By name: first those without a federation."""

@@ -25,7 +25,7 @@ _QUIET: Mapping[str, str] = {
 
 
 def run_on_ray(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
-    """Runs jobs as tasks of Ray, one CPU each; gives outcomes as they come.
+    """Runs jobs as tasks of Ray, one CPU each; yields outcomes as they arrive.
 
     The nodes of a cluster must see inputs and the output folder under the same paths.
 
@@ -59,7 +59,7 @@ def run_on_ray(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise SpecError(f"--engine: no Ray cluster: {exc}", source="arguments") from exc
     try:
-        # Ray has put its own in its place, which aborts this process in the middle of its work.
+        # The handler that Ray installs aborts this process in the middle of its work.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
         task = ray.remote(num_cpus=1, max_retries=0)(perform)

@@ -1,13 +1,23 @@
-"""What the paper prints and where (`paper.yaml`); every report prints it next to ours."""
+"""What the paper prints and where (`paper.yaml`); every report prints it next to our numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from statistics import fmean
 from typing import Any
 
-__all__ = ["about", "paper_row", "printed"]
+from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
+from fedone_sdk.glue import GLUE_TASKS, glue_task
+
+__all__ = ["TASK_COLUMNS", "TASK_NAMES", "about", "paper_row", "printed", "score_table"]
+
+TASK_NAMES = {**{task: task.upper() for task in GLUE_TASKS}, "sst2": "SST-2", "cola": "CoLA"}
+_METRICS = {"accuracy": "acc", "f1": "F1", "matthews": "Matthews"}
+TASK_COLUMNS = {
+    task: f"{name} ({_METRICS[glue_task(task).metric]})" for task, name in TASK_NAMES.items()
+}
 
 
 @cache
@@ -20,7 +30,7 @@ def _all() -> Mapping[str, Any]:
 
 
 def printed(name: str) -> Mapping[str, Any]:
-    """What is printed of an experiment.
+    """The printed numbers of an experiment.
 
     Args:
         name: Of the experiment, or ``setup`` or ``datasets``.
@@ -34,7 +44,7 @@ def printed(name: str) -> Mapping[str, Any]:
 
 
 def about(name: str) -> str:
-    """Where the paper has its numbers, or its words, and what they are of."""
+    """The place of the numbers in the paper, and their setting."""
     found = printed(name)
     says = f" It says: {found['says']}." if "says" in found else ""
     return f"The paper: {found['place']}; {found['setting']}.{says}"
@@ -63,3 +73,26 @@ def paper_row(
         whole = row in found["rows"] and list(columns) == found["columns"]
         texts.append(f"{found['averages'][row]:.2f}" if whole else "-")
     return texts
+
+
+def score_table(
+    name: str, titles: Mapping[str, str], scores: Mapping[str, Mapping[str, Sequence[float]]]
+) -> str:
+    """A table of methods and tasks, with the paper's row below each of ours.
+
+    The last column is the mean over tasks, where a method has results of all of them.
+
+    Args:
+        name: Of the experiment.
+        titles: By method.
+        scores: Metrics over seeds, by method and task.
+    """
+    tasks = list(next(iter(scores.values()), {}))
+    rows = []
+    for method, row in scores.items():
+        means = [fmean(values) for values in row.values() if values]
+        average = mean_sd_text([fmean(means)]) if len(means) == len(tasks) else "-"
+        rows.append([titles[method], *map(mean_sd_text, row.values()), average])
+        if method in printed(name)["rows"]:
+            rows.append(["the paper", *paper_row(name, method, tasks, average=True)])
+    return markdown_table(["Method", *(TASK_COLUMNS[task] for task in tasks), "Average"], rows)

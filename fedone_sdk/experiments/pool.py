@@ -35,7 +35,7 @@ ONE_THREAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A trial as it goes to a worker.
+    """A trial as a worker receives it.
 
     Attributes:
         number: Its place among the jobs.
@@ -92,7 +92,7 @@ def perform(job: Job) -> Outcome:
 
 
 def run_in_processes(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
-    """Runs jobs in worker processes; yields outcomes as they come.
+    """Runs jobs in worker processes; yields outcomes as they arrive.
 
     A process that dies fails its trial and is replaced. Closing the iterator kills running jobs.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probing:
-    """How a run is measured. Nothing of it goes back into training, nor into its query count.
+    """The measurements of a run. Training does not use them, and its query count excludes them.
 
     Attributes:
         queries: Training queries between two measurements; rounded down to whole rounds, at least
@@ -42,7 +42,7 @@ class Probing:
 
 
 class Probe:
-    """Measures states of one run, always on the same dev rows and with the same noise.
+    """Measurements of the states of one run, on the same dev rows and with the same noise.
 
     Args:
         spec: The run.
@@ -104,7 +104,7 @@ class Probe:
         return cls(spec, method, show=show, **settings)
 
     async def measure(self, state: State, *, domain: str = "tokens") -> dict[str, float]:
-        """Measures a state.
+        """Measure a state.
 
         Args:
             state: The state.

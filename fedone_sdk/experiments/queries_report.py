@@ -1,4 +1,4 @@
-"""What repeats of runs to a target show: medians, every repeat, and which K* needs the fewest."""
+"""Reports of repeats that run to a target: medians, every repeat, and a comparison of K*."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-
-import numpy as np
 
 from fedone_sdk.experiments.experiment import Result
 from fedone_sdk.experiments.figures import Line, Panel
@@ -19,9 +17,9 @@ from fedone_sdk.experiments.statistics import (
     median_interval,
     trimmed_mean,
 )
-from fedone_sdk.experiments.summary import Column, mean_sd_text, table
+from fedone_sdk.experiments.summary import Column, mean_curve, mean_sd_text, table
 
-__all__ = ["Repeats", "TRIM", "finite", "interval_text", "queries_text"]
+__all__ = ["MethodRepeats", "Repeats", "TRIM", "finite", "interval_text", "queries_text"]
 
 TRIM = 0.1
 """Share of the repeats that the trimmed mean leaves out at each end."""
@@ -34,39 +32,17 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """All repeats of one method.
+    """Queries to targets for several K*, over repeats.
 
     Attributes:
-        label: The method's name in reports.
-        learning_rates: By K*; empty for methods without a learning rate.
-        gains: The targets; the first one is the table's.
+        label: Their name in reports.
         cap: Training queries at which a repeat is censored.
-        paper: The paper's means by K*.
-        runs: Results by K* and seed.
+        runs: Results by K* and seed; ``reached`` has the queries to each target, None for never.
     """
 
     label: str
-    learning_rates: Mapping[int, float]
-    gains: Mapping[str, float]
     cap: int
-    paper: Mapping[int, float]
     runs: Mapping[int, Mapping[int, Result]]
-
-    @property
-    def setting(self) -> str:
-        """The learning rate in words."""
-        rates = sorted(set(self.learning_rates.values()))
-        if not rates:
-            return "the same sigma at every K*"
-        if len(rates) == 1:
-            return f"learning rate {rates[0]:g} at every K*"
-        each = (f"{rate:g} at K*={clients}" for clients, rate in self.learning_rates.items())
-        return f"learning rate {', '.join(each)}"
-
-    @property
-    def target(self) -> str:
-        """The name of the table's target."""
-        return next(iter(self.gains))
 
     @property
     def present(self) -> list[int]:
@@ -84,10 +60,11 @@ class Repeats:
         """The median over the repeats, the censored ones infinite."""
         return median_interval(list(self.queries(clients, target).values()))
 
-    def trimmed(self, clients: int, target: str) -> TrimmedMean:
-        """The mean without the extremes."""
-        values = list(self.queries(clients, target).values())
-        return trimmed_mean(values, share=TRIM, cap=self.cap)
+    def median_text(self, clients: int, target: str) -> str:
+        """The median, and how many repeats did not reach the target."""
+        found = [*self.queries(clients, target).values()]
+        text, missed = queries_text(median_interval(found).value, self.cap), found.count(math.inf)
+        return f"{text} ({missed} of {len(found)} never)" if missed else text
 
     def comparison(self, clients: int, target: str) -> Comparison:
         """K*=1 against another K*, over the seeds that both have."""
@@ -95,23 +72,17 @@ class Repeats:
         seeds = sorted(one.keys() & other.keys())
         return compared([one[s] for s in seeds], [other[s] for s in seeds], cap=self.cap)
 
-    def markdown(self) -> str:
-        """The tables and what they say."""
-        return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
-
-    def data(self) -> dict[str, Any]:
-        """The same numbers, as JSON holds them; null is infinite."""
-        return {
-            "learning_rates": {str(k): rate for k, rate in self.learning_rates.items()},
-            "cap": self.cap,
-            "targets": {
-                target: {
-                    "gain": gain,
-                    "clients": {str(k): self._data(k, target) for k in self.present},
-                }
-                for target, gain in self.gains.items()
-            },
+    def numbers(self, clients: int, target: str) -> dict[str, Any]:
+        """The queries, their median and K*=1 against this K*, as JSON holds them."""
+        found: dict[str, Any] = {
+            "queries": finite({str(s): v for s, v in self.queries(clients, target).items()}),
+            "median": finite(self.median(clients, target)._asdict()),
         }
+        if clients != 1 and 1 in self.present:
+            comparison = self.comparison(clients, target)
+            ratio = comparison.ratio and finite(comparison.ratio._asdict())
+            found["against_one"] = {**asdict(comparison), "ratio": ratio}
+        return found
 
     def verdict(self, target: str) -> str:
         """Whether one client per round needs the fewest queries to a target, in a sentence."""
@@ -122,7 +93,7 @@ class Repeats:
         for clients in others:
             found = self.comparison(clients, target)
             if found.share is None:
-                parts.append(f"no repeat tells K*=1 from K*={clients}")
+                parts.append(f"no repeat differs between K*=1 and K*={clients}")
                 continue
             share, low, high = found.share
             parts.append(
@@ -145,6 +116,60 @@ class Repeats:
             head += f"nothing tells it apart from {_names(open_)}"
         return f"{head}. In detail: {'; '.join(parts)}."
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRepeats(Repeats):
+    """The repeats of one method.
+
+    Attributes:
+        learning_rates: By K*; empty for methods without a learning rate.
+        gains: The targets; the first one is the table's.
+        paper: The paper's means by K*.
+    """
+
+    learning_rates: Mapping[int, float]
+    gains: Mapping[str, float]
+    paper: Mapping[int, float]
+
+    @property
+    def setting(self) -> str:
+        """The learning rates in words."""
+        rates = sorted(set(self.learning_rates.values()))
+        if not rates:
+            return "the same sigma at every K*"
+        if len(rates) == 1:
+            return f"learning rate {rates[0]:g} at every K*"
+        each = (f"{rate:g} at K*={clients}" for clients, rate in self.learning_rates.items())
+        return f"learning rate {', '.join(each)}"
+
+    @property
+    def target(self) -> str:
+        """The name of the table's target."""
+        return next(iter(self.gains))
+
+    def trimmed(self, clients: int, target: str) -> TrimmedMean:
+        """The mean without the extremes."""
+        values = list(self.queries(clients, target).values())
+        return trimmed_mean(values, share=TRIM, cap=self.cap)
+
+    def markdown(self) -> str:
+        """The tables and their verdicts."""
+        return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
+
+    def data(self) -> dict[str, Any]:
+        """The same numbers, as JSON holds them; null is infinite."""
+        return {
+            "learning_rates": {str(k): rate for k, rate in self.learning_rates.items()},
+            "cap": self.cap,
+            "targets": {
+                target: {
+                    "gain": gain,
+                    "clients": {str(k): self._data(k, target) for k in self.present},
+                }
+                for target, gain in self.gains.items()
+            },
+        }
+
     def panels(self) -> tuple[Panel, Panel]:
         """Queries to the target over K*, and the curves that led there.
 
@@ -160,7 +185,12 @@ class Repeats:
             error, color = ([middle - low], [high - middle]), f"C{place}"
             dots.append(Line(x=[place] * len(values), y=values, style=".", color=color))
             dots.append(Line(x=[place + 0.15], y=[middle], error=error, style="s", color=color))
-            x, y = _mean_curve(list(self.runs[clients].values()), target)
+            x, y, _ = mean_curve(
+                [
+                    [(at["queries"], at[target] - _start(run["curve"])) for at in run["curve"]]
+                    for run in self.runs[clients].values()
+                ]
+            )
             curves.append(Line(x=x, y=y, color=color, label=f"K*={clients}"))
         known = {n: self.paper[k] for n, k in enumerate(self.present) if k in self.paper}
         if known:
@@ -227,28 +257,22 @@ class Repeats:
         return [run["curve"][place]["prompt_metric"] for run in self.runs[clients].values()]
 
     def _data(self, clients: int, target: str) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "queries": finite({str(s): v for s, v in self.queries(clients, target).items()}),
-            "median": finite(asdict(self.median(clients, target))),
+        return {
+            **self.numbers(clients, target),
             "trimmed_mean": self.trimmed(clients, target)._asdict(),
             "paper": self.paper.get(clients),
             "prompt": {"start": self._prompts(clients, 0), "end": self._prompts(clients, -1)},
         }
-        if clients != 1 and 1 in self.present:
-            comparison = self.comparison(clients, target)
-            ratio = comparison.ratio and finite(comparison.ratio._asdict())
-            found["against_one"] = {**asdict(comparison), "ratio": ratio}
-        return found
 
 
 def queries_text(queries: float, cap: int) -> str:
-    """Format a number of queries; an infinite one is past the cap."""
+    """Format a number of queries; an infinite one is more than the cap."""
     return f"{queries:,.0f}" if math.isfinite(queries) else f"> {cap:,}"
 
 
 def interval_text(median: Median, cap: int) -> str:
     """Format the interval of a median."""
-    if median.coverage == 1.0:
+    if not median.low and math.isinf(median.high):
         return "too few repeats"
     if math.isinf(median.low):
         return queries_text(median.low, cap)
@@ -263,20 +287,6 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
 def _start(curve: Sequence[Mapping[str, float]]) -> float:
     """The untrained expected loss; without one, that of the untrained prompt."""
     return curve[0].get("expected_loss", curve[0]["prompt_loss"])
-
-
-def _mean_curve(runs: Sequence[Result], name: str) -> tuple[list[float], list[float]]:
-    """The mean change of a measure, up to where the first repeat ends.
-
-    Later only the slow repeats would be left in it.
-    """
-    curves = [
-        [(point["queries"], point[name] - _start(run["curve"])) for point in run["curve"]]
-        for run in runs
-    ]
-    grid = [queries for queries, _ in min(curves, key=lambda curve: curve[-1][0])]
-    means = np.mean([np.interp(grid, *np.transpose(curve)) for curve in curves], axis=0)
-    return grid, means.tolist()
 
 
 def _names(clients: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""Results on the disk: one JSON file per trial, whole or not at all."""
+"""Results on disk: one JSON file per trial, written atomically."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ class Records:
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Writes a file, whole or not at all, and the folders above it."""
+    """Write a file atomically, and create the folders above it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_file(file, content.encode() if isinstance(content, str) else content)
 
 
 def _read(file: Path) -> Record | None:
-    """A record; None if there is none, or the file is another's."""
+    """A record; None if the file is missing or no record."""
     try:
         return Record(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -160,7 +160,7 @@ def _digests(inputs: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    """Of a file's content, or of all files in a folder with their names."""
+    """The digest of a file, or of all files in a folder with their names."""
     try:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         total = hashlib.sha256()
@@ -176,6 +176,6 @@ def _digest(path: Path) -> str:
 
 @cache
 def _file_digest(file: Path, size: int, mtime_ns: int) -> str:
-    """Remembered for a file that has not changed: many trials read the same ones."""
+    """The digest of a file, cached until the file changes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

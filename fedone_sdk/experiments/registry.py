@@ -18,8 +18,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "figure-toy": "figure_toy:FigureToy",
     "figure-heterogeneity": "figure_toy:FigureHeterogeneity",
     "table-queries": "table_queries:TableQueries",
-    "figure-prompt-length": "figure_prompt_length:FigurePromptLength",
-    "table-clients": "table_clients:TableClients",
+    "figure-prompt-length": "sweeps:FigurePromptLength",
+    "table-clients": "sweeps:TableClients",
     "figure-theory": "figure_theory:FigureTheory",
 }
 """The experiments of `fedone reproduce`: name -> ``module:class`` of this package."""

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: JSON, Markdown, figures."""
+"""The files of a report: JSON, Markdown, figures."""
 
 from __future__ import annotations
 

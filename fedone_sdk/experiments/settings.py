@@ -1,4 +1,4 @@
-"""What the user of an experiment asked for."""
+"""The settings of an experiment."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Settings", "onnx_file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The options of `fedone reproduce` that experiments look at.
+    """The options of `fedone reproduce` that experiments use.
 
     Attributes:
-        model: Folder of the model, of onnxruntime or of the transformers library; None is the one
-            that comes with the SDK.
+        model: Folder of the model, of onnxruntime or of the transformers library, or a GGUF file;
+            None is the model that comes with the SDK.
         data: Folder that has TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks, or what else
             the experiment takes.
         seeds: Repeats; the seeds are 0, 1, ...
@@ -57,6 +57,11 @@ class Settings:
         return assets.path("roberta_mini") if self.model is None else self.model
 
     @property
+    def is_gguf(self) -> bool:
+        """Whether the model is a causal one that llama.cpp runs."""
+        return self.model is not None and self.model.suffix == ".gguf"
+
+    @property
     def is_onnx(self) -> bool:
         """Whether the model is run by onnxruntime, else by the transformers library."""
         return onnx_file(self.model_folder) is not None
@@ -68,6 +73,10 @@ class Settings:
         weights = any(any(folder.glob(kind)) for kind in WEIGHTS)
         return (folder / "config.json").is_file() and weights
 
+    def preset(self, task: str) -> str:
+        """The built-in task in the form that the model reads: with a mask, or continued."""
+        return f"{task}/causal" if self.is_gguf else task
+
     def backend(self, kind: Literal["onnx", "transformers"] | None = None) -> dict[str, Any]:
         """The model as a run describes it, relative to its folder (a trial's input ``model``).
 
@@ -75,6 +84,8 @@ class Settings:
             kind: Who runs it; None takes onnxruntime where the folder is made for it. Soft
                 prompts need ``transformers``.
         """
+        if self.is_gguf:
+            return {"kind": "llama_cpp", "model": ".", "threads": 1}
         if kind == "onnx" or (kind is None and self.is_onnx):
             # One thread: the trials themselves run side by side.
             return {"kind": "onnx", "model": ".", "threads": 1}

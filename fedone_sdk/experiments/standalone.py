@@ -1,4 +1,4 @@
-"""What needs no tuning: no prompt, a manual one, an untrained one, demonstrations."""
+"""Rows without tuning: no prompt, a manual one, an untrained one, demonstrations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import (
-    method_of,
     trial_backend,
     tuning_federation,
+    untrained_prompt,
 )
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.glue import glue_task
@@ -59,7 +59,7 @@ def prompt_trial(key: str, settings: Settings, task: str, prompt: str) -> Trial:
     return Trial(
         key=key,
         run=run_prompt,
-        options={"task": task, "prompt": prompt, "backend": settings.backend()},
+        options={"task": settings.preset(task), "prompt": prompt, "backend": settings.backend()},
         inputs={"dev": folder / "dev.jsonl", "model": settings.model_folder},
     )
 
@@ -74,9 +74,9 @@ def run_prompt(options: dict[str, Any], workspace: Workspace) -> Result:
 def run_untrained(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measures the deployable prompt of the untrained state of a ``run``."""
     federation = tuning_federation(options, workspace)
-    spec, method = federation.spec, method_of(federation)
-    prompt = federation.vocabulary.text(method.prompt(method.init()))
-    return asyncio.run(_measured(spec.task, prompt, options["run"]["backend"], workspace))
+    prompt = untrained_prompt(federation)
+    backend = options["run"]["backend"]
+    return asyncio.run(_measured(federation.spec.task, prompt, backend, workspace))
 
 
 def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> Trial:
@@ -88,7 +88,7 @@ def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> 
     return Trial(
         key=key,
         run=run_demonstrations,
-        options={"task": task, "seed": seed, "backend": settings.backend()},
+        options={"task": settings.preset(task), "seed": seed, "backend": settings.backend()},
         inputs=settings.inputs(task),
     )
 
@@ -137,7 +137,7 @@ async def _measured(
 async def _demonstrations(
     backend: LLMBackend, task: TaskSpec, drawn: Sequence[Example], dev: Sequence[Example]
 ) -> list[Example]:
-    """Rows that fit next to most of the dev inputs, the classes taking turns.
+    """Rows, of each class in turn, that fit next to most of the dev inputs.
 
     A row that is too long is passed over for the next one of its class.
     """

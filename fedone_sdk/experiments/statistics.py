@@ -7,26 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scipy.stats import binom, binomtest, trim_mean
+from scipy.stats import binomtest, quantile_test, trim_mean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Median:
+class Median(NamedTuple):
     """The median of repeats, and an interval for the true one.
 
     Attributes:
         value: The lower median; infinite if fewer than half of the repeats end. With one censoring
             point for all it is the Kaplan-Meier median.
-        low: Lower end of the interval.
+        low: Lower end of the interval; 0 with too few repeats for one.
         high: Its upper end; infinite where the data does not bound it.
-        coverage: The least probability that such an interval holds the true median; 1, from 0 to
-            infinity, with too few repeats for a narrower interval.
     """
 
     value: float
     low: float
     high: float
-    coverage: float
 
 
 class TrimmedMean(NamedTuple):
@@ -83,9 +79,7 @@ class Comparison:
 def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Median:
     """The lower median and the interval between two order statistics.
 
-    The interval from the k-th least to the k-th greatest of m values misses the true median with
-    probability at most 2 P(Binomial(m, 1/2) < k), for any distribution (David and Nagaraja, Order
-    Statistics, 2003, section 7.1). The greatest allowed k is taken.
+    The interval holds for any distribution (`scipy.stats.quantile_test`).
 
     Args:
         values: One per repeat; infinite where it was censored.
@@ -95,18 +89,11 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Med
         ValueError: There are no values, or one is not a number.
     """
     ordered = _ordered(values)
-    count = len(ordered)
-    rank, miss = 0, 0.0
-    while rank < (count + 1) // 2:
-        next_miss = 2.0 * float(binom.cdf(rank, count, 0.5))
-        if next_miss > 1.0 - confidence:
-            break
-        rank, miss = rank + 1, next_miss
+    ends = quantile_test(ordered, p=0.5).confidence_interval(confidence)
     return Median(
-        value=ordered[(count - 1) // 2],
-        low=ordered[rank - 1] if rank else 0.0,
-        high=ordered[count - rank] if rank else math.inf,
-        coverage=1.0 - miss,
+        value=ordered[(len(ordered) - 1) // 2],
+        low=0.0 if math.isnan(ends.low) else float(ends.low),
+        high=math.inf if math.isnan(ends.high) else float(ends.high),
     )
 
 

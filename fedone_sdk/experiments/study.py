@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from fedone_sdk.experiments.experiment import Experiment, Result, Results, Trial
 from fedone_sdk.experiments.federated import Tuning, tuning_trial
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.summary import Column, mean_sd_text
+from fedone_sdk.experiments.summary import number
 
-__all__ = ["Design", "METRIC_COLUMNS", "Point", "Runs", "Study", "changed", "metrics"]
+__all__ = ["Design", "Point", "Runs", "Study", "changed"]
 
 Point = Mapping[str, Any]
 """A value on each axis."""
@@ -51,8 +51,16 @@ class Study(Experiment):
     design: ClassVar[Design]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        """What all runs share."""
-        return changed(self.design.base, self.design.small if settings.quick else {})
+        """What all runs share, with the numbers that the user gives.
+
+        Raises:
+            SpecError: One is not positive, or not whole where it must be.
+        """
+        run = changed(self.design.base, self.design.small if settings.quick else {})
+        method, options = run.get("method", {}), settings.options
+        asked = {name: number(options, name, run[name]) for name in options.keys() & run.keys()}
+        inner = {name: number(options, name, method[name]) for name in options.keys() & method}
+        return changed(run, {**asked, **({"method": inner} if inner else {})})
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
         """The values on each axis."""
@@ -83,7 +91,7 @@ class Study(Experiment):
         ]
 
     def runs(self, settings: Settings, results: Results, **outer: Any) -> Runs:
-        """What is known along the last axis; values without a result are left out.
+        """The results along the last axis, without values that have none.
 
         Args:
             settings: What the user asked for.
@@ -113,19 +121,6 @@ class Study(Experiment):
         grid = self.grid(settings)
         for values in product(*grid.values()):
             yield dict(zip(grid, values, strict=True))
-
-
-def metrics(runs: Mapping[int, Result], name: str) -> list[float]:
-    """``no_prompt``, ``before`` or ``after`` of tuning runs."""
-    return [run["metric"][name] for run in runs.values()]
-
-
-METRIC_COLUMNS: Mapping[str, Column] = {
-    "no prompt": lambda _, runs: mean_sd_text(metrics(runs, "no_prompt")),
-    "untrained": lambda _, runs: mean_sd_text(metrics(runs, "before")),
-    "tuned": lambda _, runs: mean_sd_text(metrics(runs, "after")),
-}
-"""The metric of no prompt, of the untrained and of the tuned one, times 100; see `table`."""
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

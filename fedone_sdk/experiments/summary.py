@@ -1,19 +1,21 @@
-"""How results are summed up and written: means, deviations, intervals, Markdown tables."""
+"""Means, deviations and Markdown tables of results."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fedone_sdk.errors import SpecError
 
-__all__ = ["Column", "markdown_table", "mean_curve", "mean_sd", "mean_sd_text", "positive", "table"]
+__all__ = ["Column", "markdown_table", "mean_curve", "mean_sd", "mean_sd_text", "number", "table"]
 
+
+Number = TypeVar("Number", int, float, float | None)
 
 Column = Callable[[Any, Any], str]
-"""Makes a cell of a key and its result."""
+"""Formats a cell, given a key and its result."""
 
 
 def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
@@ -24,7 +26,7 @@ def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
     """
     found = list(values)
     if not found:
-        raise ValueError("no values to sum up")
+        raise ValueError("no values")
     return math.fsum(found) / len(found), statistics.stdev(found) if len(found) > 1 else None
 
 
@@ -45,26 +47,26 @@ def mean_sd_text(values: Iterable[float], *, scale: float = 100.0, digits: int =
 
 
 def mean_curve(
-    results: Sequence[Mapping[str, Any]], scale: float = 1.0
-) -> list[tuple[float, float, float]]:
-    """The metric over training queries: queries, mean and deviation where all runs have a point.
+    curves: Sequence[Sequence[tuple[float, float]]], grid: Sequence[float] | None = None
+) -> tuple[list[float], list[float], list[float]]:
+    """The mean of curves, which are interpolated, and the sample deviation.
 
-    The start is left out: it is measured on other rows, all of them.
+    After the end of the shortest curve the mean would be of fewer runs.
 
     Args:
-        results: Of tuning runs.
-        scale: What the metric is multiplied by.
+        curves: Points of each run, by their abscissae; at least one curve.
+        grid: Abscissae of the mean; None takes those of the shortest curve.
+
+    Returns:
+        Abscissae, means, deviations (0 for a single curve).
     """
-    curves = [
-        {point["queries"]: point["metric"] for point in result["curve"] if point["round"] >= 0}
-        for result in results
-    ]
-    shared = sorted(set.intersection(*map(set, curves))) if curves else []
-    found = []
-    for queries in shared:
-        mean, deviation = mean_sd(scale * curve[queries] for curve in curves)
-        found.append((queries, mean, deviation or 0.0))
-    return found
+    import numpy as np
+
+    if grid is None:
+        grid = [x for x, _ in min(curves, key=lambda curve: curve[-1][0])]
+    values = np.array([np.interp(grid, *np.transpose(curve)) for curve in curves])
+    spread = values.std(axis=0, ddof=len(curves) > 1)
+    return [*grid], values.mean(axis=0).tolist(), spread.tolist()
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -95,20 +97,22 @@ def _key_text(key: object) -> str:
     return f"{key:,}" if isinstance(key, int) else str(key)
 
 
-def positive(options: Mapping[str, str], name: str, default: float | None = None) -> float | None:
-    """The positive number that ``--set`` gives, else the default.
+def number(options: Mapping[str, str], name: str, default: Number) -> Number:
+    """The positive number that ``--set`` gives, whole where the default is; else the default.
 
     Raises:
-        SpecError: It is no positive number.
+        SpecError: It is no such number.
     """
     if name not in options:
         return default
+    whole = isinstance(default, int)
     try:
-        number = float(options[name])
+        found: Any = (int if whole else float)(options[name])
     except ValueError:
-        number = math.nan
-    if not 0.0 < number < math.inf:
+        found = math.nan
+    if not 0 < found < math.inf:
+        what = "whole number" if whole else "number"
         raise SpecError(
-            f"--set {name}: must be a positive number, not {options[name]!r}", source="arguments"
+            f"--set {name}: must be a positive {what}, not {options[name]!r}", source="arguments"
         )
-    return number
+    return found  # type: ignore[no-any-return]

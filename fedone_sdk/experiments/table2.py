@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.accounting import count_messages
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.federated import run_timed
@@ -16,9 +15,6 @@ from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import Column, table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 __all__ = ["Table2"]
 
@@ -30,7 +26,7 @@ _TIMED_TASK = "sst2"
 _BBT_20 = replace(METHODS["bbt"].variant("BBT (population 20)", num_samples=20), name="bbt-20")
 _NAMES = ("prompt-tuning", "p-tuning-v2", "bbt-200", "bbt-20", "bdpl", "gs-bdpl")
 _ROWS = {name: _BBT_20 if name == "bbt-20" else METHODS[name] for name in _NAMES}
-_FEDERATED = tuple(row for row in METHODS.values() if row.federated)
+_FEDERATED = tuple(row for row in METHODS.values() if row.federated and not row.slots)
 
 _SHAPES = {
     "prompt_len": 20,
@@ -64,24 +60,8 @@ class Table2(Study):
         key="{row}_{exchange}_k{clients_per_round}",
     )
 
-    def run(self, settings: Settings) -> dict[str, int]:
-        """The shapes, with those that the user wants.
-
-        Raises:
-            SpecError: One is not a positive whole number.
-        """
-        run: dict[str, int] = super().run(settings)
-        for name, text in settings.options.items():
-            if not text.isascii() or not text.isdigit() or int(text) < 1:
-                raise SpecError(
-                    f"--set {name}: must be a whole number above 0, not {text!r}",
-                    source="arguments",
-                )
-            run[name] = int(text)
-        return run
-
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
-        """One count of each, where a method has the exchange."""
+        """One seed, where the method has the exchange."""
         asks = _ROWS[point["row"]].access == "black box"
         return (0,) if asks or point["exchange"] == "alpha" else ()
 
@@ -121,7 +101,7 @@ class Table2(Study):
         ]
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """The counts next to the paper's, which of them are equal, and the seconds."""
+        """The counts next to the paper's, and the seconds."""
         run = self.run(settings)
         shapes = {name: run[name] for name in _SHAPES}
         lines = [
@@ -146,7 +126,7 @@ class Table2(Study):
         ]
         parts = [_counts_table(lines, compared), _legend(shapes)]
         if compared:
-            parts += [_comparison(lines), f"{about(self.name)}\n"]
+            parts.append(f"{about(self.name)}\n")
         parts += [_about_p_tuning(shapes), _timed_table(settings, timed, run["timed_rows"])]
         return Report(
             markdown="\n".join(parts),
@@ -156,11 +136,10 @@ class Table2(Study):
                 "paper_p_tuning_elements": _papers_p_tuning(shapes),
                 "timed": timed,
             },
-            figures={"table2": lambda figure: _draw(figure, lines)},
         )
 
     def _line(self, row: Method, clients: int, results: Results) -> dict[str, Any] | None:
-        """A row of the table, from the messages that were counted."""
+        """A row of the table."""
         keys = {
             exchange: self.design.key.format(
                 row=row.name, exchange=exchange, clients_per_round=clients
@@ -247,7 +226,7 @@ def _papers(cell: Any) -> Column:
 
 
 def _rounded(megabytes: float) -> str:
-    """Two digits, half of the last one up as people round: 15.625 is 15.63."""
+    """Two digits, half rounded up: 15.625 is 15.63."""
     return str(Decimal(megabytes).quantize(Decimal("0.01"), ROUND_HALF_UP))
 
 
@@ -265,27 +244,6 @@ def _legend(shapes: Mapping[str, int]) -> str:
         "one word. FL server queries are updates that the server took, LLM queries those of the "
         "run's account.\n"
     )
-
-
-def _comparison(lines: Sequence[_Line]) -> str:
-    """Which of the paper's numbers are reproduced, to the digits that it gives."""
-    equal, others = [], []
-    for line in lines:
-        paper, where = line["paper"], f"{line['title']} at K* = {line['clients_per_round']}"
-        if paper is None:
-            continue
-        pairs = {
-            "MB": (_rounded(line["megabytes"]), _rounded(paper["megabytes"])),
-            "FL server queries": (line["visits"], paper["visits"]),
-            "LLM queries": (line["queries"] or None, paper["queries"]),
-        }
-        different = [f"{what} {a}, the paper {b}" for what, (a, b) in pairs.items() if a != b]
-        if different:
-            others.append(f"{where}: {'; '.join(different)}")
-        else:
-            equal.append(where)
-    text = f"All of the paper's counts come out for: {', '.join(equal) or 'none'}."
-    return text + (f" Others: {'. '.join(others)}.\n" if others else "\n")
 
 
 def _about_p_tuning(shapes: Mapping[str, int]) -> str:
@@ -326,19 +284,3 @@ def _timed_table(settings: Settings, timed: Sequence[_Line], batch_size: int) ->
         "weights (on CUDA, the most that was allocated); a client of a gateway loads none.\n"
     )
     return f"{rows}\n{text}" + (f"\nLeft out: {', '.join(left_out)}.\n" if left_out else "")
-
-
-def _draw(figure: Figure, lines: Sequence[_Line]) -> None:
-    """What is sent at K* = 1, as bars."""
-    figure.set_size_inches(6.4, 3.6)
-    panel = figure.subplots()
-    shown = [line for line in lines if line["clients_per_round"] == 1]
-    places = range(len(shown))
-    for shift, exchange in ((-0.2, "alpha"), (0.2, "losses")):
-        bars = [line["wire_megabytes"].get(exchange, 0.0) for line in shown]
-        panel.barh([place + shift for place in places], bars, height=0.4, label=exchange)
-    panel.set_xscale("log")
-    panel.set_yticks(list(places), [line["title"] for line in shown])
-    panel.invert_yaxis()
-    panel.set_xlabel("on the wire at K* = 1, MB (2^20 bytes)")
-    panel.legend(title="exchange")

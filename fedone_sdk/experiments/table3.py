@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,10 +12,10 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.chat import row_run, run_standing, run_tuned
 from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
-from fedone_sdk.experiments.paper import about, paper_row, printed
+from fedone_sdk.experiments.paper import about, printed, score_table
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import markdown_table, mean_sd_text, table
+from fedone_sdk.experiments.summary import number, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 
@@ -24,8 +23,6 @@ __all__ = ["BIAS_ROWS", "Table3"]
 
 _Found = dict[str, dict[str, list[Result]]]
 """Results by row, task and seed."""
-
-_METRICS = {"accuracy": "accuracy", "f1": "F1", "matthews": "Matthews"}
 
 BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""
@@ -80,13 +77,13 @@ class Table3(Study):
 
     `Settings.options`: ``concurrency``, the requests under way at once (a small server times out
     with more than it has slots); ``dev_rows``, the dev rows that prompts are measured on;
-    ``question=yes-no`` asks SST-2 a yes-or-no question as well, for models that do not answer great
-    or terrible.
+    ``batch_size``, the examples of a query; ``question=yes-no`` asks SST-2 a yes-or-no question as
+    well, for models that do not answer great or terrible.
     """
 
     name = "table3"
     title = "A chat model behind an API: no prompt, an untrained one, FedOne's methods"
-    options = ("concurrency", "dev_rows", "question")
+    options = ("batch_size", "concurrency", "dev_rows", "question")
     takes = (
         "tasks",
         "cap_queries",
@@ -119,24 +116,15 @@ class Table3(Study):
     )
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """First what it would cost; then, under caps that follow from it, all rows."""
+        """First the quote; then all rows, under the caps that follow from it."""
         quote = self._quote_trial(settings)
         if quote.key not in results:
             return [quote]
         caps = results[quote.key]["caps"]
         return [quote, *(_capped(trial, caps) for trial in super().trials(settings, results))]
 
-    def run(self, settings: Settings) -> dict[str, Any]:
-        """What all runs share, with the dev rows that the user wants.
-
-        Raises:
-            SpecError: They are no positive whole number.
-        """
-        rows = _whole(settings, "dev_rows")
-        return super().run(settings) | ({} if rows is None else {"dev_rows": rows})
-
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
-        """One, where the seed has no part in the result."""
+        """One seed, where the result does not depend on it."""
         return range(settings.seeds if _ROWS[point["row"]].seeded else 1)
 
     def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
@@ -174,7 +162,7 @@ class Table3(Study):
         spent = {label: _spent(by_task) for label, by_task in found.items()}
         quote = results.get("quote", {})
         return Report(
-            markdown=_markdown(self._caption(settings, found), tasks, found, spent, quote),
+            markdown=_markdown(self._caption(settings, found), found, spent, quote),
             data={
                 "endpoint": settings.base_url,
                 "model": settings.api_model,
@@ -203,7 +191,7 @@ class Table3(Study):
             prices = {"prompt": str(settings.prices[0]), "completion": str(settings.prices[1])}
         run = self.run(settings)
         del run["dev_rows"]
-        at_once = _whole(settings, "concurrency")
+        at_once = number(settings.options, "concurrency", 0)
         document: dict[str, Any] = {
             "name": "trial",
             **run,
@@ -213,7 +201,7 @@ class Table3(Study):
                 "model": settings.api_model,
                 "api_key_env": settings.api_key_env,
                 "prices": prices,
-                **({} if at_once is None else {"limits": {"concurrency": at_once}}),
+                **({"limits": {"concurrency": at_once}} if at_once else {}),
             },
         }
         data = {**document["data"], "train": "train"}
@@ -250,29 +238,18 @@ class Table3(Study):
     def _caption(self, settings: Settings, found: _Found) -> str:
         run, rows = self._document(settings), self.run(settings)["dev_rows"]
         method, data = run["method"], run["data"]
+        as_theirs = method["batch_size"] == self.design.base["method"]["batch_size"]
         return (
             f"{settings.api_model} at {settings.base_url}, chat templates. {data['num_clients']} "
             f"clients with {data['shots']} rows per class, n={run['prompt']['length']}, "
             f"N={run['prompt']['vocabulary']['size']}, I={method['num_samples']}, mini-batches of "
-            f"{method['batch_size']} ({'smaller than' if settings.quick else 'as'} in the authors' "
+            f"{method['batch_size']} ({'as' if as_theirs else 'smaller than'} in the authors' "
             f"run_GPT.sh), AdamW with learning rate {_POLICY['learning_rate']}; one "
             f"client per round. {_rounds(found)} The first {rows} dev rows, times 100 (the "
             f"standard error of one accuracy alone is up to {50 / math.sqrt(rows):.1f}); mean and "
             "standard deviation "
             "over seeds."
         )
-
-
-def _whole(settings: Settings, name: str) -> int | None:
-    """The positive whole number that ``--set`` gives.
-
-    Raises:
-        SpecError: It is none.
-    """
-    text = settings.options.get(name)
-    if text is not None and (not text.isdecimal() or not int(text)):
-        raise SpecError(f"--set {name}: {text!r} is no positive whole number", source="arguments")
-    return None if text is None else int(text)
 
 
 def _questions(settings: Settings) -> dict[str, Any]:
@@ -299,13 +276,6 @@ def _refusals(found: _Found) -> str:
     return "Cells without a number:\n\n" + "\n".join(lines) + "\n\n" if lines else ""
 
 
-def _printed(name: str, tasks: Sequence[str]) -> list[list[str]]:
-    """The paper's row, where it has one."""
-    if name not in printed(Table3.name)["rows"]:
-        return []
-    return [["the paper", *paper_row(Table3.name, name, tasks, average=True)]]
-
-
 def _capped(trial: Trial, caps: dict[str, dict[str, Any]]) -> Trial:
     cap = caps[trial.options["task"]]
     parts = ["measuring"] if "prompt" in trial.options else ["run", "measuring"]
@@ -323,23 +293,17 @@ def _all(found: _Found) -> Iterator[Result]:
     return (one for rows in found.values() for runs in rows.values() for one in runs)
 
 
-def _markdown(
-    caption: str, tasks: Sequence[str], found: _Found, spent: dict[str, Usage], quote: Result
-) -> str:
-    names = {
-        task: next((_METRICS[one["name"]] for rows in found.values() for one in rows[task]), "")
-        for task in tasks
-    }
-    scores = markdown_table(
-        ["", *(f"{task} ({names[task]})" for task in tasks), "mean"],
-        [
-            line
-            for name, (label, rows) in zip(_ROWS, found.items(), strict=True)
-            for line in (
-                [label, *map(_cell, rows.values()), _mean(rows)],
-                *_printed(name, tasks),
-            )
-        ],
+def _markdown(caption: str, found: _Found, spent: dict[str, Usage], quote: Result) -> str:
+    scores = score_table(
+        Table3.name,
+        {name: row.title for name, row in _ROWS.items()},
+        {
+            name: {
+                task: [one["metric"] for one in runs if one["metric"] is not None]
+                for task, runs in found[row.title].items()
+            }
+            for name, row in _ROWS.items()
+        },
     )
     costs = table(
         "",
@@ -364,17 +328,3 @@ def _rounds(found: _Found) -> str:
     if not ran:
         return "Nothing was tuned."
     return f"{ran[0] if ran[0] == ran[-1] else f'{ran[0]} to {ran[-1]}'} rounds were paid for."
-
-
-def _cell(runs: Sequence[Result]) -> str:
-    return mean_sd_text(one["metric"] for one in runs if one["metric"] is not None)
-
-
-def _mean(rows: dict[str, list[Result]]) -> str:
-    """Over tasks, where all have a number."""
-    means = [
-        statistics.fmean(known)
-        for runs in rows.values()
-        if (known := [one["metric"] for one in runs if one["metric"] is not None])
-    ]
-    return f"{100 * statistics.fmean(means):.1f}" if len(means) == len(rows) else "-"

@@ -14,10 +14,10 @@ from fedone_sdk.experiments.figures import drawing
 from fedone_sdk.experiments.methods import METHODS, Method, missing, wanted
 from fedone_sdk.experiments.paper import about, printed
 from fedone_sdk.experiments.probe import Probing
-from fedone_sdk.experiments.queries_report import Repeats
+from fedone_sdk.experiments.queries_report import MethodRepeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
-from fedone_sdk.experiments.summary import positive
+from fedone_sdk.experiments.summary import number
 from fedone_sdk.experiments.time_to_target import target_trial
 from fedone_sdk.spec import GsBdplSpec
 
@@ -33,7 +33,7 @@ OWN_RATES = (1e-2, 3e-2, 1e-1, 3e-1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """A method with all that was fixed before its repeats were run.
+    """A method with its target and cap.
 
     Attributes:
         row: The method; pilots choose from its learning rates for each K*.
@@ -68,7 +68,7 @@ CONTENDERS: Mapping[str, Contender] = {
     "gs-bdpl-tau0.1": Contender(
         row=_GS_BDPL.variant("GS-BDPL (tau = 0.1)", tau=0.1, learning_rate=1e-2), gains=_GS_GAINS
     ),
-    # At 0.01 nats K*=1 is there at its first measurement, so that the target tells nothing.
+    # K*=1 reaches 0.01 nats at its first measurement, so that target compares nothing.
     "gs-bdpl-tuned": Contender(
         row=_GS_BDPL.variant("GS-BDPL (tau = 1), a rate for each K*", OWN_RATES, tau=1.0),
         gains={"expected_loss": 0.03},
@@ -86,11 +86,11 @@ CONTENDERS: Mapping[str, Contender] = {
         row=METHODS["bbt"].variant("BBT, population 20", num_samples=20), gains=_BBT_GAINS
     ),
 }
-"""By the names that trials bear."""
+"""By their names in the keys of trials."""
 
 
 class TableQueries(Study):
-    """Queries to a target that was fixed beforehand, for K* clients per round.
+    """Queries to a target that pilots chose, for K* clients per round.
 
     `Settings.options`: ``methods`` (of `CONTENDERS`, joined by commas; gs-bdpl and bdpl without
     it); ``clients`` (the values of K*, joined by commas); ``learning_rate``, ``gain`` (of the first
@@ -180,7 +180,7 @@ class TableQueries(Study):
         target = next(iter(contender.gains))
 
         def needed(rate: float) -> tuple[float, float]:
-            """Queries, and where the target was not reached how far off the end was."""
+            """The mean queries of the pilots, and their mean loss at the end to break ties."""
             runs = [results[key] for s in PILOTS if (key := _pilot_key(point, rate, s)) in results]
             if not runs:
                 return math.inf, math.inf
@@ -213,12 +213,12 @@ class TableQueries(Study):
             figures={self.name: drawing([*above, *below], columns=len(found), size=(4.5, 3.75))},
         )
 
-    def repeats(self, settings: Settings, name: str, results: Results) -> Repeats:
-        """What is known of a contender."""
+    def repeats(self, settings: Settings, name: str, results: Results) -> MethodRepeats:
+        """The repeats of a contender."""
         contender = self.contender(settings, name)
         points = [one for one in self._points(settings) if one["contender"] == name]
         rates = {one["clients_per_round"]: self._rate(settings, one, results) for one in points}
-        return Repeats(
+        return MethodRepeats(
             label=contender.row.title,
             learning_rates={clients: rate for clients, rate in rates.items() if rate is not None},
             gains=contender.gains,
@@ -237,28 +237,29 @@ class TableQueries(Study):
         row, gains = found.row, dict(found.gains)
         changes, rates = dict(run["method"]), row.rates
         tunable = row.rates or "learning_rate" in row.method
-        if tunable and (rate := positive(options, "learning_rate")) is not None:
+        if tunable and (rate := number(options, "learning_rate", None)) is not None:
             changes["learning_rate"], rates = rate, ()
-        gains[next(iter(gains))] = positive(options, "gain") or found.gains[next(iter(gains))]
+        first = next(iter(gains))
+        gains[first] = number(options, "gain", gains[first])
         found = replace(
             found,
             row=replace(row, method={**row.method, **changes}, rates=rates),
             gains=gains,
             cap=run.get("cap", found.cap),
         )
-        if (asked := positive(options, "cap")) is None:
+        if not (asked := number(options, "cap", 0)):
             return found
         clients = self.grid(settings)["clients_per_round"]
         whole = math.lcm(*(each * found.num_samples for each in clients))
         if asked % whole:
             raise SpecError(
-                f"--set cap: {asked:g} is no multiple of {whole}, whole rounds of every K*",
+                f"--set cap: {asked} is no multiple of {whole}, whole rounds of every K*",
                 source="arguments",
             )
-        return replace(found, cap=int(asked))
+        return replace(found, cap=asked)
 
     def probing(self, settings: Settings) -> Probing:
-        """How runs are measured."""
+        """The measurements of a run."""
         return Probing(**self.run(settings)["probing"])
 
 
@@ -292,22 +293,35 @@ def _paper(contender: Contender) -> dict[int, float]:
 
 
 def _rules(settings: Settings, run: Mapping[str, Any], probing: Probing) -> str:
-    """What was fixed beforehand."""
+    """The rules that were fixed before the repeats."""
     method = {**GsBdplSpec().model_dump(), **run["method"]}
+    seeds = ", ".join(map(str, PILOTS))
+    given = {name: settings.options.get(name) for name in ("learning_rate", "gain", "cap")}
+    asked = [f"{name}={value}" for name, value in given.items() if value is not None]
+    chosen = (
+        f"**Chosen by the user**, not on pilots: {', '.join(asked)}."
+        if asked
+        else f"**Pilots.** Runs of roberta-mini with the seeds {seeds}, which are not among the "
+        "repeats, chose the rate 1e-2, tau = 1 and the targets: a target is the greatest of 0.1, "
+        "0.03 and 0.01 nats that K*=1 reached in both pilots within a quarter of the cap. There "
+        "were no pilots of BBT."
+    )
     return (
         f"SST-2, {run['num_clients']} clients of 16 rows per class, prompts of "
         f"{run['prompt_len']} out of 200 tokens, mini-batches of {method['batch_size']} rows; "
         f"GS-BDPL and BDPL query about {method['num_samples']} prompts per client and round, AdamW "
         "has one state per client. A query is one prompt on one mini-batch.\n\n"
-        "**Target.** In nats below the untrained expected loss of each repeat, that is the mean "
+        "**Target.** In nats below the untrained expected loss of each repeat: the mean "
         f"cross-entropy of {probing.prompts} prompts drawn from alpha, each on {probing.rows} "
         "separate dev rows. (The theorem bounds the gradient of this loss; the paper's target is "
-        "an accuracy that it does not name.) BBT has no such distribution; its target is of the "
-        f"loss of the deployable prompt on {probing.prompt_rows} dev rows. Noise and rows are the "
-        "same in all measurements of a seed, and training does not use them. Measured every "
-        f"{probing.queries} training queries, in whole rounds; the first measurement at or below "
-        "the target counts, so a curve that swings reaches it sooner than a smooth one.\n\n"
-        f"{_pilots(settings)}\n\n{about(TableQueries.name)}\n\n"
+        "an accuracy that it does not name.) The target of BBT, which has no such distribution, is "
+        f"of the loss of the deployable prompt on {probing.prompt_rows} dev rows. Noise and rows "
+        "are the same in all measurements of a seed, and training does not use them. A repeat is "
+        f"measured every {probing.queries} training queries, in whole rounds; the first "
+        "measurement at or below the target counts.\n\n"
+        f"{chosen} With a rate for each K*, it is the one of "
+        f"{', '.join(f'{r:g}' for r in OWN_RATES)} that needed the fewest queries in the mean of "
+        f"pilots with the seeds {seeds}.\n\n{about(TableQueries.name)}\n\n"
         "The columns on the prompt are the metric (x 100) of the deployable prompt, on "
         f"{probing.prompt_rows} dev rows, before the repeat and at its end.\n\n"
         "**Statistics.** A repeat that ends at the cap without its target is censored and counts "
@@ -316,26 +330,4 @@ def _rules(settings: Settings, run: Mapping[str, Any], probing: Probing) -> str:
         "out the least and the greatest tenth (the paper's rule is not stated); censored repeats "
         "in it count as the cap. K*=1 is compared with each other K* by seed; intervals and p "
         "values are of one comparison each.\n"
-    )
-
-
-def _pilots(settings: Settings) -> str:
-    """How rates and targets were chosen."""
-    given = {name: settings.options.get(name) for name in ("learning_rate", "gain", "cap")}
-    asked = [f"{name}={value}" for name, value in given.items() if value is not None]
-    seeds = ", ".join(map(str, PILOTS))
-    own = (
-        f"With a rate for each K*, it is the one of {', '.join(f'{r:g}' for r in OWN_RATES)} that "
-        f"needed the fewest queries in the mean of pilots with the seeds {seeds}, which are not "
-        "among the repeats."
-    )
-    if asked:
-        return f"**Chosen by the user**, not on pilots: {', '.join(asked)}. {own}"
-    return (
-        f"**Pilots.** Runs of roberta-mini with the seeds {seeds}, which are not among the "
-        "repeats. At 3e-4, the largest of the paper's learning rates, the expected loss of GS-BDPL "
-        "hardly moved in 4,000 queries (one seed). At tau = 0.1, its default, neither 1e-2 nor "
-        "3e-2 made it fall on both seeds within 2,400; so tau is 1. Both methods have the rate "
-        f"1e-2 for every K*. {own} A target is the greatest of 0.1, 0.03 and 0.01 nats that K*=1 "
-        "reached in both pilots within a quarter of the cap. Of BBT there were no pilots."
     )

@@ -1,4 +1,4 @@
-"""A tuning run that is measured while it trains, and ends at its targets."""
+"""A tuning run that is measured during training and ends at its targets."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class _Point(NamedTuple):
 
 
 class TargetProbe:
-    """Measures a run while it trains, until it reaches its targets.
+    """Measurements of a run during training, until it reaches its targets.
 
     Args:
         probing: What is measured, and until when.
@@ -110,7 +110,7 @@ class TargetProbe:
         self._points: asyncio.Queue[_Point | None] = asyncio.Queue()
 
     def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-        """Takes note of what happened to the run."""
+        """Record an event of the run."""
         from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 
         if effect is None:
@@ -147,7 +147,7 @@ class TargetProbe:
 
     def _compare(self) -> None:
         first, last = self.curve[0], self.curve[-1]
-        # A lucky untrained prompt would set itself a target that is out of reach.
+        # The loss of one untrained prompt may be low by chance, and its target unreachable.
         untrained = first.get("expected_loss", first["prompt_loss"])
         for name, gain in self._probing.gains.items():
             if self.reached[name] is None and last[name] <= untrained - gain:

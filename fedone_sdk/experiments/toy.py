@@ -129,7 +129,7 @@ class ToyClients:
         return toy.local_epochs * sum(batches)
 
     def rounds(self) -> Iterator[list[int]]:
-        """The clients of each round, by index, for as long as the queries last."""
+        """The clients of each round, by index, up to the cap on queries."""
         held = {client: len(shard) for client, shard in enumerate(self.shards)}
         round_number, spent = 0, 0
         while True:

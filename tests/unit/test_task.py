@@ -195,6 +195,19 @@ def test_glue_chat_asks_the_same_without_a_mask(name: str) -> None:
     assert glue_task(f"{name}/chat") == chat
 
 
+@pytest.mark.parametrize("name", GLUE_TASKS)
+def test_glue_causal_ends_where_the_label_word_follows(name: str) -> None:
+    cloze, causal = glue_task(name), glue_task(f"{name}/causal")
+    assert causal.template is not None
+    assert "{mask}" not in causal.template
+    assert causal.template.endswith((" It was", ":"))
+    assert (causal.labels, causal.metric, causal.fields) == (
+        cloze.labels,
+        cloze.metric,
+        cloze.fields,
+    )
+
+
 def test_mnli_with_the_words_of_the_papers_code() -> None:
     ours, theirs = glue_task("mnli"), glue_task("mnli-reversed")
     assert theirs.label_words == tuple(reversed(ours.label_words))

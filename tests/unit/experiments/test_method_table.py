@@ -12,7 +12,7 @@ import pytest
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments import Settings
-from fedone_sdk.experiments.experiment import Result
+from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.method_table import PILOT_SEED, Table1, TableFedavg, best_rate
 from fedone_sdk.experiments.methods import RATES
 
@@ -154,6 +154,37 @@ def test_methods_can_be_chosen(glue: Path) -> None:
     assert keys == {"sst2_manual", *(f"pilot_sst2_bdpl_{rate:g}" for rate in RATES)}
     markdown = Table1().report(settings, {"sst2_manual": measured(0.5)}).markdown
     assert "GS-BDPL" not in markdown
+
+
+def test_a_gguf_model_continues_a_template(glue: Path) -> None:
+    options = {"methods": "no-prompt,gs-bdpl,default", "rounds": "3", "learning_rate": "0.01"}
+    model = glue / "model.gguf"
+    model.touch()
+    settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=model, options=options)
+    trials = {trial.key: trial for trial in Table1().trials(settings, {})}
+    assert set(trials) == {"sst2_no-prompt", "sst2_gs-bdpl_s0", "sst2_default_s0"}
+    assert trials["sst2_no-prompt"].options["task"] == "sst2/causal"
+    for name, method in ("gs-bdpl", "gs-bdpl"), ("default", "thompson"):
+        trial = trials[f"sst2_{name}_s0"]
+        run = trial.options["run"]
+        assert trial.inputs["model"] == model
+        assert run["backend"]["kind"] == "llama_cpp"
+        assert (run["task"], run["method"]["name"], run["rounds"]) == ("sst2/causal", method, 3)
+    assert run["prompt"] == {"slots": [{"name": "instruction", "candidates": "instructions"}]}
+    assert "learning_rate" not in run["method"]
+    assert trials["sst2_gs-bdpl_s0"].options["run"]["method"]["learning_rate"] == 0.01
+
+
+def test_a_trial_on_a_real_gguf_model(glue: Path, smollm2: Path, tmp_path: Path) -> None:
+    dev = glue / "sst2" / "dev.jsonl"
+    dev.write_text("".join(dev.read_text().splitlines(keepends=True)[:4]))
+    sizes = {"rounds": "1", "num_samples": "2", "batch_size": "2", "num_clients": "2", "shots": "2"}
+    options = {"methods": "untrained,default", "learning_rate": "0.01", **sizes}
+    settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=smollm2, options=options)
+    for trial in Table1().trials(settings, {}):
+        found = trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
+        assert 0 <= found["metric"]["after"] <= 1
+        assert found["model"].startswith("llama_cpp:SmolLM2")
 
 
 def test_models_are_told_apart(settings: Settings) -> None:

@@ -31,17 +31,10 @@ def test_a_table() -> None:
     )
 
 
-def test_a_mean_curve_has_the_points_that_all_runs_have() -> None:
-    def run(*metrics: float) -> dict[str, object]:
-        start = {"round": -1, "queries": 0, "metric": 0.1}
-        points = [
-            {"round": number, "queries": 20 * number + 20, "metric": metric}
-            for number, metric in enumerate(metrics)
-        ]
-        return {"curve": [start, *points]}
-
-    found = mean_curve([run(0.5, 0.6, 0.7), run(0.7, 0.6)], scale=100)
-    assert [queries for queries, *_ in found] == [20, 40]
-    assert found[0][1:] == pytest.approx((60.0, 200**0.5))
-    assert found[1][1:] == pytest.approx((60.0, 0.0))
-    assert mean_curve([]) == []
+def test_a_mean_curve_ends_with_the_shortest() -> None:
+    x, means, deviations = mean_curve([[(20, 0.5), (40, 0.6), (60, 0.7)], [(20, 0.7), (40, 0.6)]])
+    assert x == [20, 40]
+    assert means == pytest.approx([0.6, 0.6])
+    assert deviations == pytest.approx([2**0.5 / 10, 0.0])
+    assert mean_curve([[(0, 1.0), (30, 4.0)], [(0, 1.0), (10, 1.0), (20, 1.0)]])[1] == [1, 1.5, 2]
+    assert mean_curve([[(0, 1.0)]]) == ([0], [1.0], [0.0])

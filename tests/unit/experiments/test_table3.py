@@ -259,8 +259,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("option", "named"),
         [
-            ({"dev_rows": "0"}, "--set dev_rows: '0' is no positive whole number"),
-            ({"concurrency": "x"}, "--set concurrency: 'x' is no positive whole number"),
+            ({"dev_rows": "0"}, "--set dev_rows: must be a positive whole number, not '0'"),
+            ({"concurrency": "x"}, "--set concurrency: must be a positive whole number, not 'x'"),
             ({"question": "no"}, "--set question: must be yes-no, not 'no'"),
         ],
     )

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.figure_theory import FigureTheory, fitted
-from fedone_sdk.experiments.queries_report import Repeats
+from fedone_sdk.experiments.queries_report import MethodRepeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.table_queries import CONTENDERS, PILOTS, TableQueries
 from fedone_sdk.experiments.time_to_target import run_to_target
@@ -58,8 +58,8 @@ def run(
     }
 
 
-def repeats(by_clients: dict[int, Iterable[int | None]]) -> Repeats:
-    return Repeats(
+def repeats(by_clients: dict[int, Iterable[int | None]]) -> MethodRepeats:
+    return MethodRepeats(
         label="GS-BDPL",
         learning_rates=dict.fromkeys(by_clients, 0.01),
         gains={"expected_loss": 0.05, "prompt_loss": 0.08},
@@ -236,7 +236,7 @@ class TestFigureTheory:
         )
         rounds = {k: found["measured"][str(k)]["value"] / (20 * k) for k in (1, 3, 10)}
         assert (found["fit"]["c1"], found["fit"]["c2"]) == pytest.approx(fitted(rounds))
-        assert "The least measured median is that of K*=1" in report.markdown
+        assert "The fit has c2 / c1 =" in report.markdown
         figure = Figure()
         report.figures["figure-theory"](figure)
         assert len(figure.axes) == 1

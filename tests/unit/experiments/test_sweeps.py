@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import run_tuning
-from fedone_sdk.experiments.figure_prompt_length import FigurePromptLength
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.table_clients import TableClients
+from fedone_sdk.experiments.sweeps import FigurePromptLength, TableClients
 from tests.unit.experiments.glue import sst2_folder
 
 
@@ -50,18 +49,18 @@ class TestTableClients:
         settings = Settings(data=data, seeds=3)
         assert results.keys() == {trial.key for trial in TableClients().trials(settings, {})}
         report = TableClients().report(settings, results)
-        assert "disjoint shards of 1,000 and of 10,000 clients" in report.markdown
-        assert "drawn with replacement" in report.markdown
-        assert "| 10,000 | 80.0 ± 0.0 | 70.0 ± 0.0 | 76.0 ± 1.0 |" in report.markdown
-        assert "10,000 against 100 clients: 0.0 ± 0.0 points" in report.markdown
+        text = report.markdown
+        assert "| 100 | 80.0 ± 0.0 | 70.0 ± 0.0 | 76.0 ± 1.0 | 80.8 ± 0.4 | no |" in text
+        assert "| 10,000 | 80.0 ± 0.0 | 70.0 ± 0.0 | 76.0 ± 1.0 | 79.8 ± 1.0 | yes |" in text
+        assert "Clients, by seed: 1,000 against 100: 0.0 ± 0.0 points" in text
         figure = Figure()
         report.figures["table-clients"](figure)
-        assert [len(axes.lines) for axes in figure.axes] == [3 * 3]  # with caps of the bars
+        assert [axes.get_xscale() for axes in figure.axes] == ["log"]
 
-    def test_says_nothing_of_sharing_where_there_is_none(self, data: Path) -> None:
+    def test_compares_nothing_where_there_is_one(self, data: Path) -> None:
         report = TableClients().report(Settings(data=data, seeds=1), {"c100_s0": result(0.8)})
-        assert "rows enough for disjoint shards" in report.markdown
-        assert "no runs to compare" in report.markdown
+        assert "by seed" not in report.markdown
+        assert "in 1 of 1 runs" in report.markdown
 
     def test_a_small_one_runs(self, data: Path, tmp_path: Path) -> None:
         settings = Settings(data=data, seeds=1, quick=True)
@@ -73,11 +72,11 @@ class TestTableClients:
         }
         assert [run["num_clients"] for run in results.values()] == [10, 100, 1000]
         assert results["c1000_s0"]["reused_rows"]
-        assert "disjoint shards of" in TableClients().report(settings, results).markdown
+        assert "| yes | 1 |" in TableClients().report(settings, results).markdown
 
 
 class TestFigurePromptLength:
-    def test_names_the_best_length_and_how_sure_that_is(self, data: Path) -> None:
+    def test_compares_each_length_with_the_papers(self, data: Path) -> None:
         results = {
             f"sst2_n{length}_s{seed}": result((0.8 if length == 20 else 0.7) + 0.001 * seed)
             for length in (10, 20, 40, 60)
@@ -88,7 +87,9 @@ class TestFigurePromptLength:
         assert results.keys() < keys
         assert len(keys) == 3 * 4 * 5
         report = FigurePromptLength().report(settings, results)
-        assert "The best mean is at n=20: better than n=10 in 5 of 5 seeds" in report.markdown
+        assert (
+            "10 against 20: -10.0 ± 0.0 points, better in 0 and worse in 5 of 5" in report.markdown
+        )
         # The first seed of the others stays where it was.
         assert "in 17 of 20 runs" in report.markdown
         figure = Figure()
