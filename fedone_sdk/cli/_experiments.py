@@ -19,19 +19,6 @@ from fedone_sdk.errors import SpecError
 if TYPE_CHECKING:
     from fedone_sdk.experiments import Experiment, Settings
 
-__all__ = [
-    "Device",
-    "Engine",
-    "EngineName",
-    "ModelFolder",
-    "OnlyReport",
-    "Quick",
-    "Set",
-    "Workers",
-    "known_options",
-    "run_and_report",
-]
-
 _ONLY_SOME = {
     "--task": "tasks",
     "--cap": "cap_queries",

@@ -30,15 +30,6 @@ from fedone_sdk.task import (
     target_of,
 )
 
-__all__ = [
-    "GatewayOracle",
-    "Losses",
-    "Oracle",
-    "Step",
-    "cuts",
-    "score_step",
-]
-
 _log = structlog.get_logger(__name__)
 
 _PAIRS = 512

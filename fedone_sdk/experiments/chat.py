@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend, Prediction, Query
     from fedone_sdk.simulation import Federation
 
-__all__ = [
-    "bias_examples",
-    "chat_federation",
-    "row_run",
-    "run_standing",
-    "run_tuned",
-]
-
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measure a prompt without training.

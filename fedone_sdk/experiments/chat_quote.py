@@ -22,8 +22,6 @@ from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
 
-__all__ = ["queries_per_run", "run_quote"]
-
 _MOST_ATTEMPTS = 2
 """A trial may send this many times the requests that it needs at most; the rest are retries."""
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from fedone_sdk.data import SplitMix64
 from fedone_sdk.errors import DataError, MissingExtraError
 
-__all__ = ["Digits", "NUM_CLASSES", "find_digits", "load_digits"]
-
 NUM_CLASSES = 10
 
 _MAX_BYTES = 2**28

@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
 
-__all__ = [
-    "CURVE_EXAMPLES",
-    "Tuning",
-    "run_document",
-    "run_timed",
-    "run_trial",
-    "run_tuning",
-    "trial_backend",
-    "tuning_federation",
-    "tuning_trial",
-    "untrained_prompt",
-]
-
 _BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
 CURVE_EXAMPLES = 256

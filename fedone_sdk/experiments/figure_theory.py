@@ -18,8 +18,6 @@ from fedone_sdk.experiments.statistics import Median
 from fedone_sdk.experiments.summary import table
 from fedone_sdk.experiments.table_queries import CONTENDERS, TableQueries
 
-__all__ = ["FigureTheory", "fitted"]
-
 _C1, _C2 = 3.0, 2.0
 """c1 : c2 = (E + 2) : (E + 1) with E = 1, the limit of the printed constants for large variances.
 

@@ -19,8 +19,6 @@ from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import Column, mean_curve, mean_sd_text, table
 from fedone_sdk.experiments.toy import Toy, toy_trial
 
-__all__ = ["FigureHeterogeneity", "FigureToy", "TARGETS", "reached"]
-
 TARGETS = (0.7, 0.8, 0.9)
 """Test accuracies that queries are counted to: constants, so that no curve chooses them."""
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Line", "Panel", "drawing"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:

@@ -9,8 +9,6 @@ from typing import Any
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 
-__all__ = ["run_fine_tuning"]
-
 
 def run_fine_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
     """Fine-tune on the rows of a federation's clients, and measure the result on dev.

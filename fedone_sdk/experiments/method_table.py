@@ -28,8 +28,6 @@ from fedone_sdk.experiments.summary import (
 )
 from fedone_sdk.glue import GLUE_TASKS
 
-__all__ = ["HELD_OUT", "MethodTable", "PILOT_SEED", "Table1", "TableFedavg", "best_rate"]
-
 PILOT_SEED = 10_007
 """Of the runs that search a learning rate; none of those that are reported."""
 

@@ -20,8 +20,6 @@ from fedone_sdk.experiments.standalone import (
     run_untrained,
 )
 
-__all__ = ["FULL_RATES", "METHODS", "Method", "RATES", "SOFT_RATES", "missing", "wanted"]
-
 RATES = (3e-4, 1e-4, 3e-5, 1e-5)
 """The learning rates that the paper searches."""
 

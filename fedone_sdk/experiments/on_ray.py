@@ -15,8 +15,6 @@ from fedone_sdk.experiments.pool import ONE_THREAD, Failure, Job, Outcome, perfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["run_on_ray"]
-
 _QUIET: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",  # it would report to its makers
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # as it will be, instead of a warning that it will

@@ -11,8 +11,6 @@ from typing import Any
 from fedone_sdk.experiments.summary import markdown_table, mean_sd_text
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 
-__all__ = ["TASK_COLUMNS", "TASK_NAMES", "about", "paper_row", "printed", "score_table"]
-
 TASK_NAMES = {**{task: task.upper() for task in GLUE_TASKS}, "sst2": "SST-2", "cola": "CoLA"}
 _METRICS = {"accuracy": "acc", "f1": "F1", "matthews": "Matthews"}
 TASK_COLUMNS = {

@@ -22,8 +22,6 @@ import structlog
 from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.experiments.experiment import Result, TrialFunction, Workspace
 
-__all__ = ["Failure", "Job", "ONE_THREAD", "Outcome", "perform", "run_in_processes"]
-
 ONE_THREAD = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",

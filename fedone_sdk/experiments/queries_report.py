@@ -19,8 +19,6 @@ from fedone_sdk.experiments.statistics import (
 )
 from fedone_sdk.experiments.summary import Column, mean_curve, mean_sd_text, table
 
-__all__ = ["MethodRepeats", "Repeats", "TRIM", "finite", "interval_text", "queries_text"]
-
 TRIM = 0.1
 """Share of the repeats that the trimmed mean leaves out at each end."""
 

@@ -8,8 +8,6 @@ from importlib import import_module
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "find_experiment"]
-
 EXPERIMENTS: Mapping[str, str] = {
     "table1": "method_table:Table1",
     "table-fedavg": "method_table:TableFedavg",

@@ -12,8 +12,6 @@ from fedone_sdk.backends.checkpoint import WEIGHTS
 from fedone_sdk.backends.onnx import MODEL_FILES
 from fedone_sdk.errors import SpecError
 
-__all__ = ["Settings", "onnx_file"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

@@ -21,15 +21,6 @@ from fedone_sdk.task import Example, TaskSpec, form_of, render, target_of
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
 
-__all__ = [
-    "MANUAL_PROMPTS",
-    "demonstrations_trial",
-    "prompt_trial",
-    "run_demonstrations",
-    "run_prompt",
-    "run_untrained",
-]
-
 MANUAL_PROMPTS: dict[str, str] = {
     "mnli": "Say whether the second sentence follows from the first: yes, maybe, or no.",
     "qqp": "Say whether the two questions ask the same: yes or no.",

@@ -12,8 +12,6 @@ from fedone_sdk.experiments.federated import Tuning, tuning_trial
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import number
 
-__all__ = ["Design", "Point", "Runs", "Study", "changed"]
-
 Point = Mapping[str, Any]
 """A value on each axis."""
 

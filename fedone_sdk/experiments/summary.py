@@ -9,9 +9,6 @@ from typing import Any, TypeVar
 
 from fedone_sdk.errors import SpecError
 
-__all__ = ["Column", "markdown_table", "mean_curve", "mean_sd", "mean_sd_text", "number", "table"]
-
-
 Number = TypeVar("Number", int, float, float | None)
 
 Column = Callable[[Any, Any], str]

@@ -13,8 +13,6 @@ from fedone_sdk.experiments.statistics import compared
 from fedone_sdk.experiments.study import Design, Runs, Study
 from fedone_sdk.experiments.summary import Column, mean_sd, mean_sd_text, table
 
-__all__ = ["FigurePromptLength", "Sweep", "TableClients"]
-
 _GS_BDPL = {"name": "gs-bdpl", "learning_rate": 3e-4}
 _SMALL: Mapping[str, Any] = {"method": {"num_samples": 4, "batch_size": 8}, "rounds": 3}
 

@@ -16,8 +16,6 @@ from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import Column, table
 
-__all__ = ["Table2"]
-
 _MB = 2**20
 _FLOAT32 = 4
 _TIMED_TASK = "sst2"

@@ -19,8 +19,6 @@ from fedone_sdk.experiments.summary import number, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 
-__all__ = ["BIAS_ROWS", "Table3"]
-
 _Found = dict[str, dict[str, list[Result]]]
 """Results by row, task and seed."""
 

@@ -21,8 +21,6 @@ from fedone_sdk.experiments.summary import number
 from fedone_sdk.experiments.time_to_target import target_trial
 from fedone_sdk.spec import GsBdplSpec
 
-__all__ = ["CONTENDERS", "Contender", "PILOTS", "TableQueries"]
-
 PILOTS = (9001, 9002)
 """Seeds of the runs that learning rates, targets and caps were chosen on; never reported."""
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
     from fedone_sdk.simulation import Federation
 
-__all__ = ["TargetProbe", "run_to_target", "target_trial"]
-
 
 def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
     """The trial of a run that ends at its targets, else after its rounds.

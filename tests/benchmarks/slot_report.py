@@ -11,8 +11,6 @@ import numpy as np
 from tests.benchmarks.bootstrap import paired_difference
 from tests.benchmarks.slot_runs import CONTESTANTS, Table
 
-__all__ = ["report"]
-
 Trial = Mapping[str, Any]
 
 LEAST_GAP = 0.02

@@ -23,8 +23,6 @@ from fedone_sdk.data import draw_minibatch
 from fedone_sdk.data.partition import dirichlet, iid
 from tests.benchmarks.attacks import ATTACKS
 
-__all__ = ["CONTESTANTS", "Contestant", "Federation", "Table", "trial"]
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

@@ -13,8 +13,6 @@ from fedone_sdk.messages import Array
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.task import Bias
 
-__all__ = ["Curves", "as_class_losses", "best_losses", "check_curves"]
-
 _MAX_LOSS = 1e6
 """Upper bound of a loss in a message."""
 
