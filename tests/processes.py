@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -131,10 +132,15 @@ def fetch(url: str, *, token: str | None = None) -> bytes | None:
 
 
 def free_port() -> int:
-    """A port of loopback without a listener."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port of loopback without a listener.
+
+    The system gives no port below 32768 to other sockets, so a server that restarts finds it free.
+    """
+    while True:
+        with socket.socket() as listener, suppress(OSError):
+            port = random.randrange(20000, 32768)
+            listener.bind(("127.0.0.1", port))
+            return port
 
 
 def tool(name: str, package: str) -> str:

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -37,6 +36,7 @@ from fedone_sdk.stores import ClosedWork, RunSnapshot, SqlStore, Store
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
+from tests.processes import free_port
 
 TOKEN = "enrolment-token-of-the-chaos"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine", " poor"))
@@ -430,7 +430,7 @@ class Deployment:
         self.scenario, self.folder = scenario, folder
         self.outcome = Outcome()
         self._store = store or str(folder / "store.db")
-        self._ports = [_free_port() for _ in range(replicas)]
+        self._ports = [free_port() for _ in range(replicas)]
         self._servers: dict[int, BaseProcess] = {}
 
     @property
@@ -606,12 +606,6 @@ def _is_kept(receipt: Receipt, kept: dict[str, ClosedWork]) -> bool:
 
 def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _started(target: Callable[[Any], None], plan: object) -> BaseProcess:
