@@ -30,4 +30,5 @@ ATTACKS: Mapping[str, Attack] = {
 }
 """By name. Curves over classes and biases are changed like losses.
 
-A run with label calibration refuses all but ``reversed``: no log-probabilities have such curves."""
+A run with label calibration refuses nearly all but ``reversed``: no log-probabilities have such
+curves."""

@@ -109,13 +109,14 @@ def _possible(means: NDArray[np.float64], biases: NDArray[np.float64]) -> bool:
     offsets = np.unique(biases[:, -1])
     axes = biases.shape[1] - 1
     grids = means.reshape(*means.shape[:2], *[len(offsets)] * axes)
-    rounding = _ROUNDING * max(1.0, float(np.abs(means).max()))
+    levels = np.abs(grids).max(axis=tuple(range(2, axes + 2)), keepdims=True)
+    rounding = _ROUNDING * np.maximum(1.0, levels)  # of each curve
     for axis in range(axes):
         shape = [-1 if at == axis else 1 for at in range(axes)]
-        largest = np.diff(offsets).reshape(shape) + rounding
+        largest = np.diff(offsets).reshape(shape)
         rises = np.diff(grids, axis=axis + 2)
         rises[:, axis + 1] *= -1.0  # the first label has no axis
-        if (rises < -rounding).any() or (rises > largest).any():
+        if (rises < -rounding).any() or (rises > largest + rounding).any():
             return False
     return True
 

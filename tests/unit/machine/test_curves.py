@@ -166,6 +166,17 @@ class TestBadCurves:
         assert refused.code == "invalid_message"
         assert refused.detail.startswith("by_class: is not the losses of any log-probabilities")
 
+    def test_a_large_loss_elsewhere_excuses_nothing(self) -> None:
+        game = Game(calibrated())
+        work = game.take()
+        honest = update_for(game, work)
+        assert honest.by_class is not None
+        means = from_wire(honest.by_class).astype(np.float64)
+        means[0] += 1e5
+        means[1] = ATTACKS["random"](means[1:], np.random.default_rng(0))[0]
+        refused = refusal(game.send(work, update_of(game, work, means, (1, 1))))
+        assert refused.detail.startswith("by_class: is not the losses of any log-probabilities")
+
     @pytest.mark.parametrize("loss", ["cross_entropy", "hinge", "zero_one"])
     @pytest.mark.parametrize("labels", [2, 3, 4])
     def test_every_loss_of_any_log_probabilities_is_possible(self, loss: Any, labels: int) -> None:
