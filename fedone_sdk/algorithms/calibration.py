@@ -93,6 +93,27 @@ class BiasGrid:
             result = (result[:, :, None] * along[:, None, :]).reshape(len(biases), -1)
         return result
 
+    def possible(self, curves: NDArray[np.float64], *, rounding: float) -> bool:
+        """Return whether losses by class and bias can come from log-probabilities.
+
+        The slope of any loss of a task is in [-1, 0] along the bias of the true label and in [0, 1]
+        along the others, and so is the slope of a mean over examples. Losses that a client mirrors,
+        scales or makes up break this, because their prompts have different best biases.
+
+        Args:
+            curves: Mean losses of each class, shape (P, C, G).
+            rounding: Tolerance as a fraction of a curve's largest loss, or of 1 if that is larger.
+        """
+        grids = curves.reshape(*curves.shape[:2], *self._shape)
+        along = range(2, grids.ndim)
+        tolerance = rounding * np.maximum(1.0, np.abs(grids).max(axis=(*along,), keepdims=True))
+        for label, axis in enumerate(along, start=1):  # the first label has no axis
+            rises = np.diff(grids, axis=axis)
+            rises[:, label] *= -1.0
+            if (rises < -tolerance).any() or (rises > self._step + tolerance).any():
+                return False
+        return True
+
     def _fitted(
         self, curves: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:

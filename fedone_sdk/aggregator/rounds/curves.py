@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses
+from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.messages import Array
 from fedone_sdk.messages.ndarray import from_wire
 from fedone_sdk.task import Bias
@@ -51,7 +52,7 @@ def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]
 
     Raises:
         ValueError: The shape is wrong, a loss is out of bounds, a class without examples has
-            losses, the curves contradict `losses`, or no log-probabilities have such losses.
+            losses, or the curves contradict `losses`.
     """
     means, shape = curves.means, (len(losses), len(biases[0]), len(biases))
     if means.dtype != "float32" or means.shape != shape:
@@ -72,7 +73,20 @@ def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]
     distance = np.abs(_mixed(curves)[:, zero] - given)
     if (distance > _ROUNDING * np.maximum(1.0, np.abs(given))).any():
         raise ValueError("by_class: contradicts losses at bias 0")
-    if not _possible(values.astype(np.float64), np.array(biases)):
+
+
+def check_possible(curves: Curves, biases: Sequence[Bias]) -> None:
+    """Check that log-probabilities can have a client's curves, whose shape is right.
+
+    Args:
+        curves: The client's curves.
+        biases: The grid of label biases.
+
+    Raises:
+        ValueError: No log-probabilities have such losses.
+    """
+    means = from_wire(curves.means).astype(np.float64)
+    if not BiasGrid(biases).possible(means, rounding=_ROUNDING):
         raise ValueError(
             "by_class: is not the losses of any log-probabilities: a loss falls with the bias of "
             "its own label and rises with the others', by at most the change of the bias"
@@ -97,28 +111,6 @@ def best_losses(curves: Curves) -> NDArray[np.float64]:
     """
     best: NDArray[np.float64] = _mixed(curves).min(axis=1)
     return best
-
-
-def _possible(means: NDArray[np.float64], biases: NDArray[np.float64]) -> bool:
-    """Return whether curves, shape (I, C, G), can come from log-probabilities.
-
-    The slope of any loss of a task is in [-1, 0] along the bias of the true label and in [0, 1]
-    along the others, and so is the slope of a mean over examples. Losses that a client mirrors,
-    scales or makes up break this, because their prompts have different best biases.
-    """
-    offsets = np.unique(biases[:, -1])
-    axes = biases.shape[1] - 1
-    grids = means.reshape(*means.shape[:2], *[len(offsets)] * axes)
-    levels = np.abs(grids).max(axis=tuple(range(2, axes + 2)), keepdims=True)
-    rounding = _ROUNDING * np.maximum(1.0, levels)  # of each curve
-    for axis in range(axes):
-        shape = [-1 if at == axis else 1 for at in range(axes)]
-        largest = np.diff(offsets).reshape(shape)
-        rises = np.diff(grids, axis=axis + 2)
-        rises[:, axis + 1] *= -1.0  # the first label has no axis
-        if (rises < -rounding).any() or (rises > largest + rounding).any():
-            return False
-    return True
 
 
 def _mixed(curves: Curves) -> NDArray[np.float64]:

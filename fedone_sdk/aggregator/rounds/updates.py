@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds.closing import close_seat
-from fedone_sdk.aggregator.rounds.curves import Curves, check_curves
+from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.events import Accepted, Refused, SeatOffered, UpdateArrived
 from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
 from fedone_sdk.aggregator.rounds.rules import Rules, working
@@ -158,6 +158,7 @@ def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
         )
     try:
         check_curves(curves, update.losses, rules.biases)
+        check_possible(curves, rules.biases)
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from exc
     return curves

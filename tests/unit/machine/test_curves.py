@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds import MIN_SAMPLES
-from fedone_sdk.aggregator.rounds.curves import Curves, check_curves
+from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.events import (
     Measured,
     ResumeRequested,
@@ -194,6 +194,7 @@ class TestBadCurves:
             zero = biases.index((0.0,) * labels)
             mean = sum(count * one[zero] for count, one in zip(counts, means, strict=True)) / 5
             check_curves(Curves(by_class, counts), (mean,), biases)
+            check_possible(Curves(by_class, counts), biases)
 
     def test_a_run_that_does_not_calibrate_takes_none(self) -> None:
         spec = calibrated().model_dump() | {"calibration": "none"}
