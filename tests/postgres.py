@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.processes import free_port
 
 PASSWORD = "hunter2-of-the-tests"
 
@@ -50,9 +51,7 @@ class Cluster:
         self._binaries, self._fsync = binaries, fsync
         self.socket_folder, self._data = folder, folder / "data"
         self._log = folder / "log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self._as_user: dict[str, Any] = {}
         if os.geteuid() == 0:
             user = _unprivileged()

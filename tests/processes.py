@@ -138,7 +138,8 @@ def free_port() -> int:
     """
     while True:
         with socket.socket() as listener, suppress(OSError):
-            port = random.randrange(20000, 32768)
+            # Test processes with an equal seed would draw the same port.
+            port = random.SystemRandom().randrange(20000, 32768)
             listener.bind(("127.0.0.1", port))
             return port
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ import aiohttp
 import pytest
 
 from tests.fake_openai.server import FakeOpenAI
+from tests.processes import free_port
 
 TOKEN, ADMIN = "enrol-me-please", "an-admin-token"
 LATENCY_S = 0.6
@@ -131,9 +131,7 @@ class Served:
 async def serving(
     folder: Path, *, num_runs: int = 1, notice_s: float = 0, latency_s: float = LATENCY_S
 ) -> AsyncIterator[Served]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     names = [f"run{number}" for number in range(num_runs)]
     for name in names:
         (folder / f"{name}.yaml").write_text(RUN.format(name=name))

@@ -19,6 +19,7 @@ from fedone_sdk.backends import OnnxBackend
 from fedone_sdk.messages import RunResult
 from fedone_sdk.simulation import simulate
 from tests.flower import federations
+from tests.processes import free_port
 
 pytest.importorskip(
     "flwr.app", reason="Flower conflicts with the cli extra: scripts/test-flower has it"
@@ -63,9 +64,7 @@ def test_nodes_that_learn(tmp_path: Path) -> None:
 @contextmanager
 def superlink(home: Path) -> Iterator[None]:
     """A SuperLink for simulations, and ``flwr``'s config that names it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"127.0.0.1:{port}"
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{address}"\n'

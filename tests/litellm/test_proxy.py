@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, 
 from fedone_sdk.spec import OpenAISpec
 from fedone_sdk.task import Part
 from tests.fake_openai import FakeOpenAI, Script
+from tests.processes import free_port
 
 PROXY = os.environ.get("FEDONE_LITELLM") or shutil.which("litellm")
 
@@ -63,9 +63,7 @@ async def proxied(upstream: str, folder: Path) -> AsyncIterator[str]:
             }
         )
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     log = (folder / "proxy.log").open("wb")
     environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     environment.pop("PYTHONPATH", None)

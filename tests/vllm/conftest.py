@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk import assets
+from tests.processes import free_port
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 START_S = 300.0
@@ -81,9 +81,7 @@ def log_tail(log: Path, num_lines: int = 40) -> str:
 @contextmanager
 def serving(folder: Path, log: Path, *options: str) -> Iterator[VllmServer]:
     """Start a server in its own process group, wait until it answers, and end the group."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),

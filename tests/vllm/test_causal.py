@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.backends.vllm import VllmBackend
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelWordError
 from fedone_sdk.task import Part, Rendered
+from tests.processes import free_port
 
 from .conftest import VllmServer
 
@@ -224,9 +224,7 @@ async def test_an_error_is_one_line(backend: VllmBackend, llama_server: VllmServ
     async with VllmBackend("gpt-9", base_url=f"{llama_server.url}/v1") as other:
         with pytest.raises(BackendBlocked, match=f"only '{llama_server.model}': change model"):
             await other.check(LABELS)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     async with connect(llama_server, base_url=url) as dead:
         with pytest.raises(BackendUnavailable, match=url):
             await dead.check(LABELS)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
-import socket
 import ssl
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from fedone_sdk.errors import (
 pytest.importorskip("openai")
 
 from tests.fake_openai import FakeOpenAI, Script, read_log
+from tests.processes import free_port
 from tests.virtual_time import now, on_virtual_time
 
 KEY = "sk-very-secret-0123456789"
@@ -268,11 +268,8 @@ async def test_a_short_key_is_left_alone(monkeypatch: pytest.MonkeyPatch, short:
 
 
 async def test_a_dead_server_costs_nothing() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
     with pytest.raises(BackendUnavailable, match="no connection") as caught:
-        await ask(f"http://127.0.0.1:{port}/v1")
+        await ask(f"http://127.0.0.1:{free_port()}/v1")
     assert caught.value.usage == NOTHING
 
 

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import math
 import shutil
-import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.task import Part, Rendered
+from tests.processes import free_port
 from tests.unit.backends.fake_vllm import MAX_LENGTH, TOKENIZER, FakeVllm, ids_of, log_prob, serving
 
 pytest.importorskip("openai")
@@ -398,9 +398,7 @@ async def test_a_server_that_does_not_answer_may_have_done_the_work(
 
 
 async def test_a_server_that_is_not_there_may_come_back() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     async with VllmBackend("tiny", base_url=url, tokenizer=str(TOKENIZER)) as backend:
         with pytest.raises(BackendUnavailable, match=url):
             await backend.check(LABELS)
