@@ -24,6 +24,11 @@ class Lease:
         self.worst = worst
         self.used: Usage | None = None
 
+    @property
+    def charge(self) -> Usage:
+        """The amount used, or the whole reservation if the body has not settled it."""
+        return self.worst if self.used is None else self.used
+
     def settle(self, used: Usage) -> None:
         """Set the amount used; the rest of the reservation is released."""
         self.used = used
@@ -87,6 +92,13 @@ class BudgetGuard:
             BudgetExhausted: The reservation exceeds a cap; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
+        if isinstance(self._ledger, MemoryLedger):  # It does not block, so there is nothing to await.
+            self._ledger.reserve(lease.lease_id, worst, self.budget)
+            try:
+                yield lease
+            finally:
+                self._ledger.settle(lease.lease_id, lease.charge)
+            return
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:
             await asyncio.shield(reserving)
@@ -99,9 +111,8 @@ class BudgetGuard:
         try:
             yield lease
         finally:
-            used = worst if lease.used is None else lease.used
             # Shielded: a cancellation must not prevent the settlement.
-            settling = self._call(lambda ledger: ledger.settle(lease.lease_id, used))
+            settling = self._call(lambda ledger: ledger.settle(lease.lease_id, lease.charge))
             try:
                 await asyncio.shield(settling)
             except asyncio.CancelledError:
@@ -125,6 +136,8 @@ class BudgetGuard:
 
     async def account(self) -> Account:
         """Return the current account."""
+        if isinstance(self._ledger, MemoryLedger):
+            return self._ledger.account(self.budget)
         return await self._call(lambda ledger: ledger.account(self.budget))
 
     async def remaining(self) -> Budget | None:
@@ -140,15 +153,6 @@ class BudgetGuard:
 
     def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:
         """Submit a call at once, not as a task, which the end of the event loop would cancel."""
-        ledger = self._ledger
-        if isinstance(ledger, SqliteLedger):
-            return asyncio.wrap_future(ledger.submit(call))
-        loop = asyncio.get_running_loop()
-        if not isinstance(ledger, MemoryLedger):  # It may block; memory does not.
-            return loop.run_in_executor(None, call, ledger)
-        done: asyncio.Future[T] = loop.create_future()
-        try:
-            done.set_result(call(ledger))
-        except Exception as exc:
-            done.set_exception(exc)
-        return done
+        if isinstance(self._ledger, SqliteLedger):
+            return asyncio.wrap_future(self._ledger.submit(call))
+        return asyncio.get_running_loop().run_in_executor(None, call, self._ledger)

@@ -83,7 +83,8 @@ class MemoryLedger:
         with self._lock, localcontext(_EXACT):
             if lease_id in self._leases or lease_id in self._released:
                 raise ValueError(f"lease {lease_id!r} is open already")
-            Account(cap=cap, spent=self._spent + self._leased).reserve(lease_id, worst)
+            if cap is not None:
+                Account(cap=cap, spent=self._spent + self._leased).reserve(lease_id, worst)
             self._leased += worst
             self._leases[lease_id] = worst
 

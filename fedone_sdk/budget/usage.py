@@ -75,7 +75,13 @@ class Usage(BaseModel):
 
     def beyond(self, other: Usage) -> Usage:
         """Return by how much this exceeds the other amount in each unit, at least 0."""
-        return self.at_least(other) - other
+        return Usage(
+            queries=max(self.queries - other.queries, 0),
+            requests=max(self.requests - other.requests, 0),
+            prompt_tokens=max(self.prompt_tokens - other.prompt_tokens, 0),
+            completion_tokens=max(self.completion_tokens - other.completion_tokens, 0),
+            usd=max(self.usd - other.usd, Decimal(0)),
+        )
 
     def exact(self) -> dict[str, int | str]:
         """Return JSON values that are exact in both directions: money is text, not a float."""

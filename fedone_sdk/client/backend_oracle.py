@@ -57,9 +57,10 @@ class BackendOracle:
         bill = BudgetGuard(None, name="client")
         before = step.journal.spent(step.number)
         self._bills[step.number] = before, bill
+        shown = {row: self._show(row) for row in {tuple(rows[place]) for place in missing}}
         places: dict[TextPrompt | SoftPrompt, list[str]] = {}
         for place in missing:
-            places.setdefault(self._show(rows[place]), []).append(keys[place])
+            places.setdefault(shown[tuple(rows[place])], []).append(keys[place])
         queries = {
             prompt: replace(
                 query_for(
@@ -92,8 +93,7 @@ class BackendOracle:
             found = rows_of(query, answer)
             nonlocal risked
             risked = risked.beyond(at_risk.pop(prompt))
-            rows = {key: found for key in places[prompt]}
-            step.keep(rows, self._backend.fingerprint, await spent())
+            step.keep([(places[prompt], found)], self._backend.fingerprint, await spent())
 
         step.journal.charge(step.number, await spent())
         prompts = {id(query): prompt for prompt, query in queries.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -94,25 +94,30 @@ class Step:
 
     def keep(
         self,
-        rows: Mapping[str, Sequence[LogProbs | str | None]],
+        rows: Iterable[tuple[Sequence[str], Sequence[LogProbs | str | None]]],
         model: str,
         spent: Usage | None = None,
     ) -> None:
         """Compute losses from the model's answers, and add them to the journal.
 
         Args:
-            rows: By the prompt's key, the model's answer per example; None if it failed.
+            rows: The keys of equal prompts, and the model's answer to them per example; None for
+                an example that failed.
             model: Fingerprint of the model.
             spent: What the step has cost the device so far.
 
         Raises:
             Declining: The user's score function is broken.
         """
-        losses = {key: self._losses(found) for key, found in rows.items()}
-        answers = {key: _log_probs(found) for key, found in rows.items()} if self.by_class else {}
+        losses: dict[str, Row] = {}
+        answers: dict[str, Answers] = {}
+        for keys, found in rows:
+            losses |= dict.fromkeys(keys, self._losses(found))
+            if self.by_class:
+                answers |= dict.fromkeys(keys, _log_probs(found))
         charge = None if spent is None else (self.number, spent)
         self.journal.keep(losses, model, charge, answers)
-        self.on_scored(len(rows))
+        self.on_scored(len(losses))
 
     def has(self, key: str) -> bool:
         """Return whether the journal has all that the step needs of a prompt."""
@@ -285,11 +290,11 @@ class GatewayOracle:
             scores = await self._session.call(self._session.transport.score, request)
             num_values = max(len(step.task.labels), 1)
             answers = _answers(scores, len(part), len(step.batch.texts), num_values)
-            fresh = {
-                keys[place]: row
+            fresh = [
+                ([keys[place]], row)
                 for place, row in zip(part, answers, strict=True)
                 if place in wanted
-            }
+            ]
             step.keep(fresh, scores.model)
 
     def _request(self, step: Step, prompts: Array | None) -> Score:

@@ -437,7 +437,7 @@ from fedone_sdk.task import TaskSpec
 class Oracle:
     async def ask(self, step, missing):
         answers = [(-1.0, -2.0), None, *[(-1.0, -2.0)] * 4]
-        step.keep({step.keys[at]: answers for at in missing}, "m")
+        step.keep([([step.keys[at] for at in missing], answers)], "m")
 
     async def usage(self, step):
         return NOTHING

@@ -81,7 +81,7 @@ class BudgetedBackend(Wrapper):
                 raise
             usage = self._priced(answer.usage)
             self._settle(leases, worst, usage)
-            return replace(answer, usage=usage)
+            return answer if usage is answer.usage else replace(answer, usage=usage)
 
     async def _reserve(
         self, stack: AsyncExitStack, payer: Payer | None, worst: Usage
