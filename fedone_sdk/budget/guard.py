@@ -92,7 +92,7 @@ class BudgetGuard:
             BudgetExhausted: The reservation exceeds a cap; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
-        if isinstance(self._ledger, MemoryLedger):  # It does not block, so there is nothing to await.
+        if isinstance(self._ledger, MemoryLedger):  # It does not block.
             self._ledger.reserve(lease.lease_id, worst, self.budget)
             try:
                 yield lease
