@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -79,8 +80,7 @@ def are_prompts(rows: Iterable[Sequence[float]], layout: Layout) -> bool:
     """
     sizes = [size for repeat, size, _ in layout for _ in range(repeat)]
     return all(
-        len(row) == len(sizes)
-        and all(0 <= index < size for index, size in zip(row, sizes, strict=True))
+        len(row) == len(sizes) and min(row, default=0) >= 0 and all(map(operator.lt, row, sizes))
         for row in rows
     )
 

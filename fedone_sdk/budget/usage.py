@@ -96,7 +96,14 @@ class Usage(BaseModel):
 
     def without_queries(self) -> Usage:
         """Return the amount without queries, for evaluation, which costs money but no queries."""
-        return self.model_copy(update={"queries": 0}) if self.queries else self
+        if not self.queries:
+            return self
+        return Usage(
+            requests=self.requests,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            usd=self.usd,
+        )
 
 
 NOTHING = Usage()

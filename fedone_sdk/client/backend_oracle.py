@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 import structlog
 
@@ -62,14 +61,12 @@ class BackendOracle:
         for place in missing:
             places.setdefault(shown[tuple(rows[place])], []).append(keys[place])
         queries = {
-            prompt: replace(
-                query_for(
-                    step.task,
-                    prompt,
-                    step.batch.texts,
-                    backend=self._backend,
-                    references=step.batch.references,
-                ),
+            prompt: query_for(
+                step.task,
+                prompt,
+                step.batch.texts,
+                backend=self._backend,
+                references=step.batch.references,
                 payer=bill,
             )
             for prompt in places
