@@ -34,6 +34,8 @@ def select(
         if count > len(clients):
             raise ValueError(f"cannot select {count} of {len(clients)} clients")
         drawn = rng.random(len(clients))
+        if count == 1:  # FedOne: one client of perhaps thousands, each round.
+            return [clients[np.argmin(drawn)]]
         # Only the smallest draws are sorted, as few of many clients are chosen. Ties are stable.
         least = np.flatnonzero(drawn <= np.partition(drawn, count - 1)[count - 1])
         order = least[np.argsort(drawn[least], kind="stable")]

@@ -43,7 +43,9 @@ def stream_seed(
         # Always two words: SeedSequence concatenates numbers of any length, so that (2**32, 0) and
         # (0, 1) would otherwise collide.
         words += [low, high]
-    state = np.random.SeedSequence(words).generate_state(1, np.uint64)
+    # An array of words: a list is converted number by number.
+    entropy = np.array(words, dtype=np.uint32)
+    state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
     return int(state[0]) >> 11
 
 

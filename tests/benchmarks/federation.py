@@ -205,7 +205,7 @@ def device_rss_mb(python: str) -> float:
     devices = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(NUM_CLIENTS)
     ]
-    sizes = [float(device.communicate(timeout=60)[0]) for device in devices]
+    sizes = [float(device.communicate(timeout=60)[0].split()[-1]) for device in devices]
     server.wait(timeout=60)
     return max(sizes)
 
