@@ -26,3 +26,9 @@ def edge_client(server: str, **options: Any) -> EdgeClient:
     if network:
         options["network"] = Network(**network)
     return EdgeClient(server, policy=policy, hooks=Hooks(**hooks), **options)
+
+
+async def run_to_end(client: EdgeClient) -> None:
+    """Take turns until the client's runs have ended, without the waits between the turns."""
+    while (await client.run_once()).outcome != "ended":
+        pass

@@ -166,6 +166,7 @@ class TestLog:
         infos = [line for line in logs if line["log_level"] == "info" and "client" not in line]
         assert [line["event"] for line in infos].count("updated") == 1
 
+    @on_virtual_time
     async def test_one_line_while_it_is_offline(self) -> None:
         class Away(MemoryTransport):
             away = True

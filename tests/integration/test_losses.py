@@ -32,7 +32,7 @@ from fedone_sdk.testing import (
     pseudo_reference_log_prob,
     pseudo_text,
 )
-from tests.edge import edge_client
+from tests.edge import edge_client, run_to_end
 from tests.runs import TOKEN, WORDS, run_spec
 
 LABELS = {"labels": {0: " no", 1: " yes"}}
@@ -280,7 +280,7 @@ class Bench:
                 **options,
             ) as client,
         ):
-            await client.run_forever()
+            await run_to_end(client)
         return self.run.result()
 
     async def unfit(self, data: Sequence[Example] | None = None, **options: Any) -> str:

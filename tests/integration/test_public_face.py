@@ -133,11 +133,14 @@ class TestTurn:
 
 class TestAdminClient:
     async def test_a_run_from_its_creation_to_its_deletion(self) -> None:
-        async with serving() as (_, url), AdminClient(url, "admin") as admin:
+        async with (
+            serving() as (_, url),
+            AdminClient(url, "admin") as admin,
+            EdgeClient(url, data=DATA, token="token") as client,
+        ):
             created = await admin.create(spec_of(rounds=20, budget={"queries": 8}))
             assert (created.run_id, created.status) == ("run", "running")
-            async with EdgeClient(url, data=DATA, token="token") as client:
-                await client.run_forever()
+            await client.run_forever()
             assert (await admin.get("run")).status == "budget_exhausted"
             assert (await admin.raise_caps("run", Budget(queries=16))).status == "running"
             with pytest.raises(ProblemError, match="run_conflict"):
@@ -145,8 +148,7 @@ class TestAdminClient:
             assert (await admin.stop("run")).status == "stopped"
             assert (await admin.resume("run")).status == "running"
             following = asyncio.create_task(events_of(admin.events("run")))
-            async with EdgeClient(url, data=DATA, token="token") as client:
-                await client.run_forever()
+            await client.run_forever()
             *rounds, result = await following
             assert isinstance(result, RunResult)
             assert [one.round for one in rounds if isinstance(one, RoundReport)] == [0, 1, 2, 3]
