@@ -53,6 +53,8 @@ class Method:
         shape: Settings of the method that are the model's: ``hidden_size``, ``num_layers``.
         vocabulary: Whether its prompts are made of candidates.
         slots: The slots of its prompts; empty for positions.
+        gains: The targets of a run that ends at them, see `Probing`; the first one is the figure's.
+        cap: Training queries at which such a run is censored; whole rounds of every K*.
     """
 
     name: str
@@ -70,16 +72,20 @@ class Method:
     shape: tuple[str, ...] = ()
     vocabulary: bool = True
     slots: tuple[Mapping[str, Any], ...] = ()
+    gains: Mapping[str, float] = field(default_factory=dict)
+    cap: int = 2400
 
     @property
     def federated(self) -> bool:
         """Whether it is a method of a federation."""
         return self.standing is None
 
-    def variant(self, title: str, rates: tuple[float, ...] = (), **settings: Any) -> Method:
-        """The method with other settings, which is no row of the paper."""
-        method = {**self.method, **settings}
-        return replace(self, title=title, paper="", method=method, rates=rates)
+    def variant(self, title: str, *, changes: Mapping[str, Any], **fields: Any) -> Method:
+        """The method with other settings and attributes, by default no row of the paper."""
+        method = {**self.method, **changes}
+        return replace(
+            self, **{"title": title, "paper": "", "rates": (), **fields, "method": method}
+        )
 
     def tuning(self, **attributes: Any) -> Tuning:
         """A run of it; `attributes` are those of `Tuning`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from fedone_sdk.budget import Usage
@@ -12,6 +12,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.chat import row_run, run_standing, run_tuned
 from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
+from fedone_sdk.experiments.methods import METHODS, Method
 from fedone_sdk.experiments.paper import about, printed, score_table
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
@@ -26,40 +27,19 @@ BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """A way to prompt the model.
-
-    Attributes:
-        title: In the table.
-        prompt: What is measured without a run, see `run_standing`; None where a run tunes one.
-        run: The parts of the run that are this row's own.
-        seeded: Whether its result depends on the seed; else it is measured once.
-    """
-
-    title: str
-    prompt: str | None = None
-    run: Mapping[str, Any] = field(default_factory=dict)
-    seeded: bool = True
-
-
 _POLICY = {"learning_rate": 1e-3}
 
-_ROWS = {
-    "no-prompt": _Row(title="No prompt", prompt="none", seeded=False),
-    "no-prompt-bias": _Row(title="No prompt, label bias", prompt="biased", seeded=False),
-    "untrained": _Row(title="Prompt without training", prompt="untrained"),
-    "bdpl": _Row(title="FedOne-BDPL", run={"method": {"name": "bdpl", **_POLICY}}),
-    "gs-bdpl": _Row(title="FedOne-GS-BDPL", run={"method": {"name": "gs-bdpl", **_POLICY}}),
-    "default": _Row(
-        title="The SDK's default: instructions, label bias",
-        run={
-            "method": {"name": "thompson"},
-            "prompt": {"slots": [{"name": "instruction", "candidates": "instructions"}]},
-        },
-    ),
+_ROWS: Mapping[str, Method] = {
+    "no-prompt": METHODS["no-prompt"],
+    "no-prompt-bias": replace(METHODS["no-prompt"], title="No prompt, label bias"),
+    "untrained": METHODS["untrained"],
+    "bdpl": METHODS["bdpl"].variant("FedOne-BDPL", changes=_POLICY),
+    "gs-bdpl": METHODS["gs-bdpl"].variant("FedOne-GS-BDPL", changes=_POLICY),
+    "default": METHODS["default"],
 }
 
+_MEASURED = {"no-prompt": "none", "no-prompt-bias": "biased", "untrained": "untrained"}
+"""What is measured without a run, see `run_standing`; the other rows tune a prompt."""
 
 _YES_NO: Mapping[str, Mapping[str, Any]] = {
     "sst2": {
@@ -125,27 +105,23 @@ class Table3(Study):
         """One seed, where the result does not depend on it."""
         return range(settings.seeds if _ROWS[point["row"]].seeded else 1)
 
-    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
-        """A row's run or measurement on a task, its caps left open.
-
-        Raises:
-            SpecError: There is no data for the task.
-        """
-        row, task = _ROWS[point["row"]], point["task"]
+    def trial(self, settings: Settings, key: str, point: Point) -> Trial:
+        """A row's run or measurement on a task, its caps left open."""
+        name, task, seed = point["row"], point["task"], point["seed"]
         folder = settings.task_folder(task)
         options: dict[str, Any] = {
-            "run": {**row_run(self._document(settings), row.run), "seed": seed},
+            "run": {**row_run(self._document(settings), _own(_ROWS[name])), "seed": seed},
             "task": task,
             "dev_rows": self.run(settings)["dev_rows"],
             "seed": seed,
         }
         if question := _questions(settings).get(task):
             options["question"] = question
-        if row.prompt is not None:
-            options |= {"prompt": row.prompt, "bias_rows": BIAS_ROWS}
+        if name in _MEASURED:
+            options |= {"prompt": _MEASURED[name], "bias_rows": BIAS_ROWS}
         return Trial(
             key=key,
-            run=run_tuned if row.prompt is None else run_standing,
+            run=run_standing if name in _MEASURED else run_tuned,
             options=options,
             inputs={name: folder / f"{name}.jsonl" for name in ("train", "dev")},
         )
@@ -213,7 +189,7 @@ class Table3(Study):
             "tasks": list(tasks),
             "dev_rows": self.run(settings)["dev_rows"],
             "bias_rows": BIAS_ROWS,
-            "rows": [dict(row.run) for row in _ROWS.values() if row.prompt is None],
+            "rows": [_own(row) for name, row in _ROWS.items() if name not in _MEASURED],
             "seeds": settings.seeds,
             "measurements": sum(len(self.seeds(settings, {"row": name})) for name in _ROWS),
             "queries": settings.cap_queries,
@@ -248,6 +224,12 @@ class Table3(Study):
             "standard deviation "
             "over seeds."
         )
+
+
+def _own(row: Method) -> dict[str, Any]:
+    """The parts of the run that are a row's own."""
+    prompt = {"prompt": {"slots": list(row.slots)}} if row.slots else {}
+    return {"method": dict(row.method), **prompt}
 
 
 def _questions(settings: Settings) -> dict[str, Any]:

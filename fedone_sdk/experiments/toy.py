@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from fedone_sdk.algorithms import aggregate, select, stream, stream_seed
 from fedone_sdk.data import dirichlet, iid
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.digits import Digits, load_digits
-from fedone_sdk.experiments.experiment import Result, Trial, Workspace
+from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.mlp import Mlp
-from fedone_sdk.experiments.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +45,6 @@ class Toy:
     local_epochs: int = 2
     max_queries: int = 24_000
     measure_every: int = 20
-
-
-def toy_trial(key: str, settings: Settings, toy: Toy, *, home: str | None = None) -> Trial:
-    """The trial of a toy federation, on `Settings.data` or the bundled digits."""
-    inputs = {} if settings.data is None else {"data": settings.data}
-    return Trial(key=key, run=run_toy, options=asdict(toy), inputs=inputs, home=home)
 
 
 def run_toy(options: dict[str, Any], workspace: Workspace) -> Result:
