@@ -41,7 +41,6 @@ class Tuning:
     Attributes:
         task: One of GLUE's.
         method: As in a run: ``{"name": "gs-bdpl", "learning_rate": 3e-4}``.
-        seed: Of the run.
         num_clients: K.
         shots: Rows per class and client. Where the task has too few for disjoint shards, they are
             drawn with replacement, and the result says so.
@@ -147,11 +146,8 @@ def run_facts(federation: Federation, result: RunResult) -> Result:
 def run_timed(options: dict[str, Any], workspace: Workspace) -> Result:
     """Time the rounds of a federation, without known answers and measurements.
 
-    Arguments as for `run_tuning`.
-
     Returns:
-        ``rounds``, and ``wall_s`` of all of them together; ``loaded_bytes`` and ``device`` as
-        `run_tuning` has them.
+        ``rounds``, and ``wall_s`` of all of them together; ``loaded_bytes`` and ``device``.
     """
     with TemporaryDirectory() as folder:
         fresh = replace(workspace, folder=Path(folder))
@@ -191,14 +187,9 @@ def trial_backend(
     keep: bool = True,
     guard: BudgetGuard | None = None,
 ) -> LLMBackend:
-    """The model of a trial.
+    """The model of a trial, relative to the input ``model`` if that is a file or a folder.
 
-    Args:
-        document: ``backend`` as in a run; a path is relative to the input ``model``.
-        workspace: Has the input ``model``, where it is a file or a folder.
-        keep: Whether a file keeps its answers for the next attempt; without one they are kept in
-            memory, and what is billed does not depend on an earlier attempt.
-        guard: A budget that every request is charged to.
+    A file keeps its answers for the next attempt at the trial.
     """
     cache = str(_answers(workspace)) if keep else None
     spec = _BACKEND.validate_python({**document, "cache": cache})

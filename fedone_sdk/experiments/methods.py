@@ -40,7 +40,6 @@ class Method:
         name: In keys and JSON.
         title: In tables; FedOne or FedAvg precedes that of a federated one.
         paper: The paper's row in `paper.yaml`; None is that of its name, an empty one is none.
-        access: To the model.
         seeded: Whether its result depends on the seed; else it is run once.
         kind: Who must run the model; None takes any.
         packages: Packages that it needs in addition to the model's own.
@@ -96,14 +95,11 @@ class Method:
     def trial(
         self, key: str, settings: Settings, run: Mapping[str, Any], rate: float | None = None
     ) -> Trial:
-        """The trial of one run.
+        """The trial of one run at a learning rate.
 
         Args:
-            key: Of the trial.
-            settings: What the user asked for.
-            run: Attributes of `Tuning` without the method; ``batch_size`` and ``num_samples`` of
-                the method; and ``searches``, whether learning rates are searched.
-            rate: The learning rate.
+            run: Attributes of `Tuning` without the method; ``batch_size`` and ``num_samples`` of the
+                method; and ``searches``, whether learning rates are searched.
         """
         shape = _shape(settings) if self.shape else {}
         method = {"batch_size": run["batch_size"], **self.method}

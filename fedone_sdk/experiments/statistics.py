@@ -16,8 +16,8 @@ class Median(NamedTuple):
     Attributes:
         value: The lower median; infinite if fewer than half of the repeats end. With one censoring
             point for all it is the Kaplan-Meier median.
-        low: Lower end of the interval; 0 with too few repeats for one.
-        high: Its upper end; infinite where the data does not bound it.
+        low: 0 with too few repeats for an interval.
+        high: Infinite where the data does not bound it.
     """
 
     value: float
@@ -40,14 +40,7 @@ class TrimmedMean(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """A median ratio of numbers that may be censored.
-
-    Attributes:
-        least: What the median is at least.
-        most: What it is at most; infinite if censored numbers allow any.
-        low: Lower end of its interval.
-        high: Upper end.
-    """
+    """A median ratio between `least` and `most`, as numbers may be censored, and its interval."""
 
     least: float
     most: float

@@ -81,11 +81,7 @@ class Study(Experiment):
         return self.design.key.format(**point)
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """The trial of a point.
-
-        Raises:
-            SpecError: There is no data, or no such run.
-        """
+        """The trial of a point: by default a tuning run of its attributes."""
         tuning = {name: value for name, value in point.items() if name != "rate"}
         return tuning_trial(key, settings, Tuning(**changed(self.run(settings), tuning)))
 
@@ -114,9 +110,6 @@ class Study(Experiment):
         """The pilots; then one trial per point and seed, first all points with the first seed.
 
         An interrupted study has whole rows of its table.
-
-        Raises:
-            SpecError: There is no data, or no such run.
         """
         pilots: list[Trial] = []
         repeats: list[Point] = []
@@ -135,13 +128,7 @@ class Study(Experiment):
         return [*pilots, *(self.trial(settings, self.key(point), point) for point in repeats)]
 
     def runs(self, settings: Settings, results: Results, **outer: Any) -> Runs:
-        """The results along the last axis, without values that have none.
-
-        Args:
-            settings: What the user asked for.
-            results: Of the trials.
-            outer: The values on the axes before it.
-        """
+        """The results along the last axis, at values `outer` of the others; without empty ones."""
         last = [*self.grid(settings)][-1]
         points = [point for point in self._points(settings) if outer.items() <= point.items()]
         found = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,9 +19,6 @@ from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import number, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
-
-_Found = dict[str, dict[str, list[Result]]]
-"""Results by row, task and seed."""
 
 BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""
@@ -128,19 +125,47 @@ class Table3(Study):
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, and what each row has spent."""
-        tasks = self.grid(settings)["task"]
-        found: _Found = {}
+        tasks, found = self.grid(settings)["task"], dict[str, dict[str, list[Result]]]()
         for name, row in _ROWS.items():
             runs = self.runs(settings, results, row=name)
             found[row.title] = {task: [*runs.get(task, {}).values()] for task in tasks}
-        spent = {label: _spent(by_task) for label, by_task in found.items()}
+        trials = [
+            (label, task, one)
+            for label, by_task in found.items()
+            for task, runs in by_task.items()
+            for one in runs
+        ]
+        spent = {label: Usage() for label in found}
+        for label, _, one in trials:
+            spent[label] += Usage.model_validate(one["spent"])
+        scores = score_table(
+            self.name,
+            {name: row.title for name, row in _ROWS.items()},
+            {
+                name: {
+                    task: [one["metric"] for one in runs if one["metric"] is not None]
+                    for task, runs in found[row.title].items()
+                }
+                for name, row in _ROWS.items()
+            },
+        )
+        refused = [
+            f"- {label} on {task}: {one['refused']}\n"
+            for label, task, one in trials
+            if "refused" in one
+        ]
         quote = results.get("quote", {})
+        rounds = [one["rounds"] for _, _, one in trials if "rounds" in one]
         return Report(
-            markdown=_markdown(self._caption(settings, found), found, spent, quote),
+            markdown=f"{self._caption(settings, rounds)}\n\n{scores}\n"
+            + (f"Cells without a number:\n\n{''.join(refused)}\n" if refused else "")
+            + "## What was spent\n\nTraining, measuring, retries and interrupted attempts; a known "
+            f"answer costs nothing.\n\n{_costs(spent, quote)}\n{quote.get('note', '')}\n\n"
+            f"{about(self.name)}\n",
             data={
                 "endpoint": settings.base_url,
                 "model": settings.api_model,
-                "models": sorted({model for one in _all(found) for model in one["models"]}),
+                "models": sorted({model for _, _, one in trials for model in one["models"]}),
                 "rows": found,
                 "spent": {label: usage.model_dump(mode="json") for label, usage in spent.items()},
                 "quote": quote,
@@ -209,9 +234,11 @@ class Table3(Study):
             },
         )
 
-    def _caption(self, settings: Settings, found: _Found) -> str:
+    def _caption(self, settings: Settings, rounds: Sequence[int]) -> str:
         run, rows = self._document(settings), self.run(settings)["dev_rows"]
         method, data = run["method"], run["data"]
+        ran = " to ".join(map(str, sorted({min(rounds), max(rounds)}))) if rounds else ""
+        paid = f"{ran} rounds were paid for." if ran else "Nothing was tuned."
         as_theirs = method["batch_size"] == self.design.base["method"]["batch_size"]
         return (
             f"{settings.api_model} at {settings.base_url}, chat templates. {data['num_clients']} "
@@ -219,7 +246,7 @@ class Table3(Study):
             f"N={run['prompt']['vocabulary']['size']}, I={method['num_samples']}, mini-batches of "
             f"{method['batch_size']} ({'as' if as_theirs else 'smaller than'} in the authors' "
             f"run_GPT.sh), AdamW with learning rate {_POLICY['learning_rate']}; one "
-            f"client per round. {_rounds(found)} The first {rows} dev rows, times 100 (the "
+            f"client per round. {paid} The first {rows} dev rows, times 100 (the "
             f"standard error of one accuracy alone is up to {50 / math.sqrt(rows):.1f}); mean and "
             "standard deviation "
             "over seeds."
@@ -244,18 +271,6 @@ def _questions(settings: Settings) -> dict[str, Any]:
     return {} if asked is None else {task: dict(question) for task, question in _YES_NO.items()}
 
 
-def _refusals(found: _Found) -> str:
-    """The cells that the model could not answer, and why."""
-    lines = [
-        f"- {label} on {task}: {one['refused']}"
-        for label, rows in found.items()
-        for task, runs in rows.items()
-        for one in runs
-        if "refused" in one
-    ]
-    return "Cells without a number:\n\n" + "\n".join(lines) + "\n\n" if lines else ""
-
-
 def _capped(trial: Trial, caps: dict[str, dict[str, Any]]) -> Trial:
     cap = caps[trial.options["task"]]
     parts = ["measuring"] if "prompt" in trial.options else ["run", "measuring"]
@@ -264,28 +279,8 @@ def _capped(trial: Trial, caps: dict[str, dict[str, Any]]) -> Trial:
     return replace(trial, options={**trial.options, "caps": [cap[part] for part in parts]})
 
 
-def _spent(by_task: dict[str, list[Result]]) -> Usage:
-    each = (Usage.model_validate(one["spent"]) for runs in by_task.values() for one in runs)
-    return sum(each, Usage())
-
-
-def _all(found: _Found) -> Iterator[Result]:
-    return (one for rows in found.values() for runs in rows.values() for one in runs)
-
-
-def _markdown(caption: str, found: _Found, spent: dict[str, Usage], quote: Result) -> str:
-    scores = score_table(
-        Table3.name,
-        {name: row.title for name, row in _ROWS.items()},
-        {
-            name: {
-                task: [one["metric"] for one in runs if one["metric"] is not None]
-                for task, runs in found[row.title].items()
-            }
-            for name, row in _ROWS.items()
-        },
-    )
-    costs = table(
+def _costs(spent: Mapping[str, Usage], quote: Result) -> str:
+    return table(
         "",
         spent,
         {
@@ -296,15 +291,3 @@ def _markdown(caption: str, found: _Found, spent: dict[str, Usage], quote: Resul
             "USD": lambda _, usage: f"{usage.usd:.4f}" if quote.get("priced") else "no price known",
         },
     )
-    return (
-        f"{caption}\n\n{scores}\n{_refusals(found)}## What was spent\n\n"
-        "Training, measuring, retries and interrupted attempts; a known answer costs nothing.\n\n"
-        f"{costs}\n{quote.get('note', '')}\n\n{about(Table3.name)}\n"
-    )
-
-
-def _rounds(found: _Found) -> str:
-    ran = sorted(one["rounds"] for one in _all(found) if "rounds" in one)
-    if not ran:
-        return "Nothing was tuned."
-    return f"{ran[0] if ran[0] == ran[-1] else f'{ran[0]} to {ran[-1]}'} rounds were paid for."

@@ -61,11 +61,7 @@ class Probing:
 
 
 def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
-    """The trial of a run that ends at its targets, else after its rounds.
-
-    Raises:
-        SpecError: There is no data for the task, or no such run.
-    """
+    """The trial of a run that ends at its targets, else after its rounds."""
     options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
     trial = run_trial(key, settings, tuning, run_to_target, **options)
     # Records name the function by its former place.
@@ -81,11 +77,10 @@ def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
 
     Returns:
         The ``curve``: per measurement the ``round``s and training ``queries`` done (0 is
-        untrained), and the mean losses (nats) and metrics: ``expected_loss`` and
-        ``expected_metric`` over prompts drawn from alpha, where alpha is a distribution over
-        tokens, ``prompt_loss`` and ``prompt_metric`` of the deployable prompt; ``reached``: per
-        target the training queries at the first measurement that reached it, None where none did;
-        what was spent.
+        untrained), and the mean losses (nats) and metrics: ``expected_...`` over prompts drawn from
+        alpha, if it is a distribution over tokens, ``prompt_...`` of the deployable prompt;
+        ``reached``: per target the training queries at the first measurement that reached it, None
+        where none did; and `run_facts`.
 
     Raises:
         FedOneError: The run failed, so the queries that it would have needed are unknown.
@@ -159,12 +154,7 @@ class _Probe:
             self._points.put_nowait(None)
 
     async def follow(self, backend: LLMBackend) -> None:
-        """Measure until the run ends or its targets are reached.
-
-        Raises:
-            BackendError: The model refused a query.
-            SpecError: The model takes no such prompts.
-        """
+        """Measure until the run ends or its targets are reached."""
         while (point := await self._points.get()) is not None and not self.enough.is_set():
             assert self._run is not None  # `watch` sets it before it queues a point
             found: dict[str, Any] = {"round": point.round, "queries": point.queries}
@@ -222,13 +212,7 @@ class _Probe:
 
 
 def noises(shape: tuple[int, int], *, count: int, seed: int) -> NDArray[np.float32]:
-    """The Gumbel noises of `count` prompts, shape (count, n, N).
-
-    Args:
-        shape: n and N.
-        count: How many.
-        seed: Of the run.
-    """
+    """The Gumbel noises of `count` prompts, shape (count, n, N), where `shape` is n and N."""
     generator = stream(stream_seed(seed, "probe", 0))
     return generator.gumbel(size=(count, *shape)).astype(np.float32)
 

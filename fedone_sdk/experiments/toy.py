@@ -24,13 +24,10 @@ class Toy:
 
     Attributes:
         clients_per_round: K*.
-        seed: All random streams derive from it.
         dirichlet_alpha: Concentration of the clients' class shares; None is IID.
         num_clients: K.
         num_hidden: Width of the hidden layer.
-        learning_rate: Of the clients' SGD.
-        batch_size: Rows of a mini-batch; the last one of an epoch may be smaller.
-        local_epochs: Passes over a client's rows in one visit.
+        local_epochs: Passes over a client's rows in one visit; its last mini-batch may be smaller.
         max_queries: No round starts that would pass this.
         measure_every: Queries between two measurements of the test accuracy.
     """
@@ -100,10 +97,6 @@ class ToyClients:
     Attributes:
         network: What they train.
         shards: Each client's rows of the training split.
-
-    Args:
-        toy: The federation.
-        digits: The data.
     """
 
     def __init__(self, toy: Toy, digits: Digits) -> None:
