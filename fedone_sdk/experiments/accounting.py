@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from fedone_sdk.backends import EmbeddingSpace
 from fedone_sdk.experiments.experiment import Result, Workspace
+from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec, TrainedSpec, validate_spec
+from fedone_sdk.testing import ScriptedBackend
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from fedone_sdk.client import Idle, Transport
-    from fedone_sdk.messages import (
-        AlphaAssignment,
-        AlphaUpdate,
-        Claim,
-        LossesAssignment,
-        LossesUpdate,
-        Receipt,
-    )
+    from fedone_sdk.client import Transport
+    from fedone_sdk.messages import Claim, Receipt
     from fedone_sdk.task import Example, TaskSpec
 
 _TASK = {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}}
@@ -31,47 +27,30 @@ _WIDTH = 4
 does not depend on it."""
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What clients and server have exchanged.
+class _Counted:
+    """A transport to the aggregator that counts updates (``visits``) and their numbers of alpha.
 
-    Attributes:
-        visits: Updates that the server took.
-        down: Numbers of alpha in the assignments of these updates.
-        up: Numbers of alpha in the updates.
+    ``down`` are those of the updates' assignments, ``up`` those of the updates.
     """
 
-    visits: int = 0
-    down: int = 0
-    up: int = 0
-    under_way: dict[str, int] = field(default_factory=dict)
-
-
-class _Counted:
-    """A transport to the aggregator that counts the numbers of alpha."""
-
-    def __init__(self, line: Transport, tally: _Tally) -> None:
+    def __init__(self, line: Transport, tally: Counter[str]) -> None:
         self._line, self._tally = line, tally
+        self._assigned: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._line, name)
 
-    async def claim(
-        self, credential: str, message: Claim
-    ) -> AlphaAssignment | LossesAssignment | Idle:
-        found = await self._line.claim(credential, message)
-        if getattr(found, "exchange", None) == "alpha":
-            work = cast("AlphaAssignment", found)
-            self._tally.under_way[work.assignment_id] = len(work.alpha.values())
-        return found
+    async def claim(self, credential: str, message: Claim) -> Any:
+        work: Any = await self._line.claim(credential, message)
+        if getattr(work, "exchange", None) == "alpha":
+            self._assigned[work.assignment_id] = len(work.alpha.values())
+        return work
 
-    async def update(
-        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
-    ) -> Receipt:
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Receipt:
         receipt = await self._line.update(credential, assignment_id, message)
-        self._tally.visits += 1
-        self._tally.down += self._tally.under_way.pop(assignment_id, 0)
-        self._tally.up += len(message.alpha.values()) if message.exchange == "alpha" else 0
+        self._tally["visits"] += 1
+        self._tally["down"] += self._assigned.pop(assignment_id, 0)
+        self._tally["up"] += len(message.alpha.values()) if message.exchange == "alpha" else 0
         return receipt
 
 
@@ -106,10 +85,6 @@ def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
         of alpha in all assignments and updates), ``queries`` (of the model, from the run's
         account), and ``communication`` as the run's result has it.
     """
-    from fedone_sdk.backends import EmbeddingSpace
-    from fedone_sdk.simulation import Federation, simulate
-    from fedone_sdk.testing import ScriptedBackend
-
     spec = validate_spec(RunSpec, _run(options), source="trial")
     clients = range(options["num_clients"])
     federation = Federation(
@@ -120,7 +95,7 @@ def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
         reused_rows=False,
     )
     width = getattr(spec.method, "hidden_size", _WIDTH)
-    tally = _Tally()
+    tally: Counter[str] = Counter()
     result = asyncio.run(
         simulate(
             federation,
@@ -133,9 +108,9 @@ def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
     return {
         "status": result.status,
         "rounds": result.rounds,
-        "visits": tally.visits,
-        "elements_down": tally.down,
-        "elements_up": tally.up,
+        "visits": tally["visits"],
+        "elements_down": tally["down"],
+        "elements_up": tally["up"],
         "queries": result.spent.queries,
         "communication": result.communication.model_dump(mode="json"),
         "wall_s": result.wall_s,

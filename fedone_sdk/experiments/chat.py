@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedone_sdk.backends import LLMBackend, Prediction, Query, predict
+from fedone_sdk.backends.wrappers import WatchedBackend
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, LabelsNotShown
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 from fedone_sdk.glue import glue_task
+from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.simulation.label_bias import label_bias
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, form_of
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend, Prediction, Query
-    from fedone_sdk.simulation import Federation
 
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -65,8 +65,6 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
         BudgetExhausted: Reservations that were broken off have spent what is left.
         FedOneError: The run could not go on, so that there is nothing to measure.
     """
-    from fedone_sdk.simulation import simulate
-
     federation = chat_federation(options, workspace)
     training = federation.spec.model_copy(update={"budget": Budget(**options["caps"][0])})
 
@@ -90,8 +88,6 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
 
 def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
     """A trial's federation, with the first ``dev_rows`` of the dev split."""
-    from fedone_sdk.simulation import Federation
-
     data = {name: str(workspace.inputs[name]) for name in ("train", "dev")}
     task = glue_task(options["task"], "chat").model_dump(mode="json")
     document = {
@@ -125,8 +121,6 @@ async def _paid(
     find: Callable[[LLMBackend], Awaitable[Result]],
 ) -> Result:
     """A result with what the trial has spent, also if the model does not show the label words."""
-    from fedone_sdk.backends.wrappers import WatchedBackend
-
     refusals: list[LabelsNotShown] = []
 
     @contextmanager
@@ -167,8 +161,6 @@ def _guard(workspace: Workspace, budget: Budget) -> BudgetGuard:
 async def _predict(
     backend: LLMBackend, federation: Federation, prompt: str, bias: Bias | None = None
 ) -> Prediction:
-    from fedone_sdk.backends import predict
-
     task = federation.spec.task.with_bias(bias)
     await backend.check(task.label_words, form_of(task))
     size = federation.spec.method.batch_size
@@ -177,8 +169,6 @@ async def _predict(
 
 async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> Bias:
     """The label bias of no prompt that fits rows of the clients."""
-    from fedone_sdk.simulation.label_bias import label_bias
-
     rows = bias_examples(federation, num_rows)
     found = await _predict(backend, replace(federation, dev=rows), "")
     return label_bias(found.task, found.rows, found.examples)

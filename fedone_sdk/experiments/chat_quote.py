@@ -7,20 +7,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_DOWN, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedone_sdk.backends import LLMBackend, prediction_queries
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.chat import (
-    bias_examples,
-    chat_federation,
-    row_run,
-)
+from fedone_sdk.experiments.chat import bias_examples, chat_federation, row_run
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend
+from fedone_sdk.simulation import plan_run
 
 _MOST_ATTEMPTS = 2
 """A trial may send this many times the requests that it needs at most; the rest are retries."""
@@ -31,14 +26,14 @@ _STEP = Decimal("0.000001")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """What the trials of a task cost.
+    """What the trials of a task cost: all as expected, and each part at most.
 
     Attributes:
         expected: All of them.
-        run: One tuning run at most.
-        round: One round of it at most.
-        measure: Measuring one prompt on the dev split at most.
-        bias: Fitting a label bias at most.
+        run: One tuning run.
+        round: One round of it.
+        measure: Measuring one prompt on the dev split.
+        bias: Fitting a label bias.
         troubles: What would keep the model from answering.
     """
 
@@ -134,9 +129,6 @@ def queries_per_run(options: dict[str, Any]) -> int:
 async def _costs(
     options: dict[str, Any], task: str, workspace: Workspace, backend: LLMBackend, queries: int
 ) -> _Costs:
-    from fedone_sdk.backends import prediction_queries
-    from fedone_sdk.simulation import plan_run
-
     inputs = {name: workspace.inputs[f"{task}.{name}"] for name in ("train", "dev")}
     workspace = replace(workspace, inputs=inputs)
     options = {**options, "task": task, "question": options.get("questions", {}).get(task, {})}
@@ -200,10 +192,7 @@ def _cap(worst: Usage, share: Decimal | None) -> dict[str, Any]:
     usd = None
     if share is not None:
         usd = worst.usd if share == 1 else (worst.usd * share).quantize(_STEP, ROUND_DOWN)
-    return {
-        "requests": worst.requests * _MOST_ATTEMPTS,
-        "usd": None if usd is None else str(usd),
-    }
+    return {"requests": worst.requests * _MOST_ATTEMPTS, "usd": None if usd is None else str(usd)}
 
 
 def _note(
@@ -218,14 +207,8 @@ def _note(
 
     def total(unit: str) -> Decimal:
         times = {"run": runs, "measuring": measurements, "bias": 1}
-        return sum(
-            (
-                Decimal(cap[part].get(unit, 0)) * n
-                for cap in caps.values()
-                for part, n in times.items()
-            ),
-            Decimal(0),
-        )
+        each = [(cap[part], n) for cap in caps.values() for part, n in times.items()]
+        return sum((Decimal(cap.get(unit, 0)) * n for cap, n in each), Decimal(0))
 
     spent = f", about USD {expected.usd:.4f}, {worst.usd:.4f} at most" if priced else ""
     money = f"USD {total('usd'):.4f}" if priced else "none in money: the price is not known"

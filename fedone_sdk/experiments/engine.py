@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 from fedone_sdk.errors import MissingExtraError
 from fedone_sdk.experiments.experiment import Experiment, Report, Result, Trial
 from fedone_sdk.experiments.on_ray import run_on_ray
-from fedone_sdk.experiments.pool import Failure, Job, run_in_processes
+from fedone_sdk.experiments.pool import Failure, Job, Outcome, run_in_processes
 from fedone_sdk.experiments.records import Record, Records
 from fedone_sdk.experiments.report import write_report
 from fedone_sdk.experiments.settings import Settings
@@ -26,10 +26,8 @@ class Progress:
     """The progress of an experiment.
 
     Attributes:
-        total: Known trials.
         kept: Trials whose results existed before.
         done: Trials with a result, kept or new.
-        failed: Trials that failed.
         last: The trial that has just ended; None at the beginning of a stage.
         failure: Why it failed, one line; None if it did not.
         note: Its note for the user.
@@ -47,39 +45,12 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Ledger:
-    """The trials so far."""
-
-    records: dict[str, Record] = field(default_factory=dict)
-    failures: dict[str, Failure] = field(default_factory=dict)
-    total: int = 0
-    kept: int = 0
-
-    @property
-    def results(self) -> dict[str, Result]:
-        return {key: record.result for key, record in self.records.items()}
-
-    def progress(self, last: str | None = None) -> Progress:
-        failure, record = self.failures.get(last or ""), self.records.get(last or "")
-        return Progress(
-            total=self.total,
-            kept=self.kept,
-            done=len(self.records),
-            failed=len(self.failures),
-            last=last,
-            failure=None if failure is None else failure.message,
-            note=None if record is None else record.result.get("note"),
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """A finished experiment.
 
     Attributes:
-        document: The results as JSON holds them; None without any result.
-        report: For people; None as above.
+        document: The results as JSON holds them; None without any result, as the report.
         files: The written files, the Markdown first.
         failures: Why trials failed, by their keys, one line each.
         kept: How many results existed before.
@@ -121,88 +92,105 @@ def run_experiment(
     """
     if find_spec("matplotlib") is None:
         raise MissingExtraError("drawing figures", extra="reproduce")
-    folder = out / experiment.name
-    records = Records(out, experiment.name)
-    ledger = _run_trials(experiment, settings, records, workers, engine, watch, run_missing)
-    failures = {key: failure.message for key, failure in ledger.failures.items()}
-    if not ledger.records:
-        return Finished(document=None, report=None, files=(), failures=failures, kept=0)
-    report = experiment.report(settings, ledger.results)
+    session = _Session(Records(out, experiment.name), workers, engine, watch)
+    while new := session.new(experiment.trials(settings, session.results)):
+        missing = session.known(new)
+        if missing and run_missing:
+            session.run(missing)
+    if not session.found:
+        return Finished(
+            document=None, report=None, files=(), failures=session.failures, kept=session.kept
+        )
+    report = experiment.report(settings, session.results)
     document, files = write_report(
-        experiment, settings, report, ledger.records, failures, folder, command=command
+        experiment,
+        settings,
+        report,
+        session.found,
+        session.failures,
+        out / experiment.name,
+        command=command,
     )
     return Finished(
-        document=document, report=report, files=files, failures=failures, kept=ledger.kept
+        document=document,
+        report=report,
+        files=files,
+        failures=session.failures,
+        kept=session.kept,
     )
 
 
-def _run_trials(
-    experiment: Experiment,
-    settings: Settings,
-    records: Records,
-    workers: int,
-    engine: Engine = "local",
-    watch: Watch | None = None,
-    run_missing: bool = True,
-) -> _Ledger:
-    """Runs the trials of an experiment, stage by stage."""
-    ledger = _Ledger()
-    seen: set[str] = set()
-    while new := _new(experiment.trials(settings, ledger.results), seen):
-        seen.update(trial.key for trial in new)
-        ledger.total += len(new)
+class _Session:
+    """The trials of an experiment so far: records of results, and failures, by their keys."""
+
+    def __init__(self, records: Records, workers: int, engine: Engine, watch: Watch | None) -> None:
+        self.found: dict[str, Record] = {}
+        self.failures: dict[str, str] = {}
+        self.kept = 0
+        self._seen: set[str] = set()
+        self._records, self._workers, self._watch = records, workers, watch
+        self._engine = run_in_processes if engine == "local" else run_on_ray
+
+    @property
+    def results(self) -> dict[str, Result]:
+        return {key: record.result for key, record in self.found.items()}
+
+    def new(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that no earlier stage had."""
+        if len({trial.key for trial in trials}) < len(trials):
+            raise ValueError("two trials of one stage share a key")
+        new = [trial for trial in trials if trial.key not in self._seen]
+        self._seen.update(trial.key for trial in new)
+        return new
+
+    def known(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Find the existing results; returns the other trials."""
         missing = []
-        for trial in new:
-            record = records.find(trial)
-            if record is None:
+        for trial in trials:
+            if (record := self._records.find(trial)) is None:
                 missing.append(trial)
             else:
-                ledger.records[trial.key] = record
-                ledger.kept += 1
-        if watch is not None:
-            watch(ledger.progress())
-        if missing and run_missing:
-            _run(missing, ledger, records, workers, engine, watch)
-    return ledger
+                self.found[trial.key] = record
+                self.kept += 1
+        self._tell(None)
+        return missing
 
+    def run(self, trials: Sequence[Trial]) -> None:
+        """Run trials, and keep their results."""
+        by_key = {trial.key: trial for trial in trials}
+        jobs = [
+            Job(each.key, each.run, each.options, self._records.workspace(each)) for each in trials
+        ]
+        # Closed also by Ctrl-C: finished trials are on the disk, running ones are stopped.
+        with closing(self._engine(jobs, self._workers)) as outcomes:
+            for outcome in outcomes:
+                self._keep(by_key[outcome.key], outcome)
+                self._tell(outcome.key)
 
-def _new(trials: Sequence[Trial], seen: set[str]) -> list[Trial]:
-    found = {trial.key: trial for trial in trials if trial.key not in seen}
-    if len({trial.key for trial in trials}) < len(trials):
-        raise ValueError("two trials of one stage share a key")
-    return list(found.values())
+    def _keep(self, trial: Trial, outcome: Outcome) -> None:
+        found = outcome.found
+        if not isinstance(found, Failure):
+            try:
+                self.found[trial.key] = self._records.keep(trial, found, outcome.wall_s)
+                return
+            except (TypeError, ValueError) as exc:
+                text = f"its result is not what JSON holds: {exc}"
+                found = Failure(text, f"{text}\n{found!r}\n")
+        self.failures[trial.key] = found.message
+        self._records.keep_failure(trial, found.details)
 
-
-def _run(
-    trials: Sequence[Trial],
-    ledger: _Ledger,
-    records: Records,
-    workers: int,
-    engine: Engine,
-    watch: Watch | None,
-) -> None:
-    jobs = [
-        Job(
-            number=number,
-            run=trial.run,
-            options=trial.options,
-            workspace=records.workspace(trial),
+    def _tell(self, last: str | None) -> None:
+        if self._watch is None:
+            return
+        record = self.found.get(last or "")
+        self._watch(
+            Progress(
+                total=len(self._seen),
+                kept=self.kept,
+                done=len(self.found),
+                failed=len(self.failures),
+                last=last,
+                failure=self.failures.get(last or ""),
+                note=None if record is None else record.result.get("note"),
+            )
         )
-        for number, trial in enumerate(trials)
-    ]
-    run = run_in_processes if engine == "local" else run_on_ray
-    # Closed also by Ctrl-C: finished trials are on the disk, running ones are stopped.
-    with closing(run(jobs, workers)) as outcomes:
-        for outcome in outcomes:
-            trial, found = trials[outcome.number], outcome.found
-            if not isinstance(found, Failure):
-                try:
-                    ledger.records[trial.key] = records.keep(trial, found, outcome.wall_s)
-                except (TypeError, ValueError) as exc:
-                    text = f"its result is not what JSON holds: {exc}"
-                    found = Failure(text, f"{text}\n{found!r}\n")
-            if isinstance(found, Failure):
-                ledger.failures[trial.key] = found
-                records.keep_failure(trial, found.details)
-            if watch is not None:
-                watch(ledger.progress(trial.key))

@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
+from fedone_sdk.algorithms import method_from_spec
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.baselines import bare_model, trainer_of
 from fedone_sdk.experiments.experiment import Result, Trial, TrialFunction, Workspace
 from fedone_sdk.experiments.records import write_whole
 from fedone_sdk.experiments.settings import Settings, onnx_file
+from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:
@@ -23,14 +27,11 @@ if TYPE_CHECKING:
     from fedone_sdk.backends.torch_model import TorchModel
     from fedone_sdk.budget import BudgetGuard
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.simulation import Federation
 
 _BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
 
 CURVE_EXAMPLES = 256
 """Dev rows of a point of a curve, by default."""
-
-_WHOLE_SPLIT = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,6 @@ class Tuning:
     Attributes:
         task: One of GLUE's.
         method: As in a run: ``{"name": "gs-bdpl", "learning_rate": 3e-4}``.
-        seed: Of the run.
         num_clients: K.
         shots: Rows per class and client. Where the task has too few for disjoint shards, they are
             drawn with replacement, and the result says so.
@@ -49,10 +49,8 @@ class Tuning:
         slots: Slots with candidates, in the place of positions.
         rounds: T.
         clients_per_round: K*.
-        participation: What else is set of ``participation``.
         every: Rounds between the points of the curve; 0 measures only the ends.
-        curve_examples: Dev rows of a point of the curve, always the same ones; None is all.
-        queries: Cap on training queries; None is none.
+        curve_examples: Dev rows of a point of the curve, always the same ones.
         held_out: Every `held_out`-th training row is measured on in the place of the dev split,
             and no client holds it; None measures on the dev split.
         backend_kind: Who runs the model; see `Settings.backend`.
@@ -68,34 +66,21 @@ class Tuning:
     slots: Sequence[Mapping[str, Any]] = ()
     rounds: int = 100
     clients_per_round: int = 1
-    participation: dict[str, Any] | None = None
     every: int = 10
-    curve_examples: int | None = CURVE_EXAMPLES
-    queries: int | None = None
+    curve_examples: int = CURVE_EXAMPLES
     held_out: int | None = None
     backend_kind: Literal["onnx", "transformers"] | None = None
 
 
 def tuning_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
-    """The trial of a tuning run.
-
-    Raises:
-        SpecError: There is no data for the task, or no such run.
-    """
+    """The trial of a tuning run; errors as of `run_trial`."""
     return run_trial(key, settings, tuning, run_tuning, held_out=tuning.held_out)
 
 
 def run_trial(
     key: str, settings: Settings, tuning: Tuning, run: TrialFunction, **options: Any
 ) -> Trial:
-    """A trial on a federation's run.
-
-    Args:
-        key: Of the trial.
-        settings: What the user asked for.
-        tuning: The run, its option ``run``.
-        run: Runs the trial.
-        options: Further options.
+    """A trial on a federation's run, which is its option ``run`` next to `options`.
 
     Raises:
         SpecError: There is no data for the task, or no such run.
@@ -128,40 +113,41 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
     resumed = _answers(workspace).exists()
     federation = tuning_federation(options, workspace)
     result, loaded = asyncio.run(_simulate(federation, workspace))
+    parts = ("metric", "evaluation", "cache", "communication", "gateway")
+    return {
+        **run_facts(federation, result),
+        "reason": result.reason,
+        "curve": _curve(result),
+        **{name: getattr(result, name).model_dump(mode="json") for name in parts},
+        "alpha_sha256": result.alpha_sha256,
+        "resumed": resumed,
+        **loaded,
+    }
+
+
+def run_facts(federation: Federation, result: RunResult) -> Result:
+    """What the results of all trials on a run have."""
     return {
         "seed": result.seed,
         "status": result.status,
-        "reason": result.reason,
         "rounds": result.rounds,
-        "metric": result.metric.model_dump(mode="json"),
-        "curve": _curve(result),
         "losses": [entry.mean_loss for entry in result.history],
         "queries_per_round": [entry.queries for entry in result.history],
         "spent": result.spent.model_dump(mode="json"),
-        "evaluation": result.evaluation.model_dump(mode="json"),
-        "cache": result.cache.model_dump(mode="json"),
-        "communication": result.communication.model_dump(mode="json"),
-        "gateway": result.gateway.model_dump(mode="json"),
         "prompt": result.prompt.text,
-        "alpha_sha256": result.alpha_sha256,
         "model": result.model,
         "reused_rows": federation.reused_rows,
         "num_clients": len(federation.shards),
         "vocab_size": len(federation.vocabulary),
         "wall_s": result.wall_s,
-        "resumed": resumed,
-        **loaded,
     }
 
 
 def run_timed(options: dict[str, Any], workspace: Workspace) -> Result:
     """Time the rounds of a federation, without known answers and measurements.
 
-    Arguments as for `run_tuning`.
-
     Returns:
-        ``rounds``, and ``wall_s`` of all of them together; ``loaded_bytes`` and ``device`` as
-        `run_tuning` has them.
+        ``rounds``, and ``wall_s`` of all of them together; ``loaded_bytes`` and ``device``.
     """
     with TemporaryDirectory() as folder:
         fresh = replace(workspace, folder=Path(folder))
@@ -172,8 +158,6 @@ def run_timed(options: dict[str, Any], workspace: Workspace) -> Result:
 
 def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
     """The run of a trial with its data in place; arguments as for `run_tuning`."""
-    from fedone_sdk.simulation import Federation
-
     run, held_out = options["run"], options.get("held_out")
     train, dev = workspace.inputs["train"], workspace.inputs.get("dev")
     if held_out is not None:
@@ -184,8 +168,6 @@ def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federati
 
 def untrained_prompt(federation: Federation) -> str:
     """The deployable prompt before the first round, which the seed draws."""
-    from fedone_sdk.algorithms import method_from_spec
-
     spec, vocabulary = federation.spec, federation.vocabulary
     method = method_from_spec(
         spec.method,
@@ -205,17 +187,10 @@ def trial_backend(
     keep: bool = True,
     guard: BudgetGuard | None = None,
 ) -> LLMBackend:
-    """The model of a trial.
+    """The model of a trial, relative to the input ``model`` if that is a file or a folder.
 
-    Args:
-        document: ``backend`` as in a run; a path is relative to the input ``model``.
-        workspace: Has the input ``model``, where it is a file or a folder.
-        keep: Whether a file keeps its answers for the next attempt; without one they are kept in
-            memory, and what is billed does not depend on an earlier attempt.
-        guard: A budget that every request is charged to.
+    A file keeps its answers for the next attempt at the trial.
     """
-    from fedone_sdk.backends.build import build_backend
-
     cache = str(_answers(workspace)) if keep else None
     spec = _BACKEND.validate_python({**document, "cache": cache})
     return build_backend(spec, workspace.inputs.get("model", "."), guard=guard)
@@ -231,16 +206,10 @@ def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
         "data": {"train": "train", "num_clients": tuning.num_clients, "shots": tuning.shots},
         "prompt": {"slots": list(tuning.slots)} if tuning.slots else positions,
         "method": tuning.method,
-        "participation": {
-            "clients_per_round": tuning.clients_per_round,
-            **(tuning.participation or {}),
-        },
-        "budget": tuning.queries and {"queries": tuning.queries},
+        "participation": {"clients_per_round": tuning.clients_per_round},
+        "budget": None,  # its place in the identity of trials
         "rounds": tuning.rounds,
-        "evaluation": {
-            "every": tuning.every,
-            "examples": tuning.curve_examples or _WHOLE_SPLIT,
-        },
+        "evaluation": {"every": tuning.every, "examples": tuning.curve_examples},
         "backend": backend,
         "seed": tuning.seed,
     }
@@ -267,9 +236,6 @@ async def _simulate(
     federation: Federation, workspace: Workspace
 ) -> tuple[RunResult, dict[str, Any]]:
     """The run's result, and the memory of its model."""
-    from fedone_sdk.baselines import trainer_of
-    from fedone_sdk.simulation import simulate
-
     document = federation.spec.backend.model_dump(mode="json")
     async with trial_backend(document, workspace) as backend:
         result = await simulate(
@@ -287,8 +253,6 @@ async def _loaded(backend: LLMBackend, kind: str, workspace: Workspace) -> dict[
         model = workspace.inputs["model"]
         file = onnx_file(model) if model.is_dir() else model
         return {"loaded_bytes": file and file.stat().st_size, "device": "cpu"}
-
-    from fedone_sdk.baselines import bare_model
 
     def measure(model: TorchModel) -> dict[str, Any]:
         device = model.module.device

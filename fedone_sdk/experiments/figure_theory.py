@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fedone_sdk.algorithms.theory import optimal_clients_per_round, queries_to_epsilon
@@ -12,9 +11,8 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Report, Results
 from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.paper import about
-from fedone_sdk.experiments.queries_report import MethodRepeats, finite, interval_text, queries_text
+from fedone_sdk.experiments.queries_report import Repeats, finite, interval_text, queries_text
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.statistics import Median
 from fedone_sdk.experiments.summary import table
 from fedone_sdk.experiments.table_queries import CONTENDERS, TableQueries
 
@@ -61,11 +59,7 @@ class FigureTheory(TableQueries):
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The measured medians, the curve through the one of K*=1, and the fit."""
-        found = {
-            name: _Measured.of(repeats)
-            for name in self.grid(settings)["contender"]
-            if (repeats := self.repeats(settings, name, results)).present
-        }
+        found = {name: _Measured(each) for name, each in self.repeats(settings, results).items()}
         figure = [f"![{self.title}]({self.name}.svg)\n"] if found else []
         sections = [each.markdown() for each in found.values()]
         panels = [each.panel() for each in found.values()]
@@ -96,29 +90,17 @@ def fitted(rounds: Mapping[int, float]) -> tuple[float, float] | None:
     return float(c1), float(c2)
 
 
-@dataclass(frozen=True, slots=True)
 class _Measured:
-    """The measurement, the curve and the fit for one method.
+    """The measurement, the curve and the fit (c1 and c2, if there is one) for one method."""
 
-    Attributes:
-        repeats: The runs.
-        medians: Of their queries, by K*.
-        per_client: Queries of one client in a round.
-        fit: c1 and c2; None if there is no fit.
-    """
-
-    repeats: MethodRepeats
-    medians: Mapping[int, Median]
-    per_client: float
-    fit: tuple[float, float] | None
-
-    @classmethod
-    def of(cls, repeats: MethodRepeats) -> _Measured:
-        medians = {k: repeats.median(k, repeats.target) for k in repeats.present}
-        k, runs = next((k, repeats.runs[k]) for k in medians)
-        per_client = max(max(map(float, run["queries_per_round"])) for run in runs.values()) / k
-        rounds = {k: median.value / (per_client * k) for k, median in medians.items()}
-        return cls(repeats, medians, per_client, fitted(rounds))
+    def __init__(self, repeats: Repeats) -> None:
+        self.repeats = repeats
+        self.medians = {k: repeats.median(k, repeats.target) for k in repeats.present}
+        k, runs = next(iter(repeats.runs.items()))
+        # Queries of one client in a round.
+        self.per_client = max(max(run["queries_per_round"]) for run in runs.values()) / k
+        rounds = {k: median.value / (self.per_client * k) for k, median in self.medians.items()}
+        self.fit = fitted(rounds)
 
     def formula(self, clients: float) -> float | None:
         """The curve through the measured median of K*=1; None where it is censored."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import Column, mean_curve, mean_sd_text, table
-from fedone_sdk.experiments.toy import Toy, toy_trial
+from fedone_sdk.experiments.toy import Toy, run_toy
 
 TARGETS = (0.7, 0.8, 0.9)
 """Test accuracies that queries are counted to: constants, so that no curve chooses them."""
@@ -60,14 +60,19 @@ class FigureToy(Study):
         find_digits(settings.data)
         return super().trials(settings, results)
 
-    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
+    def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """The trial of a toy; both figures have the IID runs."""
-        home = FigureToy.name if point["split"] == "iid" else None
-        return toy_trial(key, settings, self._toy(settings, point, seed), home=home)
+        return Trial(
+            key=key,
+            run=run_toy,
+            options=asdict(self._toy(settings, point)),
+            inputs={} if settings.data is None else {"data": settings.data},
+            home=FigureToy.name if point["split"] == "iid" else None,
+        )
 
     def report(self, settings: Settings, results: Results) -> Report:
         """Curves, queries to targets, and whether K*=1 needs the fewest."""
-        toy = self._toy(settings, {"split": "iid", "clients_per_round": 1}, 0)
+        toy = self._toy(settings, {"split": "iid", "clients_per_round": 1, "seed": 0})
         found = [
             Repeats(label=_SPLITS[split][0], cap=toy.max_queries, runs=_to_targets(runs))
             for split in self.grid(settings)["split"]
@@ -81,11 +86,11 @@ class FigureToy(Study):
             figures={self.name: drawing([_panel(repeats) for repeats in found])},
         )
 
-    def _toy(self, settings: Settings, point: Point, seed: int) -> Toy:
+    def _toy(self, settings: Settings, point: Point) -> Toy:
         run = self.run(settings)
         return Toy(
             clients_per_round=point["clients_per_round"],
-            seed=seed,
+            seed=point["seed"],
             dirichlet_alpha=_SPLITS[point["split"]][1],
             learning_rate=run["learning_rate"],
             max_queries=run["max_queries"],
@@ -133,7 +138,6 @@ def _section(repeats: Repeats) -> str:
 
 
 def _data(repeats: Repeats) -> dict[str, Any]:
-    """The same numbers, as JSON holds them."""
     return {
         "label": repeats.label,
         "targets": {

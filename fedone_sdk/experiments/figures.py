@@ -18,8 +18,6 @@ class Line:
     """Points of one kind.
 
     Attributes:
-        x: Where they are.
-        y: Their values.
         error: How far their error bars reach, below and above.
         band: Whether the errors are a band instead of bars.
         label: In the legend; empty leaves the line out of it.
@@ -38,13 +36,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A pair of axes.
+    """A pair of axes with their names `x` and `y`.
 
     Attributes:
-        lines: What is drawn, in this order.
-        x: Name of the horizontal axis.
-        y: Name of the vertical axis.
-        title: Above the panel.
         level: Height of a dotted horizontal line; None draws none.
         level_label: Its name in the legend; empty leaves it out.
         ticks: Labels of the horizontal axis by their places; None leaves them to matplotlib.

@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+from fedone_sdk.backends import predict
+from fedone_sdk.baselines import FineTuning, bare_model
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, tuning_federation
 
@@ -22,9 +24,6 @@ def run_fine_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 async def _run(options: dict[str, Any], workspace: Workspace) -> Result:
-    from fedone_sdk.backends import predict
-    from fedone_sdk.baselines import FineTuning, bare_model
-
     began = time.monotonic()
     federation = tuning_federation(options, workspace)
     task, seed = federation.spec.task, federation.spec.seed

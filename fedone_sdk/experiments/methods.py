@@ -40,7 +40,6 @@ class Method:
         name: In keys and JSON.
         title: In tables; FedOne or FedAvg precedes that of a federated one.
         paper: The paper's row in `paper.yaml`; None is that of its name, an empty one is none.
-        access: To the model.
         seeded: Whether its result depends on the seed; else it is run once.
         kind: Who must run the model; None takes any.
         packages: Packages that it needs in addition to the model's own.
@@ -53,6 +52,8 @@ class Method:
         shape: Settings of the method that are the model's: ``hidden_size``, ``num_layers``.
         vocabulary: Whether its prompts are made of candidates.
         slots: The slots of its prompts; empty for positions.
+        gains: The targets of a run that ends at them, see `Probing`; the first one is the figure's.
+        cap: Training queries at which such a run is censored; whole rounds of every K*.
     """
 
     name: str
@@ -70,16 +71,20 @@ class Method:
     shape: tuple[str, ...] = ()
     vocabulary: bool = True
     slots: tuple[Mapping[str, Any], ...] = ()
+    gains: Mapping[str, float] = field(default_factory=dict)
+    cap: int = 2400
 
     @property
     def federated(self) -> bool:
         """Whether it is a method of a federation."""
         return self.standing is None
 
-    def variant(self, title: str, rates: tuple[float, ...] = (), **settings: Any) -> Method:
-        """The method with other settings, which is no row of the paper."""
-        method = {**self.method, **settings}
-        return replace(self, title=title, paper="", method=method, rates=rates)
+    def variant(self, title: str, *, changes: Mapping[str, Any], **fields: Any) -> Method:
+        """The method with other settings and attributes, by default no row of the paper."""
+        method = {**self.method, **changes}
+        return replace(
+            self, **{"title": title, "paper": "", "rates": (), **fields, "method": method}
+        )
 
     def tuning(self, **attributes: Any) -> Tuning:
         """A run of it; `attributes` are those of `Tuning`."""
@@ -90,14 +95,11 @@ class Method:
     def trial(
         self, key: str, settings: Settings, run: Mapping[str, Any], rate: float | None = None
     ) -> Trial:
-        """The trial of one run.
+        """The trial of one run at a learning rate.
 
         Args:
-            key: Of the trial.
-            settings: What the user asked for.
-            run: Attributes of `Tuning` without the method; ``batch_size`` and ``num_samples`` of
-                the method; and ``searches``, whether learning rates are searched.
-            rate: The learning rate.
+            run: Attributes of `Tuning` without the method; ``batch_size`` and ``num_samples`` of the
+                method; and ``searches``, whether learning rates are searched.
         """
         shape = _shape(settings) if self.shape else {}
         method = {"batch_size": run["batch_size"], **self.method}

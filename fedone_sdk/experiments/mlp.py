@@ -18,12 +18,9 @@ class Mlp:
     """Inputs - ReLU layer - dropout - classes. Parameters are one vector, so that they average.
 
     A function of its arguments alone: nothing is kept, and no input is changed. It computes in the
-    parameters' dtype.
+    parameters' dtype. Images have the shape (rows, num_inputs), labels (rows,), parameters (size,).
 
     Attributes:
-        num_inputs: Pixels.
-        num_hidden: Width of the hidden layer.
-        num_classes: Outputs.
         dropout: Probability that a hidden unit is left out of one training step.
     """
 
@@ -39,11 +36,7 @@ class Mlp:
         return hidden + (self.num_hidden + 1) * self.num_classes
 
     def init(self, rng: np.random.Generator) -> NDArray[np.float32]:
-        """Draws parameters: uniform within 1/sqrt(inputs of the layer), as torch's linear layer.
-
-        Returns:
-            Shape (size,).
-        """
+        """Draws parameters: uniform within 1/sqrt(inputs of the layer), as torch's linear layer."""
         hidden = (self.num_inputs + 1) * self.num_hidden
         scales = np.repeat(
             [1 / math.sqrt(self.num_inputs), 1 / math.sqrt(self.num_hidden)],
@@ -62,12 +55,7 @@ class Mlp:
         return stays.astype(np.float32) / np.float32(1 - self.dropout)
 
     def predict(self, parameters: Floats, images: Floats) -> NDArray[np.int64]:
-        """The likeliest class of each image; without dropout.
-
-        Args:
-            parameters: Shape (size,).
-            images: Shape (rows, num_inputs).
-        """
+        """The likeliest class of each image; without dropout."""
         w1, b1, w2, b2 = self._layers(parameters)
         scores = np.maximum(images @ w1 + b1, 0) @ w2 + b2
         classes: NDArray[np.int64] = np.argmax(scores, axis=1)
@@ -76,14 +64,7 @@ class Mlp:
     def loss_and_gradient(
         self, parameters: Floats, images: Floats, labels: NDArray[np.int64], mask: Floats
     ) -> tuple[float, Floats]:
-        """The mean cross-entropy of a mini-batch, nats, and its gradient.
-
-        Args:
-            parameters: Shape (size,).
-            images: Shape (rows, num_inputs).
-            labels: Shape (rows,).
-            mask: Of `draw_mask`.
-        """
+        """The mean cross-entropy of a mini-batch, nats, and its gradient, under a mask of `draw_mask`."""
         w1, b1, w2, b2 = self._layers(parameters)
         rows = np.arange(len(labels))
         active = np.maximum(images @ w1 + b1, 0)

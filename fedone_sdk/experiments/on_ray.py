@@ -28,7 +28,7 @@ def run_on_ray(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
     The nodes of a cluster must see inputs and the output folder under the same paths.
 
     Args:
-        jobs: What to run.
+        jobs: The trials.
         workers: CPUs of a cluster that is started here; one that runs already has its own.
 
     Raises:
@@ -61,15 +61,15 @@ def run_on_ray(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
         task = ray.remote(num_cpus=1, max_retries=0)(perform)
-        numbers = {task.remote(job): job.number for job in jobs}
-        while numbers:
-            (done, *_), _ = ray.wait(list(numbers))
-            number = numbers.pop(done)
+        keys = {task.remote(job): job.key for job in jobs}
+        while keys:
+            (done, *_), _ = ray.wait(list(keys))
+            key = keys.pop(done)
             try:
                 outcome: Outcome = ray.get(done)
             except ray.exceptions.RayError as exc:  # its process or its node died
                 text = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
-                outcome = Outcome(number=number, found=Failure(text, f"{exc}\n"), wall_s=0.0)
+                outcome = Outcome(key, Failure(text, f"{exc}\n"), 0.0)
             yield outcome
     finally:
         ray.shutdown()

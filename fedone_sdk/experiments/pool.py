@@ -31,18 +31,11 @@ ONE_THREAD = (
 """What numerical libraries read when they are loaded: parallel trials need one thread each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Job:
-    """A trial as a worker receives it.
+    """A trial as a worker receives it."""
 
-    Attributes:
-        number: Its place among the jobs.
-        run: What runs it.
-        options: Of the trial.
-        workspace: Of the trial.
-    """
-
-    number: int
+    key: str
     run: TrialFunction
     options: dict[str, Any]
     workspace: Workspace
@@ -61,17 +54,11 @@ class Failure:
     details: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended.
+    """The result of a job, or why it failed, and how long it took."""
 
-    Attributes:
-        number: Of the job.
-        found: Its result, or why it failed.
-        wall_s: How long it took, seconds.
-    """
-
-    number: int
+    key: str
     found: Result | Failure
     wall_s: float
 
@@ -86,17 +73,13 @@ def perform(job: Job) -> Outcome:
         text = one_line(exc)
         message = text if isinstance(exc, FedOneError) else f"{type(exc).__name__}: {text}"
         found = Failure(message, traceback.format_exc())
-    return Outcome(number=job.number, found=found, wall_s=time.monotonic() - began)
+    return Outcome(job.key, found, time.monotonic() - began)
 
 
 def run_in_processes(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
-    """Runs jobs in worker processes; yields outcomes as they arrive.
+    """Runs jobs in at most `workers` processes; yields outcomes as they arrive.
 
     A process that dies fails its trial and is replaced. Closing the iterator kills running jobs.
-
-    Args:
-        jobs: What to run.
-        workers: Processes at most.
     """
     waiting = deque(jobs)
     at_work: dict[Connection, _Worker] = {}
@@ -130,14 +113,13 @@ class _Worker:
             target=_work, args=(theirs,), name="fedone-trial", daemon=True
         )
         before = {name: os.environ.get(name) for name in ONE_THREAD}
+        os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
         try:
-            os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
             self._process.start()
         finally:
             for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
+                os.environ.pop(name)
+                if value is not None:
                     os.environ[name] = value
         theirs.close()
         self.alive = True
@@ -145,7 +127,6 @@ class _Worker:
         self._began = 0.0
 
     def give(self, job: Job) -> None:
-        """Sends a job."""
         self._job, self._began = job, time.monotonic()
         with suppress(BrokenPipeError):  # it has died: `take` returns the failure
             self.connection.send(job)
@@ -163,11 +144,10 @@ class _Worker:
             self.kill()
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             text = f"its process ended {how} (memory?)"
-            wall_s = time.monotonic() - self._began
-            return Outcome(number=self._job.number, found=Failure(text, f"{text}\n"), wall_s=wall_s)
+            failure = Failure(text, f"{text}\n")
+            return Outcome(self._job.key, failure, time.monotonic() - self._began)
 
     def kill(self) -> None:
-        """Ends the process at once."""
         self.alive = False
         self.connection.close()
         self._process.kill()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedone_sdk.experiments.experiment import Result
 from fedone_sdk.experiments.figures import Line, Panel
 from fedone_sdk.experiments.statistics import (
     Comparison,
@@ -17,6 +16,7 @@ from fedone_sdk.experiments.statistics import (
     median_interval,
     trimmed_mean,
 )
+from fedone_sdk.experiments.study import Runs
 from fedone_sdk.experiments.summary import Column, mean_curve, mean_sd_text, table
 
 TRIM = 0.1
@@ -36,16 +36,22 @@ class Repeats:
         label: Their name in reports.
         cap: Training queries at which a repeat is censored.
         runs: Results by K* and seed; ``reached`` has the queries to each target, None for never.
+        learning_rates: By K*; empty for methods without a learning rate.
+        gains: The targets; the first one is the table's.
+        paper: The paper's means by K*.
     """
 
     label: str
     cap: int
-    runs: Mapping[int, Mapping[int, Result]]
+    runs: Runs
+    learning_rates: Mapping[int, float] = field(default_factory=dict)
+    gains: Mapping[str, float] = field(default_factory=dict)
+    paper: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def present(self) -> list[int]:
         """The K* that have repeats."""
-        return [clients for clients, runs in self.runs.items() if runs]
+        return list(self.runs)
 
     def queries(self, clients: int, target: str) -> dict[int, float]:
         """Queries to a target by seed; infinite where a repeat did not reach it."""
@@ -55,7 +61,6 @@ class Repeats:
         }
 
     def median(self, clients: int, target: str) -> Median:
-        """The median over the repeats, the censored ones infinite."""
         return median_interval(list(self.queries(clients, target).values()))
 
     def median_text(self, clients: int, target: str) -> str:
@@ -114,21 +119,6 @@ class Repeats:
             head += f"nothing tells it apart from {_names(open_)}"
         return f"{head}. In detail: {'; '.join(parts)}."
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MethodRepeats(Repeats):
-    """The repeats of one method.
-
-    Attributes:
-        learning_rates: By K*; empty for methods without a learning rate.
-        gains: The targets; the first one is the table's.
-        paper: The paper's means by K*.
-    """
-
-    learning_rates: Mapping[int, float]
-    gains: Mapping[str, float]
-    paper: Mapping[int, float]
-
     @property
     def setting(self) -> str:
         """The learning rates in words."""
@@ -146,8 +136,7 @@ class MethodRepeats(Repeats):
         return next(iter(self.gains))
 
     def trimmed(self, clients: int, target: str) -> TrimmedMean:
-        """The mean without the extremes."""
-        values = list(self.queries(clients, target).values())
+        values = [*self.queries(clients, target).values()]
         return trimmed_mean(values, share=TRIM, cap=self.cap)
 
     def markdown(self) -> str:

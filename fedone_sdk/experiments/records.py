@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,10 @@ class Record:
     """A trial that was run, as its file has it.
 
     Attributes:
-        key: Of the trial.
-        function: The name of its function.
         options: Its options, the seed among them.
         inputs: Digests of its inputs by name.
         version: Of the SDK that ran it.
         wall_s: How long it took, seconds.
-        result: Its result.
     """
 
     key: str
@@ -41,16 +38,17 @@ class Record:
     wall_s: float
     result: Result
 
+    @property
+    def identity(self) -> str:
+        """What a trial must have in common with it."""
+        return _canonical(self.function, self.options, self.inputs)
+
 
 class Records:
-    """The results of one experiment.
+    """The results of the experiment `name`, in its folder of `out`.
 
     Workspaces are shared: a trial of the same function, options and inputs finds the answers that
     a trial of another experiment has paid.
-
-    Args:
-        out: Where all experiments' results go.
-        name: Of the experiment.
     """
 
     def __init__(self, out: Path, name: str) -> None:
@@ -66,7 +64,7 @@ class Records:
         identity = _identity(trial)
         for file in self._file(trial), self._set_aside(trial, identity):
             record = _read(file)
-            if record is not None and _identity_of(record) == identity:
+            if record is not None and record.identity == identity:
                 return record
         return None
 
@@ -89,21 +87,18 @@ class Records:
             wall_s=round(wall_s, 3),
             result=result,
         )
-        document = {name: getattr(record, name) for name in Record.__slots__}
-        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(asdict(record), indent=1, ensure_ascii=False, allow_nan=False)
         before = _read(self._file(trial))
-        if before is not None and _identity_of(before) != _identity_of(record):
+        if before is not None and before.identity != record.identity:
             with suppress(FileNotFoundError):  # another process was faster
-                self._file(trial).replace(self._set_aside(trial, _identity_of(before)))
+                self._file(trial).replace(self._set_aside(trial, before.identity))
         write_whole(self._file(trial), text + "\n")
         self._failure_file(trial).unlink(missing_ok=True)
         return record
 
-    def keep_failure(self, trial: Trial, text: str) -> Path:
-        """Writes why a trial failed; returns the file."""
-        file = self._failure_file(trial)
-        write_whole(file, text)
-        return file
+    def keep_failure(self, trial: Trial, text: str) -> None:
+        """Writes why a trial failed."""
+        write_whole(self._failure_file(trial), text)
 
     def workspace(self, trial: Trial) -> Workspace:
         """Where the trial works; the same place for the same trial."""
@@ -145,10 +140,6 @@ def _name(trial: Trial) -> str:
 
 def _identity(trial: Trial) -> str:
     return _canonical(_name(trial), trial.options, _digests(trial.inputs))
-
-
-def _identity_of(record: Record) -> str:
-    return _canonical(record.function, record.options, record.inputs)
 
 
 def _canonical(*parts: Any) -> str:

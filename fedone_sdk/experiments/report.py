@@ -25,19 +25,10 @@ def write_report(
     *,
     command: str | None = None,
 ) -> tuple[dict[str, object], tuple[Path, ...]]:
-    """Writes a report's files, each whole or not at all.
-
-    Args:
-        experiment: Which.
-        settings: What it was run with.
-        report: Its report.
-        records: The trials that gave a result, by their keys.
-        failures: The others: why they failed.
-        folder: Where the files go.
-        command: The way to make it again.
+    """Writes a report's Markdown, JSON and figures, each whole or not at all.
 
     Returns:
-        The JSON document, and the files: Markdown, JSON, figures.
+        The JSON document, and the files.
     """
     document: dict[str, object] = {
         "name": experiment.name,

@@ -108,11 +108,7 @@ class Settings:
         return folder
 
     def inputs(self, task: str) -> dict[str, Path]:
-        """What a trial on a GLUE task reads: ``train``, ``dev`` and ``model``.
-
-        Raises:
-            SpecError: There is no data for the task.
-        """
+        """What a trial on a GLUE task reads: ``train``, ``dev`` and ``model``."""
         folder = self.task_folder(task)
         return {
             "train": folder / "train.jsonl",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedone_sdk.backends import predict, query_for
+from fedone_sdk.data import SplitMix64, check_examples, load_examples
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.experiments.federated import (
     trial_backend,
@@ -41,11 +42,7 @@ _WHOLE_SHARE = 0.9
 
 
 def prompt_trial(key: str, settings: Settings, task: str, prompt: str) -> Trial:
-    """The trial that measures a given prompt on the dev split.
-
-    Raises:
-        SpecError: There is no data for the task.
-    """
+    """The trial that measures a given prompt on the dev split."""
     folder = settings.task_folder(task)
     return Trial(
         key=key,
@@ -71,11 +68,7 @@ def run_untrained(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> Trial:
-    """The trial of in-context learning: solved training rows stand before each input.
-
-    Raises:
-        SpecError: There is no data for the task.
-    """
+    """The trial of in-context learning: solved training rows stand before each input."""
     return Trial(
         key=key,
         run=run_demonstrations,
@@ -86,8 +79,6 @@ def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> 
 
 def run_demonstrations(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measures as many solved rows as fit the model, drawn by ``seed``, as the prompt."""
-    from fedone_sdk.data import SplitMix64, load_examples
-
     task = glue_task(options["task"])
     train: list[Example] = [*load_examples(workspace.inputs["train"])]
     dev: list[Example] = [*load_examples(workspace.inputs["dev"])]
@@ -105,9 +96,6 @@ def run_demonstrations(options: dict[str, Any], workspace: Workspace) -> Result:
 async def _measured(
     task: TaskSpec, prompt: str, backend_document: dict[str, Any], workspace: Workspace
 ) -> Result:
-    from fedone_sdk.backends import predict
-    from fedone_sdk.data import check_examples, load_examples
-
     began = time.monotonic()
     dev: list[Example] = [*load_examples(workspace.inputs["dev"])]
     check_examples(task, dev, workspace.inputs["dev"])
@@ -135,24 +123,22 @@ async def _demonstrations(
     lengths = sorted([await _length(backend, task, "", example) for example in dev])
     longest = lengths[min(int(_WHOLE_SHARE * len(lengths)), len(lengths) - 1)]
     room = backend.worst_case(1).prompt_tokens - longest
-    waiting: dict[object, deque[Example]] = {}
+    by_class: dict[object, list[Example]] = {}
     for example in drawn[:_TRIED]:
-        waiting.setdefault(target_of(task, example), deque()).append(example)
+        by_class.setdefault(target_of(task, example), []).append(example)
+    waiting = [iter(rows) for rows in by_class.values()]
     chosen: list[Example] = []
 
     async def fits(example: Example) -> bool:
-        text = _text(task, [*chosen, example])
-        return await _tokens(backend, task, text) <= room
+        return await _tokens(backend, task, _text(task, [*chosen, example])) <= room
 
-    grown = True
-    while grown and len(chosen) < _MOST_DEMONSTRATIONS:
-        grown = False
-        for rows in waiting.values():
-            while rows:
-                example = rows.popleft()
+    count = -1
+    while count < len(chosen) < _MOST_DEMONSTRATIONS:
+        count = len(chosen)
+        for rows in waiting:
+            for example in rows:
                 if await fits(example):
                     chosen.append(example)
-                    grown = True
                     break
     return chosen[:_MOST_DEMONSTRATIONS]
 
@@ -185,7 +171,5 @@ async def _tokens(backend: LLMBackend, task: TaskSpec, text: str) -> int:
 
 async def _length(backend: LLMBackend, task: TaskSpec, prompt: str, example: Example) -> int:
     """The tokens of one input, at most as many as the model takes."""
-    from fedone_sdk.backends.asking import query_for
-
     quoted = await backend.quote(query_for(task, prompt, [example], backend=backend))
     return quoted.prompt_tokens

@@ -16,8 +16,8 @@ class Median(NamedTuple):
     Attributes:
         value: The lower median; infinite if fewer than half of the repeats end. With one censoring
             point for all it is the Kaplan-Meier median.
-        low: Lower end of the interval; 0 with too few repeats for one.
-        high: Its upper end; infinite where the data does not bound it.
+        low: 0 with too few repeats for an interval.
+        high: Infinite where the data does not bound it.
     """
 
     value: float
@@ -40,14 +40,7 @@ class TrimmedMean(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """A median ratio of numbers that may be censored.
-
-    Attributes:
-        least: What the median is at least.
-        most: What it is at most; infinite if censored numbers allow any.
-        low: Lower end of its interval.
-        high: Upper end.
-    """
+    """A median ratio between `least` and `most`, as numbers may be censored, and its interval."""
 
     least: float
     most: float
@@ -77,13 +70,11 @@ class Comparison:
 
 
 def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Median:
-    """The lower median and the interval between two order statistics.
-
-    The interval holds for any distribution (`scipy.stats.quantile_test`).
+    """The lower median and the interval between two order statistics (`scipy`'s `quantile_test`).
 
     Args:
         values: One per repeat; infinite where it was censored.
-        confidence: The least coverage, in (0, 1).
+        confidence: The least coverage, in (0, 1), for any distribution.
 
     Raises:
         ValueError: There are no values, or one is not a number.
@@ -116,26 +107,20 @@ def trimmed_mean(values: Sequence[float], *, share: float, cap: float) -> Trimme
     return TrimmedMean(mean, math.isinf(ordered[len(ordered) - drop - 1]), drop)
 
 
-def proportion_interval(
-    hits: int, count: int, *, confidence: float = 0.95
-) -> tuple[float, float, float]:
-    """A share and its exact interval (Clopper and Pearson 1934).
+def proportion_interval(hits: int, count: int) -> tuple[float, float, float]:
+    """A share and its exact 95 % interval (Clopper and Pearson 1934).
 
     Raises:
         ValueError: There are fewer tries than hits, or none.
     """
     if not 0 <= hits <= count or count < 1:
         raise ValueError(f"{hits} hits of {count} is no share")
-    found = binomtest(hits, count).proportion_ci(confidence, method="exact")
+    found = binomtest(hits, count).proportion_ci(0.95, method="exact")
     return hits / count, float(found.low), float(found.high)
 
 
 def compared(
-    first: Sequence[float],
-    second: Sequence[float],
-    *,
-    cap: float = math.inf,
-    confidence: float = 0.95,
+    first: Sequence[float], second: Sequence[float], *, cap: float = math.inf
 ) -> Comparison:
     """Compares two settings whose repeats had the same seeds.
 
@@ -143,7 +128,6 @@ def compared(
         first: One number per seed; infinite where it was censored.
         second: Of the same seeds.
         cap: What censored numbers are at least.
-        confidence: Of the intervals.
 
     Raises:
         ValueError: The lengths differ, or a value is not a number.
@@ -155,16 +139,14 @@ def compared(
     differing = fewer + more
     ratio = None
     if pairs:
-        lower = [_ratio(a, min(b, cap)) if math.isfinite(a) else 0.0 for a, b in pairs]
-        upper = [_ratio(min(a, cap), b) if math.isfinite(b) else math.inf for a, b in pairs]
-        least = median_interval(lower, confidence=confidence)
-        most = median_interval(upper, confidence=confidence)
+        least = median_interval([_ratio(a, min(b, cap)) if a < math.inf else 0.0 for a, b in pairs])
+        most = median_interval([_ratio(min(a, cap), b) if b < math.inf else b for a, b in pairs])
         ratio = Ratio(least.value, most.value, least.low, most.high)
     return Comparison(
         fewer=fewer,
         more=more,
         ties=len(pairs) - differing,
-        share=proportion_interval(fewer, differing, confidence=confidence) if differing else None,
+        share=proportion_interval(fewer, differing) if differing else None,
         p_value=float(binomtest(fewer, differing).pvalue) if differing else 1.0,
         ratio=ratio,
     )

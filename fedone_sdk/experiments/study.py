@@ -1,4 +1,4 @@
-"""An experiment as a declaration: one run, what differs along its axes, and seeds."""
+"""An experiment as a declaration: one run, what differs along its axes, seeds, learning rates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.summary import number
 
 Point = Mapping[str, Any]
-"""A value on each axis."""
+"""A value on each axis; for a trial also its ``seed`` and its learning ``rate`` (None: none)."""
 
-Runs = Mapping[Any, Mapping[int, Result]]
+Runs = Mapping[Any, Mapping[Any, Result]]
 """Results by a value on the last axis, and by seed."""
 
 
@@ -25,11 +25,13 @@ class Design:
 
     Attributes:
         axes: What differs: values by attribute of the run, the outermost axis first.
-        key: Names a trial by its point and ``seed``, as `str.format` does.
+        key: Names a trial by its point, as `str.format` does.
         base: Attributes that all runs share (of `Tuning`, where the study has no `trial` of its
             own).
         small_axes: Axes of ``--quick``.
         small: What ``--quick`` changes of `base`.
+        pilot_key: Names a pilot: a run that learning rates are compared by.
+        pilot_seeds: Seeds of the pilots; they are never reported.
     """
 
     axes: Mapping[str, Sequence[Any]]
@@ -37,13 +39,18 @@ class Design:
     base: Mapping[str, Any] = field(default_factory=dict)
     small_axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     small: Mapping[str, Any] = field(default_factory=dict)
+    pilot_key: str = ""
+    pilot_seeds: Sequence[int] = ()
 
 
 class Study(Experiment):
     """One run at every point of a grid, repeated over seeds.
 
+    Where a point has several learning rates, pilots with other seeds run first, and the repeats
+    use the best of these rates.
+
     Attributes:
-        design: The runs. The user's tasks take the place of the values of an axis ``task``.
+        design: The runs. The user's tasks replace the values of an axis ``task``.
     """
 
     design: ClassVar[Design]
@@ -65,55 +72,79 @@ class Study(Experiment):
         grid = {**self.design.axes, **(self.design.small_axes if settings.quick else {})}
         return {**grid, "task": settings.tasks} if "task" in grid and settings.tasks else grid
 
-    def seeds(self, settings: Settings, point: Point) -> Iterable[int]:
-        """The seeds of a point."""
+    def seeds(self, settings: Settings, point: Point) -> Iterable[int | None]:
+        """The seeds of a point; None where the result does not depend on it."""
         return range(settings.seeds)
 
-    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
-        """The trial of a point and a seed.
+    def key(self, point: Point) -> str:
+        """The key of the trial of a point."""
+        return self.design.key.format(**point)
 
-        Raises:
-            SpecError: There is no data, or no such run.
-        """
-        return tuning_trial(key, settings, Tuning(**changed(self.run(settings), point), seed=seed))
+    def trial(self, settings: Settings, key: str, point: Point) -> Trial:
+        """The trial of a point: by default a tuning run of its attributes."""
+        tuning = {name: value for name, value in point.items() if name != "rate"}
+        return tuning_trial(key, settings, Tuning(**changed(self.run(settings), tuning)))
+
+    def rates(self, settings: Settings, point: Point) -> Sequence[float]:
+        """The learning rates that pilots choose from; none where nothing is chosen."""
+        return ()
+
+    def pilot(self, settings: Settings, key: str, point: Point) -> Trial:
+        """The trial of a pilot."""
+        return self.trial(settings, key, point)
+
+    def loss(self, settings: Settings, point: Point, pilots: Sequence[Result]) -> tuple[float, ...]:
+        """What the best of the learning rates has the least of; the first of equals."""
+        raise NotImplementedError
+
+    def rate(self, settings: Settings, point: Point, results: Results) -> float | None:
+        """The learning rate of a point: the best of its pilots; None without any result."""
+        losses = {}
+        for rate in self.rates(settings, point):
+            keys = [key for key, _ in self._pilots(point, rate)]
+            if pilots := [results[key] for key in keys if key in results]:
+                losses[rate] = self.loss(settings, point, pilots)
+        return min(losses, key=lambda rate: losses[rate], default=None)
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """One per point and seed; first all points with the first seed.
+        """The pilots; then one trial per point and seed, first all points with the first seed.
 
-        Raises:
-            SpecError: There is no data, or no such run.
+        An interrupted study has whole rows of its table.
         """
-        return [
-            self.trial(settings, self.design.key.format(**point, seed=seed), point, seed)
-            for seed, point in self._repeats(settings)
-        ]
+        pilots: list[Trial] = []
+        repeats: list[Point] = []
+        for point in self._points(settings):
+            rates = self.rates(settings, point)
+            rate = self.rate(settings, point, results)
+            pilots += [
+                self.pilot(settings, key, pilot)
+                for each in rates
+                for key, pilot in self._pilots(point, each)
+            ]
+            if rate is not None or not rates:
+                seeds = self.seeds(settings, point)
+                repeats += [{**point, "seed": seed, "rate": rate} for seed in seeds]
+        repeats.sort(key=lambda point: point["seed"] or 0)
+        return [*pilots, *(self.trial(settings, self.key(point), point) for point in repeats)]
 
     def runs(self, settings: Settings, results: Results, **outer: Any) -> Runs:
-        """The results along the last axis, without values that have none.
-
-        Args:
-            settings: What the user asked for.
-            results: Of the trials.
-            outer: The values on the axes before it.
-        """
+        """The results along the last axis, at values `outer` of the others; without empty ones."""
         last = [*self.grid(settings)][-1]
         points = [point for point in self._points(settings) if outer.items() <= point.items()]
         found = {
             point[last]: {
                 seed: results[key]
                 for seed in self.seeds(settings, point)
-                if (key := self.design.key.format(**point, seed=seed)) in results
+                if (key := self.key({**point, "seed": seed})) in results
             }
             for point in points
         }
         return {value: runs for value, runs in found.items() if runs}
 
-    def _repeats(self, settings: Settings) -> list[tuple[int, dict[str, Any]]]:
-        """Seeds and points, by seed: an interrupted study has whole rows of its table."""
-        found = [
-            (seed, one) for one in self._points(settings) for seed in self.seeds(settings, one)
-        ]
-        return sorted(found, key=lambda repeat: repeat[0])
+    def _pilots(self, point: Point, rate: float) -> Iterator[tuple[str, Point]]:
+        for seed in self.design.pilot_seeds:
+            pilot = {**point, "seed": seed, "rate": rate}
+            yield self.design.pilot_key.format(**pilot), pilot
 
     def _points(self, settings: Settings) -> Iterator[dict[str, Any]]:
         grid = self.grid(settings)

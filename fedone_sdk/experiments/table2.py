@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any, ClassVar
+from typing import Any
 
 from fedone_sdk.experiments.accounting import count_messages
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
@@ -21,7 +21,7 @@ _FLOAT32 = 4
 _TIMED_TASK = "sst2"
 
 # The paper's counts are those of a population of 200.
-_BBT_20 = replace(METHODS["bbt"].variant("BBT (population 20)", num_samples=20), name="bbt-20")
+_BBT_20 = METHODS["bbt"].variant("BBT (population 20)", changes={"num_samples": 20}, name="bbt-20")
 _NAMES = ("prompt-tuning", "p-tuning-v2", "bbt-200", "bbt-20", "bdpl", "gs-bdpl")
 _ROWS = {name: _BBT_20 if name == "bbt-20" else METHODS[name] for name in _NAMES}
 _FEDERATED = tuple(row for row in METHODS.values() if row.federated and not row.slots)
@@ -45,11 +45,11 @@ class Table2(Study):
     the given model.
     """
 
-    name: ClassVar[str] = "table2"
-    title: ClassVar[str] = "What each method sends, asks and takes"
-    needs_data: ClassVar[bool] = False
-    default_seeds: ClassVar[int] = 1
-    options: ClassVar[tuple[str, ...]] = tuple(_SHAPES)
+    name = "table2"
+    title = "What each method sends, asks and takes"
+    needs_data = False
+    default_seeds = 1
+    options = tuple(_SHAPES)
     design = Design(
         base={**_SHAPES, "timed_rounds": 10, "timed_rows": 32},
         small={"rounds": 2, "timed_rounds": 2, "timed_rows": 4},
@@ -63,7 +63,7 @@ class Table2(Study):
         asks = _ROWS[point["row"]].access == "black box"
         return (0,) if asks or point["exchange"] == "alpha" else ()
 
-    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
+    def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """The count of a method's messages."""
         row, run = _ROWS[point["row"]], self.run(settings)
         return Trial(
@@ -102,13 +102,15 @@ class Table2(Study):
         """The counts next to the paper's, and the seconds."""
         run = self.run(settings)
         shapes = {name: run[name] for name in _SHAPES}
-        lines = [
-            line
-            for row in _ROWS.values()
-            for clients in self.grid(settings)["clients_per_round"]
-            if (line := self._line(row, clients, results)) is not None
-        ]
-        compared = shapes == _SHAPES
+        lines = []
+        for name, row in _ROWS.items():
+            found = {
+                exchange: self.runs(settings, results, row=name, exchange=exchange)
+                for exchange in ("alpha", "losses")
+            }
+            for clients in found["alpha"]:
+                counts = {each: runs[clients][0] for each, runs in found.items() if clients in runs}
+                lines.append(_line(row, clients, counts))
         timed = [
             {
                 "name": row.name,
@@ -122,10 +124,14 @@ class Table2(Study):
             for row in _timed(settings)
             if (result := results.get(f"timed_{row.name}")) and result["rounds"]
         ]
-        parts = [_counts_table(lines, compared), _legend(shapes)]
-        if compared:
-            parts.append(f"{about(self.name)}\n")
-        parts += [_about_p_tuning(shapes), _timed_table(settings, timed, run["timed_rows"])]
+        compared = shapes == _SHAPES
+        parts = [
+            _counts_table(lines, compared),
+            _legend(shapes),
+            *([f"{about(self.name)}\n"] if compared else []),
+            _about_p_tuning(shapes),
+            _timed_table(settings, timed, run["timed_rows"]),
+        ]
         return Report(
             markdown="\n".join(parts),
             data={
@@ -136,31 +142,23 @@ class Table2(Study):
             },
         )
 
-    def _line(self, row: Method, clients: int, results: Results) -> dict[str, Any] | None:
-        """A row of the table."""
-        keys = {
-            exchange: self.design.key.format(
-                row=row.name, exchange=exchange, clients_per_round=clients
-            )
-            for exchange in self.design.axes["exchange"]
-        }
-        found = {exchange: results[key] for exchange, key in keys.items() if key in results}
-        if "alpha" not in found:
-            return None
-        alpha = found["alpha"]
-        elements = alpha["elements_up"] // alpha["visits"]
-        return {
-            "name": row.name,
-            "title": row.title,
-            "clients_per_round": clients,
-            "elements": elements,
-            "megabytes": (alpha["elements_down"] + alpha["elements_up"]) * _FLOAT32 / _MB,
-            "visits": alpha["visits"],
-            "queries": alpha["queries"],
-            "trainable_megabytes": elements * _FLOAT32 / _MB,
-            "wire_megabytes": {each: _wire(result) for each, result in found.items()},
-            "paper": _paper(row, clients),
-        }
+
+def _line(row: Method, clients: int, counts: Mapping[str, Result]) -> _Line:
+    """A row of the table, of the counts by exchange."""
+    alpha = counts["alpha"]
+    elements = alpha["elements_up"] // alpha["visits"]
+    return {
+        "name": row.name,
+        "title": row.title,
+        "clients_per_round": clients,
+        "elements": elements,
+        "megabytes": (alpha["elements_down"] + alpha["elements_up"]) * _FLOAT32 / _MB,
+        "visits": alpha["visits"],
+        "queries": alpha["queries"],
+        "trainable_megabytes": elements * _FLOAT32 / _MB,
+        "wire_megabytes": {each: _wire(result) for each, result in counts.items()},
+        "paper": _paper(row, clients),
+    }
 
 
 def _timed(settings: Settings) -> list[Method]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedone_sdk.budget import Usage
@@ -12,6 +12,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.chat import row_run, run_standing, run_tuned
 from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
+from fedone_sdk.experiments.methods import METHODS, Method
 from fedone_sdk.experiments.paper import about, printed, score_table
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
@@ -19,47 +20,23 @@ from fedone_sdk.experiments.summary import number, table
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 
-_Found = dict[str, dict[str, list[Result]]]
-"""Results by row, task and seed."""
-
 BIAS_ROWS = 64
 """Training rows that the label bias of no prompt is fitted on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """A way to prompt the model.
-
-    Attributes:
-        title: In the table.
-        prompt: What is measured without a run, see `run_standing`; None where a run tunes one.
-        run: The parts of the run that are this row's own.
-        seeded: Whether its result depends on the seed; else it is measured once.
-    """
-
-    title: str
-    prompt: str | None = None
-    run: Mapping[str, Any] = field(default_factory=dict)
-    seeded: bool = True
-
-
 _POLICY = {"learning_rate": 1e-3}
 
-_ROWS = {
-    "no-prompt": _Row(title="No prompt", prompt="none", seeded=False),
-    "no-prompt-bias": _Row(title="No prompt, label bias", prompt="biased", seeded=False),
-    "untrained": _Row(title="Prompt without training", prompt="untrained"),
-    "bdpl": _Row(title="FedOne-BDPL", run={"method": {"name": "bdpl", **_POLICY}}),
-    "gs-bdpl": _Row(title="FedOne-GS-BDPL", run={"method": {"name": "gs-bdpl", **_POLICY}}),
-    "default": _Row(
-        title="The SDK's default: instructions, label bias",
-        run={
-            "method": {"name": "thompson"},
-            "prompt": {"slots": [{"name": "instruction", "candidates": "instructions"}]},
-        },
-    ),
+_ROWS: Mapping[str, Method] = {
+    "no-prompt": METHODS["no-prompt"],
+    "no-prompt-bias": replace(METHODS["no-prompt"], title="No prompt, label bias"),
+    "untrained": METHODS["untrained"],
+    "bdpl": METHODS["bdpl"].variant("FedOne-BDPL", changes=_POLICY),
+    "gs-bdpl": METHODS["gs-bdpl"].variant("FedOne-GS-BDPL", changes=_POLICY),
+    "default": METHODS["default"],
 }
 
+_MEASURED = {"no-prompt": "none", "no-prompt-bias": "biased", "untrained": "untrained"}
+"""What is measured without a run, see `run_standing`; the other rows tune a prompt."""
 
 _YES_NO: Mapping[str, Mapping[str, Any]] = {
     "sst2": {
@@ -125,46 +102,70 @@ class Table3(Study):
         """One seed, where the result does not depend on it."""
         return range(settings.seeds if _ROWS[point["row"]].seeded else 1)
 
-    def trial(self, settings: Settings, key: str, point: Point, seed: int) -> Trial:
-        """A row's run or measurement on a task, its caps left open.
-
-        Raises:
-            SpecError: There is no data for the task.
-        """
-        row, task = _ROWS[point["row"]], point["task"]
+    def trial(self, settings: Settings, key: str, point: Point) -> Trial:
+        """A row's run or measurement on a task, its caps left open."""
+        name, task, seed = point["row"], point["task"], point["seed"]
         folder = settings.task_folder(task)
         options: dict[str, Any] = {
-            "run": {**row_run(self._document(settings), row.run), "seed": seed},
+            "run": {**row_run(self._document(settings), _own(_ROWS[name])), "seed": seed},
             "task": task,
             "dev_rows": self.run(settings)["dev_rows"],
             "seed": seed,
         }
         if question := _questions(settings).get(task):
             options["question"] = question
-        if row.prompt is not None:
-            options |= {"prompt": row.prompt, "bias_rows": BIAS_ROWS}
+        if name in _MEASURED:
+            options |= {"prompt": _MEASURED[name], "bias_rows": BIAS_ROWS}
         return Trial(
             key=key,
-            run=run_tuned if row.prompt is None else run_standing,
+            run=run_standing if name in _MEASURED else run_tuned,
             options=options,
             inputs={name: folder / f"{name}.jsonl" for name in ("train", "dev")},
         )
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, and what each row has spent."""
-        tasks = self.grid(settings)["task"]
-        found: _Found = {}
+        tasks, found = self.grid(settings)["task"], dict[str, dict[str, list[Result]]]()
         for name, row in _ROWS.items():
             runs = self.runs(settings, results, row=name)
             found[row.title] = {task: [*runs.get(task, {}).values()] for task in tasks}
-        spent = {label: _spent(by_task) for label, by_task in found.items()}
+        trials = [
+            (label, task, one)
+            for label, by_task in found.items()
+            for task, runs in by_task.items()
+            for one in runs
+        ]
+        spent = {label: Usage() for label in found}
+        for label, _, one in trials:
+            spent[label] += Usage.model_validate(one["spent"])
+        scores = score_table(
+            self.name,
+            {name: row.title for name, row in _ROWS.items()},
+            {
+                name: {
+                    task: [one["metric"] for one in runs if one["metric"] is not None]
+                    for task, runs in found[row.title].items()
+                }
+                for name, row in _ROWS.items()
+            },
+        )
+        refused = [
+            f"- {label} on {task}: {one['refused']}\n"
+            for label, task, one in trials
+            if "refused" in one
+        ]
         quote = results.get("quote", {})
+        rounds = [one["rounds"] for _, _, one in trials if "rounds" in one]
         return Report(
-            markdown=_markdown(self._caption(settings, found), found, spent, quote),
+            markdown=f"{self._caption(settings, rounds)}\n\n{scores}\n"
+            + (f"Cells without a number:\n\n{''.join(refused)}\n" if refused else "")
+            + "## What was spent\n\nTraining, measuring, retries and interrupted attempts; a known "
+            f"answer costs nothing.\n\n{_costs(spent, quote)}\n{quote.get('note', '')}\n\n"
+            f"{about(self.name)}\n",
             data={
                 "endpoint": settings.base_url,
                 "model": settings.api_model,
-                "models": sorted({model for one in _all(found) for model in one["models"]}),
+                "models": sorted({model for _, _, one in trials for model in one["models"]}),
                 "rows": found,
                 "spent": {label: usage.model_dump(mode="json") for label, usage in spent.items()},
                 "quote": quote,
@@ -213,7 +214,7 @@ class Table3(Study):
             "tasks": list(tasks),
             "dev_rows": self.run(settings)["dev_rows"],
             "bias_rows": BIAS_ROWS,
-            "rows": [dict(row.run) for row in _ROWS.values() if row.prompt is None],
+            "rows": [_own(row) for name, row in _ROWS.items() if name not in _MEASURED],
             "seeds": settings.seeds,
             "measurements": sum(len(self.seeds(settings, {"row": name})) for name in _ROWS),
             "queries": settings.cap_queries,
@@ -233,9 +234,11 @@ class Table3(Study):
             },
         )
 
-    def _caption(self, settings: Settings, found: _Found) -> str:
+    def _caption(self, settings: Settings, rounds: Sequence[int]) -> str:
         run, rows = self._document(settings), self.run(settings)["dev_rows"]
         method, data = run["method"], run["data"]
+        ran = " to ".join(map(str, sorted({min(rounds), max(rounds)}))) if rounds else ""
+        paid = f"{ran} rounds were paid for." if ran else "Nothing was tuned."
         as_theirs = method["batch_size"] == self.design.base["method"]["batch_size"]
         return (
             f"{settings.api_model} at {settings.base_url}, chat templates. {data['num_clients']} "
@@ -243,11 +246,17 @@ class Table3(Study):
             f"N={run['prompt']['vocabulary']['size']}, I={method['num_samples']}, mini-batches of "
             f"{method['batch_size']} ({'as' if as_theirs else 'smaller than'} in the authors' "
             f"run_GPT.sh), AdamW with learning rate {_POLICY['learning_rate']}; one "
-            f"client per round. {_rounds(found)} The first {rows} dev rows, times 100 (the "
+            f"client per round. {paid} The first {rows} dev rows, times 100 (the "
             f"standard error of one accuracy alone is up to {50 / math.sqrt(rows):.1f}); mean and "
             "standard deviation "
             "over seeds."
         )
+
+
+def _own(row: Method) -> dict[str, Any]:
+    """The parts of the run that are a row's own."""
+    prompt = {"prompt": {"slots": list(row.slots)}} if row.slots else {}
+    return {"method": dict(row.method), **prompt}
 
 
 def _questions(settings: Settings) -> dict[str, Any]:
@@ -262,18 +271,6 @@ def _questions(settings: Settings) -> dict[str, Any]:
     return {} if asked is None else {task: dict(question) for task, question in _YES_NO.items()}
 
 
-def _refusals(found: _Found) -> str:
-    """The cells that the model could not answer, and why."""
-    lines = [
-        f"- {label} on {task}: {one['refused']}"
-        for label, rows in found.items()
-        for task, runs in rows.items()
-        for one in runs
-        if "refused" in one
-    ]
-    return "Cells without a number:\n\n" + "\n".join(lines) + "\n\n" if lines else ""
-
-
 def _capped(trial: Trial, caps: dict[str, dict[str, Any]]) -> Trial:
     cap = caps[trial.options["task"]]
     parts = ["measuring"] if "prompt" in trial.options else ["run", "measuring"]
@@ -282,28 +279,8 @@ def _capped(trial: Trial, caps: dict[str, dict[str, Any]]) -> Trial:
     return replace(trial, options={**trial.options, "caps": [cap[part] for part in parts]})
 
 
-def _spent(by_task: dict[str, list[Result]]) -> Usage:
-    each = (Usage.model_validate(one["spent"]) for runs in by_task.values() for one in runs)
-    return sum(each, Usage())
-
-
-def _all(found: _Found) -> Iterator[Result]:
-    return (one for rows in found.values() for runs in rows.values() for one in runs)
-
-
-def _markdown(caption: str, found: _Found, spent: dict[str, Usage], quote: Result) -> str:
-    scores = score_table(
-        Table3.name,
-        {name: row.title for name, row in _ROWS.items()},
-        {
-            name: {
-                task: [one["metric"] for one in runs if one["metric"] is not None]
-                for task, runs in found[row.title].items()
-            }
-            for name, row in _ROWS.items()
-        },
-    )
-    costs = table(
+def _costs(spent: Mapping[str, Usage], quote: Result) -> str:
+    return table(
         "",
         spent,
         {
@@ -314,15 +291,3 @@ def _markdown(caption: str, found: _Found, spent: dict[str, Usage], quote: Resul
             "USD": lambda _, usage: f"{usage.usd:.4f}" if quote.get("priced") else "no price known",
         },
     )
-    return (
-        f"{caption}\n\n{scores}\n{_refusals(found)}## What was spent\n\n"
-        "Training, measuring, retries and interrupted attempts; a known answer costs nothing.\n\n"
-        f"{costs}\n{quote.get('note', '')}\n\n{about(Table3.name)}\n"
-    )
-
-
-def _rounds(found: _Found) -> str:
-    ran = sorted(one["rounds"] for one in _all(found) if "rounds" in one)
-    if not ran:
-        return "Nothing was tuned."
-    return f"{ran[0] if ran[0] == ran[-1] else f'{ran[0]} to {ran[-1]}'} rounds were paid for."

@@ -4,50 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
 from fedone_sdk.errors import SpecError
-from fedone_sdk.experiments.experiment import Report, Results, Trial
+from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.figures import drawing
 from fedone_sdk.experiments.methods import METHODS, Method, missing, wanted
 from fedone_sdk.experiments.paper import about, printed
-from fedone_sdk.experiments.probe import Probing
-from fedone_sdk.experiments.queries_report import MethodRepeats
+from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.study import Design, Point, Study
 from fedone_sdk.experiments.summary import number
-from fedone_sdk.experiments.time_to_target import target_trial
+from fedone_sdk.experiments.time_to_target import Probing, target_trial
 from fedone_sdk.spec import GsBdplSpec
 
 PILOTS = (9001, 9002)
 """Seeds of the runs that learning rates, targets and caps were chosen on; never reported."""
 
-
 OWN_RATES = (1e-2, 3e-2, 1e-1, 3e-1)
 """The learning rates that pilots choose from for each K*."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """A method with its target and cap.
-
-    Attributes:
-        row: The method; pilots choose from its learning rates for each K*.
-        gains: The targets, see `Probing`; the first one is the figure's.
-        cap: Training queries at which a repeat is censored; whole rounds of every K*.
-    """
-
-    row: Method
-    gains: Mapping[str, float]
-    cap: int = 2400
-
-    @property
-    def num_samples(self) -> int:
-        """Prompts of a client's step."""
-        return int(self.row.method.get("num_samples", GsBdplSpec().num_samples))
-
 
 _GS_BDPL, _BDPL = METHODS["gs-bdpl"], METHODS["bdpl"]
 _GS_GAINS, _BDPL_GAINS, _BBT_GAINS = (
@@ -56,35 +33,33 @@ _GS_GAINS, _BDPL_GAINS, _BBT_GAINS = (
     {"prompt_loss": 0.02},
 )
 
-CONTENDERS: Mapping[str, Contender] = {
-    "gs-bdpl": Contender(
-        row=_GS_BDPL.variant("GS-BDPL (tau = 1)", tau=1.0, learning_rate=1e-2), gains=_GS_GAINS
+CONTENDERS: Mapping[str, Method] = {
+    "gs-bdpl": _GS_BDPL.variant(
+        "GS-BDPL (tau = 1)", changes={"tau": 1.0, "learning_rate": 1e-2}, gains=_GS_GAINS
     ),
-    "bdpl": Contender(
-        row=replace(_BDPL.variant("BDPL", learning_rate=1e-2), paper="bdpl"), gains=_BDPL_GAINS
-    ),
-    "gs-bdpl-tau0.1": Contender(
-        row=_GS_BDPL.variant("GS-BDPL (tau = 0.1)", tau=0.1, learning_rate=1e-2), gains=_GS_GAINS
+    "bdpl": _BDPL.variant("BDPL", changes={"learning_rate": 1e-2}, gains=_BDPL_GAINS, paper="bdpl"),
+    "gs-bdpl-tau0.1": _GS_BDPL.variant(
+        "GS-BDPL (tau = 0.1)", changes={"tau": 0.1, "learning_rate": 1e-2}, gains=_GS_GAINS
     ),
     # K*=1 reaches 0.01 nats at its first measurement, so that target compares nothing.
-    "gs-bdpl-tuned": Contender(
-        row=_GS_BDPL.variant("GS-BDPL (tau = 1), a rate for each K*", OWN_RATES, tau=1.0),
+    "gs-bdpl-tuned": _GS_BDPL.variant(
+        "GS-BDPL (tau = 1), a rate for each K*",
+        changes={"tau": 1.0},
+        rates=OWN_RATES,
         gains={"expected_loss": 0.03},
     ),
-    "bdpl-tuned": Contender(
-        row=_BDPL.variant("BDPL, a rate for each K*", OWN_RATES), gains=_BDPL_GAINS
+    "bdpl-tuned": _BDPL.variant(
+        "BDPL, a rate for each K*", changes={}, rates=OWN_RATES, gains=_BDPL_GAINS
     ),
     # The two have targets by analogy only: no pilot was run. They need torch, and days on a CPU.
-    "bbt": Contender(
-        row=replace(METHODS["bbt-200"].variant("BBT, population 200"), paper="bbt"),
-        gains=_BBT_GAINS,
-        cap=24_000,
+    "bbt": METHODS["bbt-200"].variant(
+        "BBT, population 200", changes={}, gains=_BBT_GAINS, cap=24_000, paper="bbt"
     ),
-    "bbt-20": Contender(
-        row=METHODS["bbt"].variant("BBT, population 20", num_samples=20), gains=_BBT_GAINS
+    "bbt-20": METHODS["bbt"].variant(
+        "BBT, population 20", changes={"num_samples": 20}, gains=_BBT_GAINS
     ),
 }
-"""By their names in the keys of trials."""
+"""Methods with their targets and caps, by their names in the keys of trials."""
 
 
 class TableQueries(Study):
@@ -112,88 +87,71 @@ class TableQueries(Study):
         axes={"contender": ("gs-bdpl", "bdpl"), "clients_per_round": (1, 3, 10, 30)},
         small_axes={"clients_per_round": (1, 3)},
         key="{contender}_k{clients_per_round}_s{seed}",
+        pilot_key="{contender}_k{clients_per_round}_rate{rate:g}_s{seed}",
+        pilot_seeds=PILOTS,
     )
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
-        """With the contenders that the user wants.
+        """With the contenders and the K* that the user wants.
 
         Raises:
-            SpecError: One is not known, or cannot be run here.
+            SpecError: A contender is not known or cannot be run here, or a K* is not positive.
         """
-        grid = {**super().grid(settings), **_clients(settings)}
-        names = wanted(settings, CONTENDERS)
-        for name in names or ():
-            if why := missing(CONTENDERS[name].row, settings):
-                raise SpecError(f"--set methods: {name} cannot be run: {why}", source="arguments")
-        return grid if names is None else {**grid, "contender": names}
+        grid = super().grid(settings)
+        if (text := settings.options.get("clients")) is not None:
+            values = text.split(",")
+            if not all(value.isdecimal() and int(value) for value in values):
+                raise SpecError(
+                    f"--set clients: {text!r} is no list of positive whole numbers",
+                    source="arguments",
+                )
+            grid["clients_per_round"] = tuple(dict.fromkeys(map(int, values)))
+        if (names := wanted(settings, CONTENDERS)) is not None:
+            for name in names:
+                if why := missing(CONTENDERS[name], settings):
+                    raise SpecError(
+                        f"--set methods: {name} cannot be run: {why}", source="arguments"
+                    )
+            grid["contender"] = names
+        return grid
 
-    def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """The pilots of contenders with rates to choose from; then all repeats.
-
-        Raises:
-            SpecError: There is no data, or an option is wrong.
-        """
-        points = list(self._points(settings))
-        pilots = [
-            self._repeat(settings, _pilot_key(point, rate, seed), point, seed, rate)
-            for point in points
-            for rate in self.contender(settings, point["contender"]).row.rates
-            for seed in PILOTS
-        ]
-        if pilots and not results:
-            return pilots
-        return pilots + [
-            self._repeat(
-                settings,
-                self.design.key.format(**point, seed=seed),
-                point,
-                seed,
-                self._rate(settings, point, results),
-            )
-            for seed, point in self._repeats(settings)
-        ]
-
-    def _repeat(
-        self, settings: Settings, key: str, point: Point, seed: int, rate: float | None
-    ) -> Trial:
+    def trial(self, settings: Settings, key: str, point: Point) -> Trial:
+        """The trial of a run to the contender's targets."""
         contender, run = self.contender(settings, point["contender"]), self.run(settings)
-        clients = point["clients_per_round"]
-        tuning = contender.row.tuning(
+        clients, rate = point["clients_per_round"], point["rate"]
+        tuning = contender.tuning(
             **{name: run[name] for name in ("task", "num_clients", "prompt_len")},
-            method={**contender.row.method} | ({} if rate is None else {"learning_rate": rate}),
-            seed=seed,
+            method={**contender.method} | ({} if rate is None else {"learning_rate": rate}),
+            seed=point["seed"],
             clients_per_round=clients,
-            rounds=contender.cap // (clients * contender.num_samples),
+            rounds=contender.cap // (clients * _num_samples(contender)),
         )
         probing = replace(self.probing(settings), gains=contender.gains)
         trial = target_trial(key, settings, tuning, probing)
         # figure-theory has the same trials.
         return replace(trial, home=TableQueries.name)
 
-    def _rate(self, settings: Settings, point: Point, results: Results) -> float | None:
-        """The learning rate of a point: the contender's own, or the one that its pilots chose."""
+    def rates(self, settings: Settings, point: Point) -> Sequence[float]:
+        """The learning rates of a contender that has several."""
+        return self.contender(settings, point["contender"]).rates
+
+    def loss(self, settings: Settings, point: Point, pilots: Sequence[Result]) -> tuple[float, ...]:
+        """The mean queries of the pilots, and their mean loss at the end to break ties."""
         contender = self.contender(settings, point["contender"])
-        if not contender.row.rates:
-            return contender.row.method.get("learning_rate")
         target = next(iter(contender.gains))
+        queries = [run["reached"][target] or contender.cap for run in pilots]
+        return fmean(queries), fmean(run["curve"][-1][target] for run in pilots)
 
-        def needed(rate: float) -> tuple[float, float]:
-            """The mean queries of the pilots, and their mean loss at the end to break ties."""
-            runs = [results[key] for s in PILOTS if (key := _pilot_key(point, rate, s)) in results]
-            if not runs:
-                return math.inf, math.inf
-            queries = [run["reached"][target] or contender.cap for run in runs]
-            return fmean(queries), fmean(run["curve"][-1][target] for run in runs)
-
-        return min(contender.row.rates, key=needed)
+    def rate(self, settings: Settings, point: Point, results: Results) -> float | None:
+        """The learning rate of a point: the one that pilots chose, or the contender's own."""
+        contender = self.contender(settings, point["contender"])
+        if contender.rates:
+            return super().rate(settings, point, results)
+        return contender.method.get("learning_rate")
 
     def report(self, settings: Settings, results: Results) -> Report:
         """The table, every repeat, K*=1 against the others, and the curves."""
-        found = [
-            repeats
-            for name in self.grid(settings)["contender"]
-            if (repeats := self.repeats(settings, name, results)).present
-        ]
+        found = self.repeats(settings, results).values()
         probing = self.probing(settings)
         above, below = zip(*(repeats.panels() for repeats in found), strict=True)
         parts = [
@@ -211,44 +169,45 @@ class TableQueries(Study):
             figures={self.name: drawing([*above, *below], columns=len(found), size=(4.5, 3.75))},
         )
 
-    def repeats(self, settings: Settings, name: str, results: Results) -> MethodRepeats:
-        """The repeats of a contender."""
-        contender = self.contender(settings, name)
-        points = [one for one in self._points(settings) if one["contender"] == name]
-        rates = {one["clients_per_round"]: self._rate(settings, one, results) for one in points}
-        return MethodRepeats(
-            label=contender.row.title,
-            learning_rates={clients: rate for clients, rate in rates.items() if rate is not None},
-            gains=contender.gains,
-            cap=contender.cap,
-            paper=_paper(contender),
-            runs=self.runs(settings, results, contender=name),
-        )
+    def repeats(self, settings: Settings, results: Results) -> dict[str, Repeats]:
+        """The repeats by contender, without contenders that have none."""
+        grid, found = self.grid(settings), {}
+        for name in grid["contender"]:
+            contender, rates = self.contender(settings, name), {}
+            for clients in grid["clients_per_round"]:
+                point = {"contender": name, "clients_per_round": clients}
+                if (rate := self.rate(settings, point, results)) is not None:
+                    rates[clients] = rate
+            if runs := self.runs(settings, results, contender=name):
+                found[name] = Repeats(
+                    label=contender.title,
+                    learning_rates=rates,
+                    gains=contender.gains,
+                    cap=contender.cap,
+                    paper=_paper(contender),
+                    runs=runs,
+                )
+        return found
 
-    def contender(self, settings: Settings, name: str) -> Contender:
+    def contender(self, settings: Settings, name: str) -> Method:
         """A contender with what the user asked for.
 
         Raises:
             SpecError: An option is wrong.
         """
         run, found, options = self.run(settings), CONTENDERS[name], settings.options
-        row, gains = found.row, dict(found.gains)
-        changes, rates = dict(run["method"]), row.rates
-        tunable = row.rates or "learning_rate" in row.method
+        changes, rates, gains = dict(run["method"]), found.rates, dict(found.gains)
+        tunable = rates or "learning_rate" in found.method
         if tunable and (rate := number(options, "learning_rate", None)) is not None:
             changes["learning_rate"], rates = rate, ()
         first = next(iter(gains))
         gains[first] = number(options, "gain", gains[first])
-        found = replace(
-            found,
-            row=replace(row, method={**row.method, **changes}, rates=rates),
-            gains=gains,
-            cap=run.get("cap", found.cap),
-        )
+        method, cap = {**found.method, **changes}, run.get("cap", found.cap)
+        found = replace(found, method=method, rates=rates, gains=gains, cap=cap)
         if not (asked := number(options, "cap", 0)):
             return found
         clients = self.grid(settings)["clients_per_round"]
-        whole = math.lcm(*(each * found.num_samples for each in clients))
+        whole = math.lcm(*(each * _num_samples(found) for each in clients))
         if asked % whole:
             raise SpecError(
                 f"--set cap: {asked} is no multiple of {whole}, whole rounds of every K*",
@@ -261,32 +220,16 @@ class TableQueries(Study):
         return Probing(**self.run(settings)["probing"])
 
 
-def _pilot_key(point: Point, rate: float, seed: int) -> str:
-    return f"{point['contender']}_k{point['clients_per_round']}_rate{rate:g}_s{seed}"
+def _num_samples(contender: Method) -> int:
+    """Prompts of a client's step."""
+    return int(contender.method.get("num_samples", GsBdplSpec().num_samples))
 
 
-def _clients(settings: Settings) -> dict[str, Sequence[int]]:
-    """The values of K* that the user wants, as a part of the grid.
-
-    Raises:
-        SpecError: They are no positive whole numbers.
-    """
-    text = settings.options.get("clients")
-    if text is None:
-        return {}
-    values = text.split(",")
-    if not all(value.isdecimal() and int(value) for value in values):
-        raise SpecError(
-            f"--set clients: {text!r} is no list of positive whole numbers", source="arguments"
-        )
-    return {"clients_per_round": tuple(dict.fromkeys(map(int, values)))}
-
-
-def _paper(contender: Contender) -> dict[int, float]:
+def _paper(contender: Method) -> dict[int, float]:
     """Queries by K*."""
     paper = printed(TableQueries.name)
     column = paper["columns"].index("queries")
-    rows = paper["rows"].get(contender.row.paper, {})
+    rows = paper["rows"].get(contender.paper, {})
     return {clients: cells[column][0] for clients, cells in rows.items()}
 
 

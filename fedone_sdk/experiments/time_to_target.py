@@ -1,16 +1,33 @@
-"""A tuning run that is measured during training and ends at its targets."""
+"""A tuning run that is measured during training and ends at its targets.
+
+Measured are the expected loss of prompts drawn from alpha, and the loss of the deployable prompt.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedone_sdk.errors import FedOneError
+import numpy as np
+from numpy.typing import NDArray
+
+from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
+from fedone_sdk.algorithms import stream, stream_seed
+from fedone_sdk.backends import Prediction, prediction_queries, score_all
+from fedone_sdk.data import draw_minibatch
+from fedone_sdk.errors import BackendError, FedOneError
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
-from fedone_sdk.experiments.federated import Tuning, run_trial, trial_backend, tuning_federation
-from fedone_sdk.experiments.probe import Probe, Probing
+from fedone_sdk.experiments.federated import (
+    Tuning,
+    run_facts,
+    run_trial,
+    trial_backend,
+    tuning_federation,
+)
 from fedone_sdk.experiments.settings import Settings
+from fedone_sdk.simulation import Federation, simulate
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -18,24 +35,35 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.serving.run import RunReloaded
     from fedone_sdk.algorithms import State
     from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.messages import RunResult
-    from fedone_sdk.simulation import Federation
+    from fedone_sdk.task import Example
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Probing:
+    """The measurements of a run. Training does not use them, and its query count excludes them.
+
+    Attributes:
+        queries: Training queries between two measurements; rounded down to whole rounds, at least
+            one round.
+        prompts: Prompts drawn from alpha.
+        rows: Dev rows that each of them is measured on, a separate draw.
+        prompt_rows: Dev rows that the deployable prompt is measured on.
+        gains: The targets: how far each named loss must come below the untrained expected loss
+            (without one, below that of the untrained prompt), nats. The run ends when all are
+            reached; with none it continues to its end.
+    """
+
+    queries: int = 100
+    prompts: int = 64
+    rows: int = 16
+    prompt_rows: int = 128
+    gains: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
-    """The trial of a run that ends at its targets, else after its rounds.
-
-    Raises:
-        SpecError: There is no data for the task, or no such run.
-    """
-    trial = run_trial(
-        key,
-        settings,
-        tuning,
-        run_to_target,
-        held_out=tuning.held_out,
-        probing=dataclasses.asdict(probing),
-    )
+    """The trial of a run that ends at its targets, else after its rounds."""
+    options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
+    trial = run_trial(key, settings, tuning, run_to_target, **options)
     # Records name the function by its former place.
     return dataclasses.replace(trial, function="fedone_sdk.experiments.passage:run_passage")
 
@@ -49,32 +77,35 @@ def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
 
     Returns:
         The ``curve``: per measurement the ``round``s and training ``queries`` done (0 is
-        untrained), and what the probe found; ``reached``: per target the training queries at the
-        first measurement that reached it, None where none did; what was spent.
+        untrained), and the mean losses (nats) and metrics: ``expected_...`` over prompts drawn from
+        alpha, if it is a distribution over tokens, ``prompt_...`` of the deployable prompt;
+        ``reached``: per target the training queries at the first measurement that reached it, None
+        where none did; and `run_facts`.
 
     Raises:
         FedOneError: The run failed, so the queries that it would have needed are unknown.
     """
+    return asyncio.run(_run_to_target(options, workspace))
+
+
+async def _run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
     federation = tuning_federation(options, workspace)
-    measured, result = asyncio.run(_run(federation, Probing(**options["probing"]), workspace))
+    probe = _Probe(federation, Probing(**options["probing"]))
+    document = federation.spec.backend.model_dump(mode="json")
+    # The dev split is the probe's: the aggregator's own evaluation has nothing to do.
+    training = dataclasses.replace(federation, dev=())
+    async with trial_backend(document, workspace) as backend, asyncio.TaskGroup() as group:
+        group.create_task(probe.follow(backend), name="probe")
+        result = await simulate(
+            training, backend=backend, transport="memory", watch=probe.watch, stop=probe.enough
+        )
     if result.status not in ("completed", "stopped"):
         raise FedOneError(f"the run ended as {result.status}: {result.reason}")
     return {
-        "seed": result.seed,
-        "status": result.status,
-        "rounds": result.rounds,
-        "curve": measured.curve,
-        "reached": measured.reached,
-        "losses": [entry.mean_loss for entry in result.history],
-        "queries_per_round": [entry.queries for entry in result.history],
-        "spent": result.spent.model_dump(mode="json"),
-        "probe_queries": measured.asked,
-        "prompt": result.prompt.text,
-        "model": result.model,
-        "reused_rows": federation.reused_rows,
-        "num_clients": len(federation.shards),
-        "vocab_size": len(federation.vocabulary),
-        "wall_s": result.wall_s,
+        **run_facts(federation, result),
+        "curve": probe.curve,
+        "reached": probe.reached,
+        "probe_queries": probe.asked,
     }
 
 
@@ -84,33 +115,32 @@ class _Point(NamedTuple):
     state: State
 
 
-class TargetProbe:
-    """Measurements of a run during training, until it reaches its targets.
-
-    Args:
-        probing: What is measured, and until when.
+class _Probe:
+    """Measures a run during training, always on the same dev rows and with the same noise.
 
     Attributes:
         curve: One entry per measurement.
         reached: Per target the training queries at the first measurement that reached it.
         enough: Set once all targets are reached: training may stop.
-        asked: Queries of the probe.
+        asked: Queries of the probe, with known answers.
     """
 
-    def __init__(self, probing: Probing) -> None:
+    def __init__(self, federation: Federation, probing: Probing) -> None:
         self.curve: list[dict[str, Any]] = []
         self.reached: dict[str, int | None] = dict.fromkeys(probing.gains)
         self.enough = asyncio.Event()
         self.asked = 0
-        self._probing = probing
+        self._federation, self._probing = federation, probing
         self._queries = 0
         self._run: ServedRun | None = None
         self._points: asyncio.Queue[_Point | None] = asyncio.Queue()
+        self._rows = [
+            self._drawn("probe-rows", number, probing.rows) for number in range(probing.prompts)
+        ]
+        self._prompt_rows = self._drawn("probe-prompt-rows", 0, probing.prompt_rows)
 
     def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         """Record an event of the run."""
-        from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
-
         if effect is None:
             self._run = run
             self._points.put_nowait(_Point(0, 0, run.state.method))
@@ -123,25 +153,47 @@ class TargetProbe:
         elif isinstance(effect, RunEnded):
             self._points.put_nowait(None)
 
-    async def follow(self, federation: Federation, backend: LLMBackend) -> None:
-        """Measures until the run or its targets are at their end."""
-        probe: Probe | None = None
+    async def follow(self, backend: LLMBackend) -> None:
+        """Measure until the run ends or its targets are reached."""
         while (point := await self._points.get()) is not None and not self.enough.is_set():
             assert self._run is not None  # `watch` sets it before it queues a point
-            spec = self._run.spec
-            if probe is None:
-                probe = await Probe.of(
-                    spec,
-                    federation.vocabulary,
-                    self._run.machine.algorithm,
-                    backend=backend,
-                    dev=federation.dev,
-                    probing=self._probing,
-                )
-            found = await probe.measure(point.state, domain=spec.method.domain)
-            self.curve.append({"round": point.round, "queries": point.queries, **found})
-            self.asked = probe.asked
+            found: dict[str, Any] = {"round": point.round, "queries": point.queries}
+            method, probing = self._run.machine.algorithm, self._probing
+            if self._run.spec.method.domain == "tokens":
+                noise = noises(method.shape, count=probing.prompts, seed=self._run.spec.seed)
+                prompts = sampled(point.state.alpha, noise)
+                found |= await self._measured("expected", backend, prompts, self._rows)
+            prompt = method.prompt(point.state)
+            found |= await self._measured("prompt", backend, [prompt], [self._prompt_rows])
+            self.curve.append(found)
             self._compare()
+
+    def _drawn(self, purpose: str, number: int, count: int) -> list[Example]:
+        dev, seed = self._federation.dev, self._federation.spec.seed
+        drawn = draw_minibatch(len(dev), count, stream_seed(seed, purpose, 0, number))
+        return [dev[index] for index in drawn]
+
+    async def _measured(
+        self,
+        name: str,
+        backend: LLMBackend,
+        prompts: Iterable[NDArray[np.int64]],
+        rows: Sequence[list[Example]],
+    ) -> dict[str, float]:
+        """The loss (nats) and the metric of prompts, each on its rows."""
+        assert self._run is not None
+        task, show = self._run.spec.task, await self._run.show(backend)
+        queries = [
+            query
+            for prompt, held in zip(prompts, rows, strict=True)
+            for query in prediction_queries(backend, task, show(prompt.tolist()), held, len(held))
+        ]
+        answers = await score_all(backend, queries)
+        self.asked += len(queries)
+        found = Prediction.of(task, queries, answers, [row for held in rows for row in held])
+        if found.mean_loss is None or found.metric is None:
+            raise BackendError("the model answered none of the probe's inputs")
+        return {f"{name}_loss": found.mean_loss, f"{name}_metric": found.metric}
 
     def _compare(self) -> None:
         first, last = self.curve[0], self.curve[-1]
@@ -159,22 +211,21 @@ class TargetProbe:
         return max(1, self._probing.queries // (clients * prompts))
 
 
-async def _run(
-    federation: Federation, probing: Probing, workspace: Workspace
-) -> tuple[TargetProbe, RunResult]:
-    from fedone_sdk.simulation import simulate
+def noises(shape: tuple[int, int], *, count: int, seed: int) -> NDArray[np.float32]:
+    """The Gumbel noises of `count` prompts, shape (count, n, N), where `shape` is n and N."""
+    generator = stream(stream_seed(seed, "probe", 0))
+    return generator.gumbel(size=(count, *shape)).astype(np.float32)
 
-    measured = TargetProbe(probing)
-    document = federation.spec.backend.model_dump(mode="json")
-    # The dev split is the probe's: the aggregator's own evaluation has nothing to do.
-    training = dataclasses.replace(federation, dev=())
-    async with trial_backend(document, workspace) as backend, asyncio.TaskGroup() as group:
-        group.create_task(measured.follow(federation, backend), name="probe")
-        result = await simulate(
-            training,
-            backend=backend,
-            transport="memory",
-            watch=measured.watch,
-            stop=measured.enough,
-        )
-    return measured, result
+
+def sampled(alpha: NDArray[np.float32], noise: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Prompts drawn from the rows of alpha by the Gumbel-max rule, shape (count, n).
+
+    Under the same noise, a prompt stays the same until a token's share has really moved: the
+    difference of two measurements is then that of the alphas, and most answers are known already.
+
+    Args:
+        alpha: Shape (n, N), positive.
+        noise: Shape (count, n, N).
+    """
+    drawn: NDArray[np.int64] = (np.log(alpha) + noise).argmax(axis=2).astype(np.int64)
+    return drawn

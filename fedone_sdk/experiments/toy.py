@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from fedone_sdk.algorithms import aggregate, select, stream, stream_seed
 from fedone_sdk.data import dirichlet, iid
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.digits import Digits, load_digits
-from fedone_sdk.experiments.experiment import Result, Trial, Workspace
+from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.mlp import Mlp
-from fedone_sdk.experiments.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +24,10 @@ class Toy:
 
     Attributes:
         clients_per_round: K*.
-        seed: All random streams derive from it.
         dirichlet_alpha: Concentration of the clients' class shares; None is IID.
         num_clients: K.
         num_hidden: Width of the hidden layer.
-        learning_rate: Of the clients' SGD.
-        batch_size: Rows of a mini-batch; the last one of an epoch may be smaller.
-        local_epochs: Passes over a client's rows in one visit.
+        local_epochs: Passes over a client's rows in one visit; its last mini-batch may be smaller.
         max_queries: No round starts that would pass this.
         measure_every: Queries between two measurements of the test accuracy.
     """
@@ -46,12 +42,6 @@ class Toy:
     local_epochs: int = 2
     max_queries: int = 24_000
     measure_every: int = 20
-
-
-def toy_trial(key: str, settings: Settings, toy: Toy, *, home: str | None = None) -> Trial:
-    """The trial of a toy federation, on `Settings.data` or the bundled digits."""
-    inputs = {} if settings.data is None else {"data": settings.data}
-    return Trial(key=key, run=run_toy, options=asdict(toy), inputs=inputs, home=home)
 
 
 def run_toy(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -107,10 +97,6 @@ class ToyClients:
     Attributes:
         network: What they train.
         shards: Each client's rows of the training split.
-
-    Args:
-        toy: The federation.
-        digits: The data.
     """
 
     def __init__(self, toy: Toy, digits: Digits) -> None:

@@ -108,7 +108,7 @@ def test_options_hold_no_paths_and_all_that_counts(glue: Path) -> None:
     settings = Settings(data=glue)
     trial = tuning_trial("one", settings, Tuning(**SMALL))
     assert str(glue) not in json.dumps(trial.options)
-    for change in ({"seed": 4}, {"rounds": 7}, {"held_out": 8}, {"queries": 9}, {"every": 1}):
+    for change in ({"seed": 4}, {"rounds": 7}, {"held_out": 8}, {"every": 1}):
         other = tuning_trial("one", settings, Tuning(**{**SMALL, **change}))
         assert other.options != trial.options
 

@@ -13,7 +13,7 @@ import pytest
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments import Settings
 from fedone_sdk.experiments.experiment import Result, Workspace
-from fedone_sdk.experiments.method_table import PILOT_SEED, Table1, TableFedavg, best_rate
+from fedone_sdk.experiments.method_table import PILOT_SEED, Table1, TableFedavg
 from fedone_sdk.experiments.methods import RATES
 
 
@@ -195,12 +195,6 @@ def test_models_are_told_apart(settings: Settings) -> None:
     markdown = Table1().report(settings, found).markdown
     assert "- Run by `onnx:a`: Manual prompt.\n" in markdown
     assert "- Run by `transformers:a`: No prompt.\n" in markdown
-
-
-def test_best_rate() -> None:
-    assert best_rate({}) is None
-    assert best_rate({1e-4: measured(0.5), 3e-5: measured(0.7)}) == 3e-5
-    assert best_rate({1e-4: measured(0.7), 3e-5: measured(0.7)}) == 1e-4
 
 
 def test_the_report_says_what_was_found(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedone_sdk.errors import SpecError
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.figure_theory import FigureTheory, fitted
-from fedone_sdk.experiments.queries_report import MethodRepeats
+from fedone_sdk.experiments.queries_report import Repeats
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.table_queries import CONTENDERS, PILOTS, TableQueries
 from fedone_sdk.experiments.time_to_target import run_to_target
@@ -58,8 +58,8 @@ def run(
     }
 
 
-def repeats(by_clients: dict[int, Iterable[int | None]]) -> MethodRepeats:
-    return MethodRepeats(
+def repeats(by_clients: dict[int, Iterable[int | None]]) -> Repeats:
+    return Repeats(
         label="GS-BDPL",
         learning_rates=dict.fromkeys(by_clients, 0.01),
         gains={"expected_loss": 0.05, "prompt_loss": 0.08},

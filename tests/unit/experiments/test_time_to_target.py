@@ -8,9 +8,14 @@ import pytest
 
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import Tuning
-from fedone_sdk.experiments.probe import Probing, noises, sampled
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.experiments.time_to_target import run_to_target, target_trial
+from fedone_sdk.experiments.time_to_target import (
+    Probing,
+    noises,
+    run_to_target,
+    sampled,
+    target_trial,
+)
 from tests.unit.experiments.glue import sst2_folder
 
 ROUNDS = 6
