@@ -61,11 +61,12 @@ class Repeats:
         }
 
     def median(self, clients: int, target: str) -> Median:
+        """The median over the repeats, the censored ones infinite."""
         return median_interval(list(self.queries(clients, target).values()))
 
     def median_text(self, clients: int, target: str) -> str:
         """The median, and how many repeats did not reach the target."""
-        found = [*self.queries(clients, target).values()]
+        found = list(self.queries(clients, target).values())
         text, missed = queries_text(median_interval(found).value, self.cap), found.count(math.inf)
         return f"{text} ({missed} of {len(found)} never)" if missed else text
 
@@ -136,7 +137,8 @@ class Repeats:
         return next(iter(self.gains))
 
     def trimmed(self, clients: int, target: str) -> TrimmedMean:
-        values = [*self.queries(clients, target).values()]
+        """The mean without the extremes."""
+        values = list(self.queries(clients, target).values())
         return trimmed_mean(values, share=TRIM, cap=self.cap)
 
     def markdown(self) -> str:
