@@ -5,9 +5,9 @@ python examples/openai_budget.py --requests 2000 --usd 0.50
 
 Prints, among log lines, what the caps will buy (this asks nothing that is paid), then the tuned
 prompt, its accuracy and what was spent; with fewer `--rounds` than that the caps leave something
-to measure the tuned prompt with. Killed and started again it goes on in the same files, and what
-may have been sent counts as spent: neither crashes nor retries pass a cap. `--base-url` names
-another service that speaks OpenAI's API, at the prices below.
+to measure the tuned prompt with. After a kill, the same command continues with the same files,
+and requests that may have been sent count as spent: neither crashes nor retries pass a cap.
+`--base-url` names another service that speaks OpenAI's API, at the prices below.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 python examples/stdlib_client.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
 
-For runs with `exchange: losses`, a cross-entropy over label words, and no `privacy`. Prints for
-each piece of work its round and the status of the answer (200: taken; what is refused it gives
-back), and in the end why there is no more. It forgets who it is, and leaves out what `EdgeClient`
-has beyond the protocol: a state folder, conditions, renewals.
+For runs with `exchange: losses`, a cross-entropy over label words, and no `privacy`. Prints the
+round and the status of each answer (200: accepted; refused work is declined), and at the end why
+there is no more work. It keeps no identity, and has no state folder, conditions or renewals, which
+`EdgeClient` has.
 """
 
 import base64

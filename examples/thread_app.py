@@ -2,8 +2,8 @@
 
 python examples/thread_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
 
-Prints a line for each event of the client. Ends with the runs, or with Ctrl-C; work under way may
-then take five seconds more, and what is not done by that time goes on at the next start.
+Prints a line for each event of the client. Ends with the runs, or with Ctrl-C: work in
+progress has five seconds to end, and otherwise continues at the next start.
 """
 
 from __future__ import annotations

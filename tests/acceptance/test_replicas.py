@@ -29,7 +29,7 @@ SCENARIO = Scenario(exchange="losses", clients_per_round=2, rounds=4, num_client
     [
         Death(at=2, what="question"),
         Death(at=4, when="before"),
-        Death(at=4, when="amid"),
+        Death(at=4, when="during"),
         Death(at=4, when="after"),
         Death(at=1, what="lead"),
     ],

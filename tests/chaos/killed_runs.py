@@ -240,7 +240,7 @@ class Figures:
     signals: Counter[str] = field(default_factory=Counter)
     stops: int = 0
     stops_lost: int = 0
-    kills_amid_requests: int = 0
+    kills_during_requests: int = 0
     kills_before_requests: int = 0
     requests: int = 0
     failed_requests: int = 0
@@ -402,7 +402,7 @@ class KilledRun:
         }
         figures.lost += len(lost)
         figures.most_lost = max(figures.most_lost, len(lost))
-        figures.kills_amid_requests += bool(lost)
+        figures.kills_during_requests += bool(lost)
         # A request's turn is over when its answer is there, and its call when that is on the disk:
         # so these may be more than the concurrency, but not more than the store knows of.
         figures.above_concurrency += len(lost) > self.plan.concurrency
@@ -610,7 +610,7 @@ def report(figures: Figures) -> str:
         "of them ended in good order (one SIGTERM or SIGINT)": figures.stops,
         "**answers that these lost**": figures.stops_lost,
         "of all kills before the first request": figures.kills_before_requests,
-        "of all kills with answers on their way": figures.kills_amid_requests,
+        "of all kills with answers on their way": figures.kills_during_requests,
         "requests that the provider received": figures.requests,
         "of them answered with an error": figures.failed_requests,
         "**beyond the cap**": figures.beyond_cap,

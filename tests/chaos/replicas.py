@@ -1,7 +1,7 @@
-"""Kills replicas amid rounds, and compares the end with that of one server in peace.
+"""Kills replicas during rounds, and compares the result with that of one server without kills.
 
 Three servers on one PostgreSQL; each message of a device goes to the next of them. Each dies once:
-while it asks the model, at or amid a commit, or when it leads; then some die at random moments.
+while it asks the model, at or during a commit, or when it leads; then some die at random moments.
 
     python -m tests.chaos.replicas --runs 30
 """
@@ -59,7 +59,7 @@ def deaths_of(rng: random.Random) -> dict[int, Death]:
         Death(at=rng.randint(1, 12), what="question"),
         Death(
             at=rng.randint(2, 20),
-            when=rng.choice(["before", "amid", "after"]),
+            when=rng.choice(["before", "during", "after"]),
             delay_s=rng.uniform(0.0, 0.003),
         ),
         Death(at=rng.randint(1, 3), what="lead"),
@@ -143,7 +143,7 @@ async def campaign(runs: int, *, first_seed: int, databases: Databases) -> Figur
 
 
 async def wakes(databases: Databases, *, rounds: int = 200) -> list[float]:
-    """How long a device that waits at one replica hears nothing of a seat given at another.
+    """How long a device that waits at one replica is without news of a seat given at another.
 
     Returns:
         Seconds from the receipt of the update that ended a round to the answer of the long poll

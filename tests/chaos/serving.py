@@ -170,12 +170,12 @@ class Death:
         at: At the how manieth time of what it does.
         what: A write to the store, a question to the model, or seeing that it leads.
         when: Before a write is begun, ``delay_s`` later, or when it is safe.
-        delay_s: For ``amid``; a write takes about a millisecond.
+        delay_s: For ``during``; a write takes about a millisecond.
     """
 
     at: int
     what: Literal["write", "question", "lead"] = "write"
-    when: Literal["before", "amid", "after"] = "before"
+    when: Literal["before", "during", "after"] = "before"
     delay_s: float = 0.0005
 
 
@@ -222,7 +222,7 @@ class Journal:
             death = self._fate.meets("write")
             if death is not None and death.when == "before":
                 _die()
-            if death is not None and death.when == "amid":
+            if death is not None and death.when == "during":
                 asyncio.get_running_loop().call_later(death.delay_s, _die)
             result = await method(*args)
             if death is not None and death.when == "after":

@@ -1,4 +1,4 @@
-"""The paper's numbers: whole, consistent with each other, and beside ours."""
+"""The paper's numbers: complete, consistent with each other, and next to ours."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_the_log_and_the_history() -> None:
 
 
 def test_local_steps_and_several_clients() -> None:
-    """The state is saved and loaded at each event, also amid a seat's steps, by the game."""
+    """The state is saved and loaded at each event, also between a seat's steps, by the game."""
     steps = Game(calibrated(local_steps=2))
     work = steps.take()
     steps.send(work, update_for(steps, work))
@@ -266,7 +266,7 @@ def test_local_steps_and_several_clients() -> None:
         asked[client] = several.machine.candidates(several.state, seats[client])
         updates[client] = update_for(several, given, counts=(1, 1) if client == one else (3, 0))
         several.send(given, updates[client])
-    # Told by enrolment index, whoever came first.
+    # In order of enrolment, not of arrival.
     expected = several.machine.initial_state().method
     for client in sorted((one, other)):
         by_class = updates[client].by_class

@@ -84,7 +84,7 @@ function current(seats, lost) {
     { class: "now" },
     h("strong", {}, `Round ${count(seats.round + 1)}`),
     h("span", { class: "muted" }, ` under way, ${plural(seats.waiting, "client waits", "clients wait")}`),
-    holders.length ? holders : h("p", { class: "muted" }, "Nobody has the seat: it waits for a client."),
+    holders.length ? holders : h("p", { class: "muted" }, "The seat is free and waits for a client."),
     ...failures(lost),
   );
 }

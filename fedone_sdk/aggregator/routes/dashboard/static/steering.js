@@ -85,7 +85,7 @@ function raising(id, confirmed) {
     "dialog",
     { "aria-labelledby": "caps-title" },
     h("h2", { id: "caps-title" }, `Raise the caps of ${id}`),
-    h("p", {}, "A cap can only be raised. A run that its budget has ended goes on."),
+    h("p", {}, "A cap can only be raised. A run that its budget has ended continues."),
     h(
       "form",
       { method: "dialog", on: { submit: () => confirmed(changed()) } },
