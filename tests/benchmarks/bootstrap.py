@@ -19,15 +19,11 @@ class Difference(NamedTuple):
         mean: Over the pairs.
         low: Lower end of the two-sided 95 % interval.
         high: Its upper end.
-        most: The one-sided 95 % upper bound, which decides on non-inferiority.
-        pairs: How many.
     """
 
     mean: float
     low: float
     high: float
-    most: float
-    pairs: int
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float]) -> Difference:
@@ -51,10 +47,10 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Differ
     means = _resampled(differences).mean(axis=1)
     mean = math.fsum(differences) / count
     if count == 1:
-        return Difference(mean, -math.inf, math.inf, math.inf, count)
+        return Difference(mean, -math.inf, math.inf)
     stretched = mean + math.sqrt(count / (count - 1)) * (means - mean)
-    low, high, most = np.quantile(stretched, (0.025, 0.975, 0.95))
-    return Difference(mean, float(low), float(high), float(most), count)
+    low, high = np.quantile(stretched, (0.025, 0.975))
+    return Difference(mean, float(low), float(high))
 
 
 def _resampled(values: Sequence[float]) -> NDArray[np.float64]:
