@@ -53,13 +53,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     calls = Calls()
-    model = dspy.LM(
-        f"openai/{args.model}",
-        api_base=args.base_url,
-        api_key="none",
-        temperature=0.0,
-        max_tokens=200,
-        cache=False,
+    # A label in DSPy's output format has 30 tokens, an instruction more.
+    model, writer = (
+        dspy.LM(
+            f"openai/{args.model}",
+            api_base=args.base_url,
+            api_key="none",
+            temperature=0.0,
+            max_tokens=max_tokens,
+            cache=False,
+        )
+        for max_tokens in (48, 200)
     )
     # A small model often breaks DSPy's output format. Such an answer counts as wrong.
     dspy.configure(lm=model, callbacks=[calls], max_errors=1_000_000)
@@ -71,7 +75,12 @@ def main() -> None:
         "no optimiser": lambda: dspy.Predict(Sentiment),
         # A tenth for bootstrapping, the rest for trials on mini-batches and two full evaluations.
         "MIPROv2": lambda: dspy.MIPROv2(
-            metric=right, auto=None, num_candidates=6, num_threads=4, seed=args.seed
+            metric=right,
+            prompt_model=writer,
+            auto=None,
+            num_candidates=6,
+            num_threads=4,
+            seed=args.seed,
         ).compile(
             dspy.Predict(Sentiment),
             trainset=train[:size],
@@ -83,7 +92,7 @@ def main() -> None:
         "GEPA": lambda: dspy.GEPA(
             metric=feedback,
             max_metric_calls=args.example_calls,
-            reflection_lm=model,
+            reflection_lm=writer,
             num_threads=4,
             seed=args.seed,
         ).compile(dspy.Predict(Sentiment), trainset=train[:size], valset=train[size : 2 * size]),

@@ -285,6 +285,7 @@ class KilledRun:
         self._log: list[str] = []
         self._begins = 0
         self._set_aside = 0
+        self._code = 0
         self._due: Callable[[int], None] = lambda _: None
         self._provider = Provider(
             cap=plan.cap,
@@ -373,8 +374,7 @@ class KilledRun:
             self._aborted = code == STOPPED and not self._gently
             self.figures.signals[kill.name] += 1
             return False
-        if code != 0:
-            self._violated(f"exit code {code}: {(self.folder / 'err').read_text()[-2000:]}")
+        self._code = code
         return True
 
     async def _check_kill(self) -> None:
@@ -440,6 +440,10 @@ class KilledRun:
         result = RunResult.model_validate_json((self.folder / "result.json").read_bytes())
         self.result = result
         figures.ends[result.status] += 1
+        # Kills may leave too little under the cap for a single round, which is no success.
+        expected = int(result.status == "budget_exhausted" and not result.rounds)
+        if self._code != expected:
+            self._violated(f"exit code {self._code}, not {expected}: {err[-2000:]}")
         if result.status not in ("completed", "budget_exhausted"):
             self._violated(f"ended as {result.status}: {result.reason}")
         if result.leased != NOTHING or state is None or state.account.leases:
@@ -585,7 +589,10 @@ async def campaign(
 
     async def work() -> None:
         while total.killed_runs < num_runs:
-            total.add(await play(Plan.draw(next(seeds), flags=flags, signals=signals)))
+            found = await play(Plan.draw(next(seeds), flags=flags, signals=signals))
+            for violation in found.violations:
+                print(violation, file=sys.stderr, flush=True)
+            total.add(found)
             if total.runs % 10 == 0:
                 print(
                     f"{total.killed_runs} killed runs, {total.kills} kills, "
@@ -650,8 +657,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     )
     print(report(figures))
-    for violation in figures.violations:
-        print(violation, file=sys.stderr)
     return 1 if figures.violations else 0
 
 
