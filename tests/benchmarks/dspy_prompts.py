@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import dspy
+from dspy.utils.exceptions import AdapterParseError
 
 FEEDBACK = Path(__file__).parents[2] / "fedone_sdk" / "assets" / "companion_feedback"
 LABELS = ("negative", "positive")
@@ -100,7 +101,12 @@ def main() -> None:
     print("| optimiser | accuracy | calls while it ran | wall s |\n|---|---|---|---|", flush=True)
     for name, optimise in optimisers.items():
         calls.count, began = 0, time.monotonic()
-        program = optimise()
+        try:
+            program = optimise()
+        except AdapterParseError as exc:  # For instance of the model that writes instructions.
+            expected = ", ".join(exc.signature.output_fields)
+            print(f"| {name} | no answer has {expected} | {calls.count} | |", flush=True)
+            continue
         spent, took = calls.count, time.monotonic() - began
         score = dspy.Evaluate(devset=dev, metric=right, num_threads=4, failure_score=0.0)(program)
         print(f"| {name} | {score.score / 100:.3f} | {spent} | {took:.0f} |", flush=True)
