@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from fedone_sdk.client.outbox import Outbox, Unsent
 from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
@@ -24,7 +25,6 @@ from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client import ClientEvent, HttpTransport, Idle
 from fedone_sdk.client.identity import server_state
-from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,

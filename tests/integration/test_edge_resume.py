@@ -407,8 +407,9 @@ def test_a_journal_that_holds_no_number_is_read_without_it(tmp_path: Path) -> No
 
 
 def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:
-    from fedone_sdk.client.journal import Journal
     from fedone_sdk.client.outbox import Outbox, Unsent
+
+    from fedone_sdk.client.journal import Journal
     from fedone_sdk.messages import LossesUpdate, Scored
 
     shelf = server_state(tmp_path, "memory:")

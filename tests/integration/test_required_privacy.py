@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedone_sdk.client.outbox import Outbox, Unsent
+from fedone_sdk.client.state_dir import StateDir
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.client.events import ClientEvent
-from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.client.privacy import PrivacyAccount
-from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, RunTask
 from fedone_sdk.simulation import MemoryTransport

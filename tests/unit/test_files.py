@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
+from fedone_sdk.client.state_dir import StateDir
 
 from fedone_sdk.cli._files import write_file
-from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.comparison.records import TrialFile
 from fedone_sdk.experiments.records import write_whole
 from fedone_sdk.files import replace_file, sync_path
