@@ -156,6 +156,7 @@ class EdgeClient:
     async def __aexit__(self, *_: object) -> None:
         await self._source.aclose()
         await self._session.aclose()
+        self._state.close()
 
     # Turns
 

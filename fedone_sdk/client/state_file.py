@@ -74,6 +74,8 @@ class StateFile(DeviceState):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise DataError(f"{folder}: cannot be used as a state folder: {exc}") from exc
+        with suppress(OSError):  # A disk that fails is reported with the file.
+            sync_path(folder.parent)  # the folder's name
 
     def __del__(self) -> None:
         self.close()
@@ -139,7 +141,6 @@ def _open(file: Path) -> sqlite3.Connection:
         OSError: The file cannot be created.
         sqlite3.Error: It cannot be used.
     """
-    sync_path(file.parent.parent)  # the folder's own name
     with suppress(FileExistsError):
         # SQLite would create it readable by others. Its log has the mode of the file.
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
