@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
@@ -26,3 +29,10 @@ def edge_client(server: str, **options: Any) -> EdgeClient:
     if network:
         options["network"] = Network(**network)
     return EdgeClient(server, policy=policy, hooks=Hooks(**hooks), **options)
+
+
+def stored(state_dir: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Return rows of a device's state file, or change them."""
+    file = state_dir / "state.sqlite3"
+    with closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True)) as db, db:
+        return db.execute(query, values).fetchall()
