@@ -156,6 +156,8 @@ class Disk:
         if file is None or not flags & os.O_CREAT:
             return self._opened(path, flags, mode, **rest)
         is_new = not os.path.lexists(file)
+        if not is_new and flags & os.O_EXCL:
+            return self._opened(path, flags, mode, **rest)  # refuses
         self._watch(f"before open {_shown(file)}")
         descriptor = self._opened(path, flags, mode, **rest)
         if is_new:

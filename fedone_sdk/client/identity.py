@@ -52,10 +52,7 @@ class Identity:
         private_key: str | None,
     ) -> None:
         try:
-            if credential is not None and not is_sendable(credential):
-                raise ValueError("not a credential")
-            if private_key is not None and len(base64.b64decode(private_key, validate=True)) != 32:
-                raise ValueError("not a key")
+            check_secrets(credential, private_key)
         except (ValueError, TypeError) as exc:
             _log.warning("damaged identity ignored", error=type(exc).__name__)
             return
@@ -112,3 +109,15 @@ class Identity:
         """Delete an identity that the server no longer accepts."""
         self.client_id = self.credential = self.private_key = self._nonce = None
         self._save()
+
+
+def check_secrets(credential: str | None, private_key: str | None) -> None:
+    """Check a stored credential and a stored signing key.
+
+    Raises:
+        ValueError: One of them cannot be used.
+    """
+    if credential is not None and not is_sendable(credential):
+        raise ValueError("not a credential")
+    if private_key is not None and len(base64.b64decode(private_key, validate=True)) != 32:
+        raise ValueError("not a key")

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from fedone_sdk.client.device_state import Change, change
+from fedone_sdk.client.identity import check_secrets
 
 _log = structlog.get_logger(__name__)
 
@@ -83,10 +84,12 @@ def _rows(file: Path) -> Iterator[Change]:
     elif file.name == "identity.json":
         kept = json.loads(content)
         names = ("client_id", "credential", "nonce", "private_key")
+        found = {name: _text(kept[name]) for name in names}
+        check_secrets(found["credential"], found["private_key"])
         yield change(
             "INSERT OR IGNORE INTO identity VALUES "
             "(:server, :client_id, :credential, :nonce, :private_key)",
-            **{name: _text(kept[name]) for name in names},
+            **found,
         )
     else:
         kept = json.loads(content)

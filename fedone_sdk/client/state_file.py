@@ -135,12 +135,27 @@ class StateFile(DeviceState):
 
 
 def _open(file: Path) -> sqlite3.Connection:
-    """Open the database, and create it if it does not exist.
+    """Open the database, for reading only if nothing can be written.
 
     Raises:
         OSError: The file cannot be created.
         sqlite3.Error: It cannot be used.
     """
+    try:
+        return _open_for_writing(file)
+    except sqlite3.OperationalError:
+        log = file.with_name(f"{file.name}-wal")
+        if log.exists() and log.stat().st_size:
+            raise  # The log has transactions that the file alone does not have.
+        return sqlite3.connect(
+            f"{file.absolute().as_uri()}?immutable=1",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+
+def _open_for_writing(file: Path) -> sqlite3.Connection:
     with suppress(FileExistsError):
         # SQLite would create it readable by others. Its log has the mode of the file.
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -159,7 +174,11 @@ def _open(file: Path) -> sqlite3.Connection:
             db.executescript(_SCHEMA)
         # A process that was killed may have left transactions in the machine's cache. They are
         # on the disk before this process relies on them.
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        try:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:  # The log is synced first.
+                raise
     except BaseException:
         db.close()
         raise
