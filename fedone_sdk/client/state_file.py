@@ -51,6 +51,13 @@ COMMIT;
 """The count of privacy is of all servers; the other tables have rows by server."""
 
 
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class _DamagedError(sqlite3.DatabaseError):
+    sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+
+
 class StateFile(DeviceState):
     """A device's state for one server, in a file that all its servers share.
 
@@ -122,7 +129,7 @@ class StateFile(DeviceState):
             try:
                 self._db = _open(self.file)
             except sqlite3.DatabaseError as exc:
-                if not _is_damage(exc):
+                if exc.sqlite_errorcode & 0xFF not in _DAMAGE:
                     raise
                 _log.warning("damaged device state renamed", file=str(self.file), reason=str(exc))
                 for suffix in ("-wal", "-shm", ""):
@@ -165,11 +172,9 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = EXTRA")
         db.execute("PRAGMA secure_delete = ON")  # losses reveal something about the examples
-        found = [str(problem) for (problem,) in db.execute("PRAGMA quick_check(1)")]
-        if found != ["ok"]:
-            damage = sqlite3.DatabaseError(found[0])
-            damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise damage
+        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise _DamagedError(found)
         if db.execute("PRAGMA user_version").fetchone() == (0,):
             db.executescript(_SCHEMA)
         # A process that was killed may have left transactions in the machine's cache. They are
@@ -183,8 +188,3 @@ def _open_for_writing(file: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
