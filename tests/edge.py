@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
@@ -32,3 +35,10 @@ async def run_to_end(client: EdgeClient) -> None:
     """Take turns until the client's runs have ended, without the waits between the turns."""
     while (await client.run_once()).outcome != "ended":
         pass
+
+
+def stored(state_dir: Path, query: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Return rows of a device's state file, or change them."""
+    file = state_dir / "state.sqlite3"
+    with closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True)) as db, db:
+        return db.execute(query, values).fetchall()

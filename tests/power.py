@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -14,9 +15,11 @@ from unittest import mock
 
 import pytest
 
+from tests import sqlite_files
+
 Left = Literal["nothing", "names", "half"] | random.Random
 """What a cut leaves of what was not synced: nothing; the names of files, and no content; names,
-and the first half of the content; or by chance some names and some content, or zeros."""
+and the first half of what changed; or by chance some names and some content, or zeros."""
 
 
 @dataclass(eq=False)
@@ -43,14 +46,16 @@ class _Change:
 class Disk:
     """One folder on a disk whose cache a power cut loses.
 
-    It watches `os.open` with ``O_CREAT``, `os.mkdir`, `os.replace`, `os.unlink` and `os.fsync`.
-    Content is safe once its file was synced, a name once its folder was. Nothing is really synced,
+    It watches `os.open` with ``O_CREAT``, `os.mkdir`, `os.replace`, `os.unlink` and `os.fsync`,
+    and the writes, syncs, new files and removals of SQLite (`tests.sqlite_files`). Content is safe
+    once its file was synced, a name once its folder was. Python's files are not really synced,
     which would take long.
 
     Args:
         root: The folder; what is in it is safe.
-        watch: Told of each operation before it happens (``before fsync journal-a.jsonl``) and
-            after it; what it raises ends the operation.
+        watch: Gets each operation before it happens (``before fsync state.sqlite3``) and after
+            it; what it raises ends the operation. SQLite gets ``SQLITE_FULL`` for an `OSError`,
+            and ``SQLITE_IOERR`` for anything else.
     """
 
     def __init__(self, root: Path, watch: Callable[[str], object] = lambda what: None) -> None:
@@ -61,11 +66,13 @@ class Disk:
         self._safe: dict[Path, _File | None] = {}
         self._pending: list[_Change] = []
         self._files: dict[tuple[int, int], _File] = {}
+        self._sqlite: sqlite_files.Watch | None = None
 
     def __enter__(self) -> Self:
         self._take_in()
         for name in _WATCHED:
             self._stack.enter_context(mock.patch.object(os, name, getattr(self, f"_{name}")))
+        self._sqlite = self._stack.enter_context(sqlite_files.watching(self))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,6 +81,7 @@ class Disk:
 
     def cut(self, left: Left = "nothing") -> None:
         """Cuts the power: what was not synced is lost, or what `left` leaves of it."""
+        self.check_closed()
         for change in self._pending:
             kept = left.random() < 0.5 if isinstance(left, random.Random) else left != "nothing"
             if kept:
@@ -90,6 +98,57 @@ class Disk:
         self._forget()
         self._take_in()
 
+    def check_closed(self) -> None:
+        """Check that a dead process's SQLite files are closed: they would hold its locks."""
+        if self._sqlite is not None and self._sqlite.opened:
+            gc.collect()
+            assert not self._sqlite.opened, self._sqlite.opened
+
+    # SQLite
+
+    def inside(self, path: str) -> bool:
+        """Return whether a path is on this disk."""
+        return self._inside(path) is not None
+
+    def created(self, path: str, create: Callable[[], int]) -> int:
+        """SQLite opens a file that may be new."""
+        file = Path(path)
+        if os.path.lexists(file):
+            return create()
+        self._watch(f"before open {file.name}")
+        code = create()
+        if code == 0:
+            made = self._keep(file, b"")
+            self._pending.append(_Change(file.parent, added=file.name, file=made))
+        self._watch(f"after open {file.name}")
+        return code
+
+    def writing(self, path: str) -> None:
+        """SQLite writes to a file, or cuts it."""
+        self._watch(f"before write {Path(path).name}")
+
+    def synced(self, path: str) -> None:
+        """SQLite syncs a file."""
+        self._watch(f"before fsync {Path(path).name}")
+        file = self._files[_number(Path(path))]
+        file.synced = file.content()
+        self._watch(f"after fsync {Path(path).name}")
+
+    def folder_synced(self, path: str) -> None:
+        """SQLite syncs the folder of a file."""
+        self._sync_folder(Path(path).parent)
+
+    def removed(self, path: str, remove: Callable[[], int]) -> int:
+        """SQLite removes a file."""
+        file = Path(path)
+        if not os.path.lexists(file):
+            return remove()
+        self._watch(f"before unlink {file.name}")
+        code = remove()
+        self._pending.append(_Change(file.parent, removed=file.name))
+        self._watch(f"after unlink {file.name}")
+        return code
+
     # What is watched
 
     def _open(self, path: Any, flags: int, mode: int = 0o777, **rest: Any) -> int:
@@ -97,6 +156,8 @@ class Disk:
         if file is None or not flags & os.O_CREAT:
             return self._opened(path, flags, mode, **rest)
         is_new = not os.path.lexists(file)
+        if not is_new and flags & os.O_EXCL:
+            return self._opened(path, flags, mode, **rest)  # refuses
         self._watch(f"before open {_shown(file)}")
         descriptor = self._opened(path, flags, mode, **rest)
         if is_new:
@@ -145,14 +206,19 @@ class Disk:
         if path is None:
             self._real["fsync"](descriptor)
             return
-        self._watch(f"before fsync {_shown(path)}")
         if path.is_dir():
-            for change in [each for each in self._pending if each.folder == path]:
-                self._apply(change)
-                self._pending.remove(change)
-        else:
-            file = self._files[_number(descriptor)]
-            file.synced = file.content()
+            self._sync_folder(path)
+            return
+        self._watch(f"before fsync {_shown(path)}")
+        file = self._files[_number(descriptor)]
+        file.synced = file.content()
+        self._watch(f"after fsync {_shown(path)}")
+
+    def _sync_folder(self, path: Path) -> None:
+        self._watch(f"before fsync {_shown(path)}")
+        for change in [each for each in self._pending if each.folder == path]:
+            self._apply(change)
+            self._pending.remove(change)
         self._watch(f"after fsync {_shown(path)}")
 
     # What is on the disk
@@ -188,6 +254,8 @@ class Disk:
             self._safe[change.folder / change.added] = change.file
 
 
+_SECTOR = 512
+
 _WATCHED = ("open", "mkdir", "replace", "unlink", "fsync")
 
 
@@ -195,11 +263,16 @@ def _left_of(file: _File, left: Left) -> bytes:
     synced, content = file.synced, file.content()
     if content == synced or left in ("nothing", "names"):
         return synced
-    more = content[len(synced) :] if content.startswith(synced) else b""
-    half = synced + more[: len(more) // 2]
+    changed = [at for at, byte in enumerate(content) if synced[at : at + 1] != bytes([byte])]
+    middle = changed[len(changed) // 2] if changed else 0
+    half = content[:middle] + synced[middle:]
     if not isinstance(left, random.Random):
         return half
-    return left.choice([synced, half, content, synced + bytes(len(more))])
+    longer = max(len(content), len(synced))
+    sectors = b"".join(
+        left.choice([content, synced])[at : at + _SECTOR] for at in range(0, longer, _SECTOR)
+    )
+    return left.choice([synced, half, content, sectors, synced + bytes(longer - len(synced))])
 
 
 def _shown(path: Path) -> str:

@@ -13,10 +13,11 @@ import structlog
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.client.arguments import check_arguments, token_of
 from fedone_sdk.client.condition import CONDITION_POLL_S, Condition, Paused
+from fedone_sdk.client.device_state import open_state
 from fedone_sdk.client.events import EventSink
 from fedone_sdk.client.fit import Capabilities, RunFit
 from fedone_sdk.client.hooks import Hooks
-from fedone_sdk.client.identity import Identity, server_state
+from fedone_sdk.client.identity import Identity
 from fedone_sdk.client.network import Network
 from fedone_sdk.client.policy import WorkPolicy
 from fedone_sdk.client.privacy import PrivacyAccount
@@ -100,11 +101,11 @@ class EdgeClient:
         self._run_id = policy.run_id
         self._wait_s = network.wait_s
         self._stop = StopSignal()
-        state = server_state(state_dir, server)
+        self._state = state = open_state(state_dir, server)
         self._privacy = (
             None
             if policy.privacy is None
-            else PrivacyAccount(policy.privacy, state_dir, own_model=backend is not None)
+            else PrivacyAccount(policy.privacy, state, own_model=backend is not None)
         )
         self._capabilities = Capabilities(
             backend=backend is not None,
@@ -114,7 +115,7 @@ class EdgeClient:
         )
         self._session = Session(
             network.transport or HttpTransport(server, network=network),
-            Identity(state, server),
+            Identity(state),
             token=token,
             name=network.name,
             sign=network.sign,
@@ -134,6 +135,7 @@ class EdgeClient:
         self._backoff = Backoff()
         # One turn at a time, also if an app calls `run_once` during `run_forever`.
         self._turns = asyncio.Lock()
+        state.close()
 
     @property
     def epsilon(self) -> float | None:
@@ -154,6 +156,7 @@ class EdgeClient:
     async def __aexit__(self, *_: object) -> None:
         await self._source.aclose()
         await self._session.aclose()
+        self._state.close()
 
     # Turns
 
@@ -198,6 +201,12 @@ class EdgeClient:
                     turn = Turn(outcome="paused")
                 except (TransportError, MessageError, ProblemError) as exc:
                     turn = self._failed(exc)
+                finally:
+                    if self._privacy is not None:
+                        self._privacy.update()
+                    # Closed between turns, so that all is in one file, and a process with many
+                    # clients has few files open.
+                    self._state.close()
         if turn.outcome in ("declined", "refused"):
             turn = replace(turn, next_turn_s=self._backoff.next_s())
         if turn.outcome == "ended":

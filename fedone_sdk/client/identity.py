@@ -3,84 +3,73 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import secrets
-from pathlib import Path
 
 import structlog
 
-from fedone_sdk.client.state_dir import StateDir
+from fedone_sdk.client.device_state import DeviceState, change
 from fedone_sdk.messages import Enrolled, is_sendable
 
 _log = structlog.get_logger(__name__)
-
-_FILE = "identity.json"
-
-
-def server_state(state_dir: str | Path | None, server: str) -> StateDir:
-    """Return a device's state for one server."""
-    if state_dir is None:
-        return StateDir(None)
-    return StateDir(Path(state_dir) / hashlib.sha256(server.encode()).hexdigest()[:16])
 
 
 class Identity:
     """Credential, enrolment nonce and signing key, kept across restarts.
 
-    A damaged file is renamed, and the device enrols again.
+    A damaged one is ignored, and the device enrols again.
 
     Args:
-        state: Keeps it.
-        server: The server's URL or name; written to the file for people.
+        state: Stores it.
 
     Attributes:
-        server: As given.
+        server: The server's URL or name.
         client_id: The device's public name; None until it has enrolled.
         credential: Its secret; None until it has enrolled.
         private_key: Signs its requests; None if it does not sign.
     """
 
-    def __init__(self, state: StateDir, server: str) -> None:
+    def __init__(self, state: DeviceState) -> None:
         self._state = state
-        self.server = server
+        self.server = state.server
         self._nonce: str | None = None
         self.client_id: str | None = None
         self.credential: str | None = None
         self.private_key: str | None = None
-        content = state.read(_FILE)
-        if content is not None:
-            self._load(content)
+        query = (
+            "SELECT client_id, credential, nonce, private_key FROM identity WHERE server = :server"
+        )
+        for found in state.read(query):
+            self._load(*found)
 
     def __repr__(self) -> str:
         return f"Identity(server={self.server!r}, client_id={self.client_id!r})"
 
-    def _load(self, content: bytes) -> None:
+    def _load(
+        self,
+        client_id: str | None,
+        credential: str | None,
+        nonce: str | None,
+        private_key: str | None,
+    ) -> None:
         try:
-            kept = json.loads(content)
-            found = [kept[name] for name in ("client_id", "credential", "nonce", "private_key")]
-            if not all(value is None or isinstance(value, str) for value in found):
-                raise TypeError("not text")
-            if found[1] is not None and not is_sendable(found[1]):
-                raise ValueError("not a credential")
-            if found[3] is not None and len(base64.b64decode(found[3], validate=True)) != 32:
-                raise ValueError("not a key")
-        except (ValueError, TypeError, KeyError, RecursionError) as exc:
-            _log.warning("damaged identity renamed", file=_FILE, error=type(exc).__name__)
-            self._state.write(f"{_FILE}.damaged", content)
-            self._state.remove(_FILE)
+            check_secrets(credential, private_key)
+        except (ValueError, TypeError) as exc:
+            _log.warning("damaged identity ignored", error=type(exc).__name__)
             return
-        self.client_id, self.credential, self._nonce, self.private_key = found
+        self.client_id, self.credential = client_id, credential
+        self._nonce, self.private_key = nonce, private_key
 
     def _save(self) -> None:
-        document = {
-            "server": self.server,
-            "client_id": self.client_id,
-            "credential": self.credential,
-            "nonce": self._nonce,
-            "private_key": self.private_key,
-        }
-        self._state.write(_FILE, json.dumps(document).encode())
+        self._state.write(
+            change(
+                "INSERT OR REPLACE INTO identity VALUES "
+                "(:server, :client_id, :credential, :nonce, :private_key)",
+                client_id=self.client_id,
+                credential=self.credential,
+                nonce=self._nonce,
+                private_key=self.private_key,
+            )
+        )
 
     def nonce(self, private_key: str | None) -> str:
         """Return the nonce to enrol with, which is written before it is used.
@@ -120,3 +109,15 @@ class Identity:
         """Delete an identity that the server no longer accepts."""
         self.client_id = self.credential = self.private_key = self._nonce = None
         self._save()
+
+
+def check_secrets(credential: str | None, private_key: str | None) -> None:
+    """Check a stored credential and a stored signing key.
+
+    Raises:
+        ValueError: One of them cannot be used.
+    """
+    if credential is not None and not is_sendable(credential):
+        raise ValueError("not a credential")
+    if private_key is not None and len(base64.b64decode(private_key, validate=True)) != 32:
+        raise ValueError("not a key")

@@ -11,7 +11,7 @@ from typing import Any
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.state_dir import StateDir
+from fedone_sdk.client.device_state import Change, DeviceState, change
 from fedone_sdk.task import LogProbs
 
 _log = structlog.get_logger(__name__)
@@ -22,9 +22,26 @@ Row = tuple[float | None, ...]
 Answers = tuple[LogProbs | None, ...]
 """The label log-probabilities of those losses; None if the model failed."""
 
-_MOST_JOURNALS = 4
-"""Journals that are kept: one assignment is in progress, others wait for a paused run."""
-_MOST_BYTES = 8 * 1024 * 1024
+MOST_WITH_LOSSES = 4
+"""Journals whose losses are kept: one assignment is in progress, others wait for a paused run."""
+MOST_ROWS = 1000
+"""Stored charges and noised losses of all journals. They are few numbers, kept longer."""
+_MOST_CHARS = 8 * 1024 * 1024
+"""Losses of one journal that are stored, as JSON."""
+
+_EVICTIONS = (
+    change(
+        "DELETE FROM journal WHERE server = :server AND kind = 'losses' AND assignment_id NOT IN "
+        "(SELECT assignment_id FROM journal WHERE server = :server GROUP BY assignment_id "
+        "ORDER BY max(rowid) DESC LIMIT :most)",
+        most=MOST_WITH_LOSSES,
+    ),
+    change(
+        "DELETE FROM journal WHERE kind != 'losses' AND rowid NOT IN "
+        "(SELECT rowid FROM journal WHERE kind != 'losses' ORDER BY rowid DESC LIMIT :most)",
+        most=MOST_ROWS,
+    ),
+)
 
 
 def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: str) -> str:
@@ -41,54 +58,48 @@ def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: 
 
 
 class Journal:
-    """One assignment's losses and spending: a file of JSON lines, read again after a restart.
+    """One assignment's losses, spending and noise, read again after a restart.
 
     It has numbers and digests, no text. Its size is bounded: losses beyond the bound are scored
-    again after a restart. Reading stops at a damaged line.
+    again after a restart. A damaged row is dropped.
     """
 
-    def __init__(self, state: StateDir, assignment_id: str) -> None:
+    def __init__(self, state: DeviceState, assignment_id: str) -> None:
         self._state = state
-        self._name = f"journal-{assignment_id}.jsonl"
+        self._assignment_id = assignment_id
         self._rows: dict[str, tuple[Row, str]] = {}
         self._answers: dict[str, Answers] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
-        kept = state.read(self._name) or b""
-        self._size = len(kept)
-        if not kept:
-            state.keep_newest("journal-*.jsonl", _MOST_JOURNALS - 1)
-        for line in kept.splitlines(keepends=True):
+        self._size = 0
+        query = (
+            "SELECT kind, key, value FROM journal "
+            "WHERE server = :server AND assignment_id = :assignment_id"
+        )
+        found = state.read(query, assignment_id=assignment_id)
+        self._is_new = not found
+        for kind, key, value in found:
             try:
-                if not line.endswith(b"\n"):
-                    raise ValueError("cut off")
-                self._take(json.loads(line))
+                self._take(kind, key, json.loads(value))
             except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as exc:
-                _log.warning("damaged journal line dropped", error=type(exc).__name__)
-                # Rewrites the file: a line appended to a cut-off line would be lost.
-                state.write(self._name, b"".join(self._lines()))
-                break
+                _log.warning("damaged journal row dropped", error=type(exc).__name__)
+            self._size += len(value)
 
-    def _take(self, entry: dict[str, Any]) -> None:
-        if "row" in entry:
-            row = tuple(None if loss is None else float(loss) for loss in entry["row"])
+    def _take(self, kind: str, key: str, value: Any) -> None:
+        if kind == "losses":
+            row = tuple(None if loss is None else float(loss) for loss in value["row"])
             if not all(loss is None or math.isfinite(loss) for loss in row):
                 raise ValueError("a loss is not a number")
             # Absent unless the run calibrates by labels.
-            if (kept := entry.get("log_probs")) is not None:
-                self._answers[str(entry["key"])] = tuple(
+            if (kept := value.get("log_probs")) is not None:
+                self._answers[key] = tuple(
                     None if found is None else tuple(map(float, found)) for found in kept
                 )
-            self._rows[str(entry["key"])] = row, str(entry["model"])
-        elif "released" in entry:
-            self._released[str(entry["step"])] = tuple(map(float, entry["released"]))
+            self._rows[key] = row, str(value["model"])
+        elif kind == "noised":
+            self._released[key] = tuple(map(float, value))
         else:
-            self._spent[int(entry["step"])] = Usage.model_validate(entry["spent"])
-
-    def _lines(self) -> list[bytes]:
-        rows = [_row_line(key, *found, self._answers.get(key)) for key, found in self._rows.items()]
-        released = [_released_line(*found) for found in self._released.items()]
-        return rows + released + [_spent_line(step, usage) for step, usage in self._spent.items()]
+            self._spent[int(key)] = Usage.model_validate(value)
 
     def row(self, key: str) -> tuple[Row, str] | None:
         """Return a prompt's losses and the fingerprint of their model, if the journal has them."""
@@ -124,39 +135,49 @@ class Journal:
         """
         self._rows.update((key, (row, model)) for key, row in rows.items())
         self._answers.update(answers or {})
-        lines = [_row_line(key, row, model, self._answers.get(key)) for key, row in rows.items()]
+        changes = []
+        for key, row in rows.items():
+            more = {"log_probs": self._answers[key]} if key in self._answers else {}
+            value = json.dumps({"row": row, "model": model, **more})
+            if self._size + len(value) <= _MOST_CHARS:
+                self._size += len(value)
+                changes.append(self._entry("losses", key, value))
         if spent is not None:
-            self._spent[spent[0]] = spent[1]
-            lines.append(_spent_line(*spent))
-        self._add(b"".join(lines))
+            changes.append(self._charge(*spent))
+        self._write(*changes)
 
     def charge(self, step: int, spent: Usage) -> None:
         """Set what a step has cost so far, including the bound of queries in progress.
 
         Not subject to the size bound: after a restart nothing may count as unspent.
         """
-        self._spent[step] = spent
-        self._state.append(self._name, _spent_line(step, spent))
+        self._write(self._charge(step, spent))
 
     def release(
-        self, keys: Sequence[str], noised: Callable[[], tuple[float, ...]]
+        self,
+        keys: Sequence[str],
+        noised: Callable[[], tuple[float, ...]],
+        charge: Callable[[], Sequence[Change]] = tuple,
     ) -> tuple[float, ...]:
         """Return a step's losses with noise: drawn once, the same after a restart.
 
-        With new noise for the same losses the server could average the noise away.
+        With new noise for the same losses the server could average the noise away. The noise and
+        its count are stored in one transaction: neither exists without the other.
 
         Args:
             keys: The prompts' keys.
             noised: Draws the noise.
+            charge: Checks that the release is allowed, and returns what counts it.
 
         Raises:
             OSError: The noise cannot be stored.
         """
         step = hashlib.sha256("".join(keys).encode()).hexdigest()[:32]
         if step not in self._released:
-            released = noised()
-            # Not subject to the size bound: these few numbers must not be drawn twice.
-            if not self._state.append(self._name, _released_line(step, released)):
+            counted, released = charge(), noised()
+            entry = self._entry("noised", step, json.dumps(released))
+            stored = self._write(entry, *counted)
+            if not stored:
                 raise OSError("the noised losses cannot be stored")
             self._released[step] = released
         return self._released[step]
@@ -166,24 +187,26 @@ class Journal:
         """Number of steps whose losses have their noise already."""
         return len(self._released)
 
-    def drop(self) -> None:
-        """Delete the journal."""
-        self._state.remove(self._name)
+    def forget_losses(self) -> None:
+        """Drop the losses from memory; the charges and the noise stay."""
+        self._rows.clear()
+        self._answers.clear()
+        self._size = 0
 
-    def _add(self, lines: bytes) -> None:
-        if self._size + len(lines) <= _MOST_BYTES:
-            self._size += len(lines)
-            self._state.append(self._name, lines)
+    def _charge(self, step: int, spent: Usage) -> Change:
+        self._spent[step] = spent
+        return self._entry("charge", str(step), json.dumps(spent.exact()))
 
+    def _entry(self, kind: str, key: str, value: str) -> Change:
+        return change(
+            "INSERT OR REPLACE INTO journal VALUES (:server, :assignment_id, :kind, :key, :value)",
+            assignment_id=self._assignment_id,
+            kind=kind,
+            key=key,
+            value=value,
+        )
 
-def _row_line(key: str, row: Row, model: str, answers: Answers | None) -> bytes:
-    more = {} if answers is None else {"log_probs": answers}
-    return json.dumps({"key": key, "row": row, "model": model, **more}).encode() + b"\n"
-
-
-def _released_line(step: str, released: tuple[float, ...]) -> bytes:
-    return json.dumps({"step": step, "released": released}).encode() + b"\n"
-
-
-def _spent_line(step: int, spent: Usage) -> bytes:
-    return json.dumps({"step": step, "spent": spent.exact()}).encode() + b"\n"
+    def _write(self, *changes: Change) -> bool:
+        evictions = _EVICTIONS if self._is_new else ()
+        self._is_new = False
+        return self._state.write(*changes, *evictions)

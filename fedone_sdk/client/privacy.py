@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
+from collections.abc import Sequence
 
 import structlog
 
 from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.batch import Declining, Unfit
+from fedone_sdk.client.device_state import Change, DeviceState, change
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaAssignment, RunTask
@@ -21,18 +20,15 @@ from fedone_sdk.spec.privacy import RequiredPrivacy
 
 _log = structlog.get_logger(__name__)
 
-_FILE = "privacy.json"
-
 
 class PrivacyAccount:
     """Counts the noised releases of one device, over all its runs and servers.
 
-    A release is counted on disk before its noise is drawn: a device that dies in between has
-    counted too much, never too little.
+    A release and its count are stored in one transaction, before the release is sent.
 
     Args:
         required: The device's requirements.
-        state_dir: The app's folder for the SDK; the count is kept in it.
+        state: Stores the count.
         own_model: Whether a model on the device sees the texts, rather than the gateway.
 
     Raises:
@@ -41,10 +37,8 @@ class PrivacyAccount:
         SpecError: There is no folder, or the gateway would see the protected data.
     """
 
-    def __init__(
-        self, required: RequiredPrivacy, state_dir: str | Path | None, *, own_model: bool
-    ) -> None:
-        if state_dir is None:
+    def __init__(self, required: RequiredPrivacy, state: DeviceState, *, own_model: bool) -> None:
+        if state.file is None:
             raise SpecError(
                 "policy.privacy: needs state_dir, which keeps the count of epsilon",
                 source="arguments",
@@ -58,9 +52,8 @@ class PrivacyAccount:
         self.required = required
         self._own_model = own_model
         self._accountant = GaussianAccountant(required.delta)
-        self._state = StateDir(Path(state_dir))
-        self._path = Path(state_dir) / _FILE
-        self._given = self._load()
+        self._state = state
+        self._given = self._read()
 
     @property
     def epsilon(self) -> float:
@@ -104,18 +97,33 @@ class PrivacyAccount:
             raise Unfit("the client's labels are private, and loss nll sends them")
         return privacy
 
-    def spend(self, privacy: PrivacySpec, usage: Usage) -> None:
-        """Count one release; its noise may be drawn afterwards.
+    def charge(self, privacy: PrivacySpec, usage: Usage) -> Sequence[Change]:
+        """Return what counts one release; it is stored with the release.
 
         Raises:
-            Declining: The count cannot be written.
+            Declining: The count cannot be read.
             Unfit: The release would exceed the required epsilon.
         """
-        given = self._afford(privacy, 1, usage)
-        if not self._state.write(_FILE, json.dumps(given).encode()):
-            raise Declining("the client's count of epsilon cannot be written", usage)
-        self._given = given
-        _log.info("privacy spent", epsilon=self.epsilon, max_epsilon=self.required.max_epsilon)
+        self._afford(privacy, 1, usage)
+        return [
+            change(
+                "INSERT INTO privacy VALUES (:target, :precision) "
+                "ON CONFLICT DO UPDATE SET precision = precision + excluded.precision",
+                target=privacy.target,
+                precision=privacy.noise_multiplier**-2,
+            )
+        ]
+
+    def update(self) -> None:
+        """Read the count, for `epsilon`."""
+        try:
+            given = self._read()
+        except DataError as exc:
+            _log.warning("the count of epsilon cannot be read", reason=str(exc))
+            return
+        if given != self._given:
+            self._given = given
+            _log.info("privacy spent", epsilon=self.epsilon, max_epsilon=self.required.max_epsilon)
 
     def shown(self, usage: Usage) -> Usage:
         """Return the usage that the server may see: token counts reveal texts."""
@@ -123,36 +131,39 @@ class PrivacyAccount:
             return usage
         return Usage(queries=usage.queries, requests=usage.requests)
 
-    def _afford(self, privacy: PrivacySpec, releases: int, usage: Usage) -> dict[str, float]:
+    def _afford(self, privacy: PrivacySpec, releases: int, usage: Usage) -> None:
+        try:
+            self._given = self._read()
+        except DataError as exc:  # Its text has a path, which does not leave the device.
+            _log.warning("the count of epsilon cannot be read", reason=str(exc))
+            raise Declining("the client's count of epsilon cannot be read", usage) from exc
         target = privacy.target
         precision = self._given[target] + releases / privacy.noise_multiplier**2
-        given = {**self._given, target: precision}
-        epsilon, most = self._epsilon(given), self.required.max_epsilon
+        epsilon, most = self._epsilon({**self._given, target: precision}), self.required.max_epsilon
         if epsilon > most:
             raise Unfit(
                 f"the client gives away an epsilon of at most {most:g} at delta "
                 f"{self.required.delta:g}: {self.epsilon:.4g} is spent, {epsilon:.4g} it would be",
                 usage,
             )
-        return given
 
     def _epsilon(self, given: dict[str, float]) -> float:
         if self.required.unit == "device" and given["losses"]:
             return math.inf  # Those releases protected single examples only.
         return self._accountant.epsilon(sum(given.values()))
 
-    def _load(self) -> dict[str, float]:
-        """Return the summed precision of all releases, by target."""
-        if _FILE not in self._state.names(_FILE):
-            return {"losses": 0.0, "alpha": 0.0}
-        try:
-            kept = json.loads(self._state.read(_FILE) or b"")
-            given = {target: float(kept[target]) for target in ("losses", "alpha")}
-            if not all(0 <= value < math.inf for value in given.values()):
-                raise ValueError("not a count")
-        except (ValueError, TypeError, KeyError, RecursionError) as exc:
+    def _read(self) -> dict[str, float]:
+        """Return the summed precision of all releases, by target.
+
+        Raises:
+            DataError: It cannot be read.
+        """
+        kept = self._state.rows("SELECT target, precision FROM privacy")
+        given = {"losses": 0.0, "alpha": 0.0, **dict(kept)}
+        wrong = [each for each in given.values() if not isinstance(each, float) or each < 0]
+        for file in self._state.lost_counts if not wrong else [self._state.file]:
             raise DataError(
-                f"{self._path}: the count of epsilon cannot be read; without it, what the device "
-                "has given away is not known"
-            ) from exc
+                f"{file}: the count of epsilon cannot be read; without it, what the device has "
+                "given away is not known"
+            )
         return given

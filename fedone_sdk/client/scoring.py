@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 import structlog
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import class_losses
 from fedone_sdk.client.batch import Declining, Minibatch
+from fedone_sdk.client.device_state import Change
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.reasons import problem_of
@@ -166,7 +167,7 @@ async def score_step(
     oracle: Oracle,
     privacy: PrivacySpec | None = None,
     *,
-    before_noise: Callable[[Usage], None] = lambda usage: None,
+    charge: Callable[[Usage], Sequence[Change]] = lambda usage: (),
 ) -> Losses:
     """Return the losses of a step's prompts, and score those that the journal does not have.
 
@@ -174,7 +175,7 @@ async def score_step(
         step: The step.
         oracle: Scores the missing prompts.
         privacy: The run's privacy.
-        before_noise: Called with the step's cost before its noise is drawn.
+        charge: Gets the step's cost; returns what counts its noise, and is stored with it.
 
     Raises:
         Declining: The model failed on too many examples, the score function did, or noise cannot
@@ -203,14 +204,10 @@ async def score_step(
         for row in rows
     ]
     if privacy is not None and privacy.target == "losses":
-        noise = privacy
-
-        def noised() -> tuple[float, ...]:
-            before_noise(usage)
-            return private_losses(losses, noise)
-
         try:
-            values = step.journal.release(keys, noised)
+            values = step.journal.release(
+                keys, partial(private_losses, losses, privacy), partial(charge, usage)
+            )
         except OSError as exc:
             raise Declining(str(exc), usage) from exc
     else:

@@ -12,21 +12,20 @@ from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.batch import Declining, Minibatch, Unfit, usable
 from fedone_sdk.client.condition import Condition, Gate, Paused
+from fedone_sdk.client.device_state import Change, DeviceState
 from fedone_sdk.client.events import EventSink
 from fedone_sdk.client.fit import Capabilities
 from fedone_sdk.client.hooks import Hooks
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.known_runs import KnownRuns
 from fedone_sdk.client.lease import Lease
-from fedone_sdk.client.method_memory import MethodMemory
-from fedone_sdk.client.outbox import Outbox, Unsent
 from fedone_sdk.client.reasons import reason_of
 from fedone_sdk.client.retry import MAX_CALL_WAIT_S, retry_after_s
 from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, Step, score_step
 from fedone_sdk.client.session import Session
-from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.client.turn import Turn
+from fedone_sdk.client.unfinished import UnfinishedWork, Unsent
 from fedone_sdk.client.work import Assigned, Work
 from fedone_sdk.errors import (
     FedOneError,
@@ -56,7 +55,7 @@ class Worker:
 
     Args:
         session: Calls the server.
-        state: Keeps journals, unsent updates and method memory.
+        state: Stores journals, unsent updates and method memory.
         hooks: The app's own functions.
         backend: The device's own model; None scores through the gateway.
         capabilities: What the device can do.
@@ -69,7 +68,7 @@ class Worker:
         self,
         *,
         session: Session,
-        state: StateDir,
+        state: DeviceState,
         hooks: Hooks,
         backend: LLMBackend | None,
         capabilities: Capabilities,
@@ -78,7 +77,6 @@ class Worker:
         stop: StopSignal,
     ) -> None:
         self._session = session
-        self._state = state
         self._hooks = hooks
         self._backend = backend
         self._capabilities = capabilities
@@ -86,8 +84,7 @@ class Worker:
         self._condition = condition
         self._events = events
         self._stop = stop
-        self._outbox = Outbox(state)
-        self._memory = MethodMemory(state)
+        self._unfinished = UnfinishedWork(state)
         self._runs = KnownRuns(self._fetch_task, self._fetch_vocabulary)
         self._unfit: dict[str, TaskSpec] = {}
 
@@ -97,9 +94,7 @@ class Worker:
         The runs of the next identity may have the same names and be other runs.
         """
         self._runs.forget()
-        self._memory.forget()
-        for unsent in self._outbox.waiting():
-            self._outbox.drop(unsent.assignment_id)
+        self._unfinished.forget()
 
     def fits_more(self, held: Sequence[Example]) -> bool:
         """Return whether the examples fit a run that no earlier ones did."""
@@ -124,7 +119,7 @@ class Worker:
         log = _log.bind(run_id=assignment.run_id, round=assignment.round)
         facts = _facts(assignment)
         self._events.emit("assigned", **facts)
-        journal = Journal(self._state, assignment.assignment_id)
+        journal = self._unfinished.journal(assignment.assignment_id)
         transport = self._session.transport
         try:
             async with Lease(
@@ -150,17 +145,16 @@ class Worker:
                         reason=reason_of(exc)[:500], usage=usage, unfit=isinstance(exc, _UNFIT)
                     )
                     await self._session.call(transport.decline, assignment.assignment_id, message)
-                    journal.drop()
+                    self._unfinished.drop(assignment.assignment_id)
                     self._events.emit("declined", reason=message.reason, **facts)
                     return Turn(outcome="declined", reason=message.reason, **facts)
                 await self._send(unsent)
-                journal.drop()
         except ProblemError as exc:
             if is_retryable(exc) or exc.code == "unauthorized":
                 raise
             log.warning("work refused", code=exc.code, detail=exc.detail)
             if exc.code != "run_conflict":
-                journal.drop()
+                self._unfinished.drop(assignment.assignment_id)
             self._events.emit("refused", reason=str(exc), **facts)
             return Turn(outcome="refused", reason=str(exc), **facts)
         return Turn(outcome="worked", **facts)
@@ -205,12 +199,15 @@ class Worker:
                 by_class=run.calibration.kind == "labels",
             )
             oracle = await self._oracle(run, assignment, lease)
-            return await score_step(step, oracle, run.privacy, before_noise=before_noise)
+            return await score_step(step, oracle, run.privacy, charge=charge)
 
-        def before_noise(usage: Usage) -> None:
-            if self._privacy is not None and run.privacy is not None:
-                self._privacy.spend(run.privacy, usage)
+        def charge(usage: Usage) -> Sequence[Change]:
+            if self._privacy is None or run.privacy is None:
+                return ()
+            return self._privacy.charge(run.privacy, usage)
 
+        # Of noise on alpha; that on losses is stored with them.
+        charged: list[Change] = []
         work = Work(
             run=run,
             assignment=assignment,
@@ -218,18 +215,14 @@ class Worker:
             before_send=self._hooks.before_send,
             score=score,
             trainer=self._hooks.trainer,
-            before_noise=before_noise,
+            before_noise=lambda usage: charged.extend(charge(usage)),
         )
-        update, memory = await work.update(lambda: self._memory.of(assignment.run_id))
+        update, memory = await work.update(lambda: self._unfinished.memory(assignment.run_id))
         update = update.model_copy(update={"usage": self._reported(update.usage)})
-        unsent = Unsent(update=update, memory=memory, **_facts(assignment))
-        # The update is written before it is sent, and the journal dropped after that: a device
-        # that dies in between has one of the two.
-        if self._outbox.put(unsent):
-            journal.drop()
-        elif run.privacy is not None:
-            # After a restart, the same work would get other noise.
-            self._outbox.drop(unsent.assignment_id)
+        unsent = Unsent(
+            update=update, memory=memory, noised=run.privacy is not None, **_facts(assignment)
+        )
+        if not self._unfinished.put(unsent, charged) and unsent.noised:
             raise Declining("the noised update cannot be stored", update.usage)
         return unsent
 
@@ -273,7 +266,7 @@ class Worker:
             ProblemError: The server refuses for now, or does not know the device.
             TransportError: The server cannot be reached; the updates stay.
         """
-        for unsent in self._outbox.waiting():
+        for unsent in self._unfinished.unsent():
             try:
                 await self._send(unsent)
             except ProblemError as exc:
@@ -294,11 +287,9 @@ class Worker:
             )
         except ProblemError as exc:
             if not is_retryable(exc) and exc.code not in ("unauthorized", "run_conflict"):
-                self._outbox.drop(unsent.assignment_id)
+                self._unfinished.drop(unsent.assignment_id)
             raise
-        if unsent.memory:
-            self._memory.keep(unsent.run_id, unsent.memory)
-        self._outbox.drop(unsent.assignment_id)
+        self._unfinished.accept(unsent)
         _log.info("updated", **_facts(unsent))
         self._events.emit("updated", **_facts(unsent))
 

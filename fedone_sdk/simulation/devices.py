@@ -6,12 +6,15 @@ import base64
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedone_sdk.client import EdgeClient, Hooks, Network, Trainer, Transport
-from fedone_sdk.client.identity import Identity, server_state
-from fedone_sdk.client.state_dir import StateDir
+from fedone_sdk.client.device_state import open_state
+from fedone_sdk.client.identity import Identity
+from fedone_sdk.errors import DataError
+from fedone_sdk.files import replace_file
 from fedone_sdk.task import Example, ScoreFunction
 
 Between = Callable[[int, Transport], Transport]
@@ -54,13 +57,9 @@ class Devices:
         before its first assignment.
 
         Raises:
-            DataError: The folder cannot be created.
+            DataError: The secret cannot be stored.
         """
-        state = StateDir(self.state_dir)
-        secret = state.read(_SECRET)
-        if not secret:
-            secret = secrets.token_bytes(32)
-            state.write(_SECRET, secret)
+        secret = secrets.token_bytes(32) if self.state_dir is None else _secret(self.state_dir)
         digests = (hashlib.sha256(secret + b"%d" % number) for number in range(len(self)))
         return tuple(
             base64.urlsafe_b64encode(found.digest()).decode().rstrip("=") for found in digests
@@ -69,7 +68,8 @@ class Devices:
     def client(self, number: int, line: Transport, nonce: str) -> EdgeClient:
         """Create a client."""
         if self.state_dir is not None:
-            Identity(server_state(self._folder(number), _SERVER), _SERVER).begin(nonce)
+            with closing(open_state(self._folder(number), _SERVER)) as state:
+                Identity(state).begin(nonce)
         return EdgeClient(
             _SERVER,
             token=self.token,
@@ -84,7 +84,24 @@ class Devices:
         folder = self._folder(number)
         if folder is None or not folder.is_dir():
             return None
-        return Identity(server_state(folder, _SERVER), _SERVER).credential
+        with closing(open_state(folder, _SERVER)) as state:
+            return Identity(state).credential
 
     def _folder(self, number: int) -> Path | None:
         return None if self.state_dir is None else self.state_dir / str(number)
+
+
+def _secret(folder: Path) -> bytes:
+    """Return the folder's secret, created if missing.
+
+    Raises:
+        DataError: It can be neither read nor created.
+    """
+    file = folder / _SECRET
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists() or not file.read_bytes():
+            replace_file(file, secrets.token_bytes(32), mode=0o600)
+        return file.read_bytes()
+    except OSError as exc:
+        raise DataError(f"{folder}: cannot be used as a state folder: {exc}") from exc

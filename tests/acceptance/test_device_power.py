@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="need
 
 @pytest.mark.parametrize("name", devices.SCENARIOS)
 async def test_one_death(name: str) -> None:
-    moments = range(3, 60, 8)
+    moments = range(5, 170, 12)
     deaths = [Death(at, kind) for at in moments for kind in ("nothing", "half")]
     figures = await devices.campaign(devices.SCENARIOS[name], deaths)
     assert figures.violations == []
@@ -27,11 +27,11 @@ async def test_one_death(name: str) -> None:
 
 
 async def test_a_kill_and_a_power_cut_after_it() -> None:
-    """A new process syncs the files of a killed one before it relies on them."""
+    """A new process syncs what a killed one has written before it relies on it."""
     scenario = devices.SCENARIOS["alpha, own model, noise on alpha"]
     figures = devices.Figures()
-    for first in range(30, 66, 5):
-        for second in (14, 20, 26):
+    for first in range(90, 240, 10):
+        for second in (18, 30, 60):
             deaths = [Death(first, "kill"), Death(second, "nothing")]
             await devices.add(figures, scenario, deaths)
     assert figures.violations == []

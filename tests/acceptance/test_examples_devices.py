@@ -26,6 +26,7 @@ from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.edge import stored
 from tests.processes import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -251,7 +252,7 @@ async def test_aiohttp_app_ends_during_work(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
         assert len(served.run.state.seats) == 1
-    assert list((tmp_path / "app-state").rglob("identity.json"))
+    assert stored(tmp_path / "app-state", "SELECT credential FROM identity")
 
 
 class Terminal:

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import random
 import sys
@@ -28,6 +27,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import Answer, Query
 from fedone_sdk.client import RequiredPrivacy, noise
+from fedone_sdk.client.device_state import open_state
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.messages import Message
 from fedone_sdk.messages.forms import TENSORS, encode
@@ -159,6 +159,7 @@ class _Seen:
     kept: int = 0
     lost: int = 0
     drawn: int = 0
+    released: set[tuple[float, ...]] = field(default_factory=set)
     updates: dict[str, list[bytes]] = field(default_factory=dict)
     scored: dict[str, set[bytes]] = field(default_factory=dict)
     where: list[str] = field(default_factory=list)
@@ -214,6 +215,7 @@ class _Line(MemoryTransport):
             return await super().enrol(token, message)
 
     async def decline(self, credential: str, assignment_id: str, message: Message) -> None:
+        self._life.point("before decline")
         raise AssertionError(f"declined: {message}")
 
     @contextlib.contextmanager
@@ -239,9 +241,12 @@ class _Model(ScriptedBackend):
 
 
 @contextlib.contextmanager
-def _watching(seen: _Seen) -> Iterator[None]:
-    """Count the drawn noise, and the prompts whose losses are stored."""
-    draw, keep = noise.gaussian, Journal.keep
+def _watching(life: Life, seen: _Seen) -> Iterator[None]:
+    """Count the drawn and the released noise, and the prompts whose losses are stored.
+
+    A device that has died in SQLite gets an error from it, and reaches nothing afterwards.
+    """
+    draw, keep, release = noise.gaussian, Journal.keep, Journal.release
 
     def drawn(count: int, std: float) -> list[float]:
         seen.drawn += 1
@@ -249,11 +254,19 @@ def _watching(seen: _Seen) -> Iterator[None]:
 
     def kept(self: Journal, rows: Any, *rest: Any, **more: Any) -> None:
         keep(self, rows, *rest, **more)
-        seen.kept += len(rows)
+        if life.dead_at is None:
+            seen.kept += len(rows)
+
+    def released(self: Journal, *arguments: Any) -> tuple[float, ...]:
+        found = release(self, *arguments)
+        if life.dead_at is None:
+            seen.released.add(found)
+        return found
 
     with (
         mock.patch.object(noise, "gaussian", drawn),
         mock.patch.object(Journal, "keep", kept),
+        mock.patch.object(Journal, "release", released),
     ):
         yield
 
@@ -271,16 +284,15 @@ async def play(scenario: Scenario, deaths: Sequence[Death]) -> Figures:
     await service.start()
     await service.add_run(scenario.spec, _WORDS)
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix="fedone-device-", dir=_FOLDER) as name,
-            _watching(seen),
-        ):
+        with tempfile.TemporaryDirectory(prefix="fedone-device-", dir=_FOLDER) as name:
             life, epsilon = Life(None), 0.0
             # One disk for all lives: a later cut also loses the cache of a process before.
             with Disk(Path(name), lambda what: life.point(what)) as disk:
                 for death in (*deaths, None):
                     life = Life(death)
-                    epsilon = await _live(scenario, service, disk.root, life, seen, epsilon)
+                    with _watching(life, seen):
+                        epsilon = await _live(scenario, service, disk.root, life, seen, epsilon)
+                    disk.check_closed()
                     if life.dead_at is None or death is None:
                         break
                     figures.deaths += 1
@@ -289,9 +301,12 @@ async def play(scenario: Scenario, deaths: Sequence[Death]) -> Figures:
                     if death.left is not None:
                         disk.cut(death.left)
             if scenario.required:
-                counted = json.loads((Path(name) / "state" / "privacy.json").read_bytes())
-                if sum(counted.values()) < seen.drawn / _MULTIPLIER**2 - 1e-9:
-                    figures.violations.append(f"{seen.drawn} draws, counted {counted}")
+                sent = sum(len(set(bodies)) for bodies in seen.updates.values())
+                releases = sent if scenario.noise == "alpha" else len(seen.released)
+                with contextlib.closing(open_state(Path(name) / "state", "memory:")) as state:
+                    counted = dict(state.rows("SELECT target, precision FROM privacy"))
+                if abs(sum(counted.values()) * _MULTIPLIER**2 - releases) > 1e-9:
+                    figures.violations.append(f"{releases} releases, counted {counted}")
         figures.violations += [
             f"{each} ({'; '.join(seen.where)})" for each in _judge(scenario, service, model, seen)
         ]
@@ -330,6 +345,9 @@ async def _live(
     except BaseException:
         if life.dead_at is None:
             raise
+    finally:
+        if client is not None:
+            client._state.close()
     return epsilon if client is None or client.epsilon is None else client.epsilon
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from fedone_sdk import assets
 from tests.deploy.images import Image
 from tests.deploy.machine import Machine
 from tests.deploy.units import SYSTEMD, Unit
+from tests.edge import stored
 from tests.processes import running, tool, until
 
 EXAMPLES = assets.path("companion_feedback") / "train.jsonl"
@@ -96,9 +96,9 @@ def test_the_units_work_together(edge_image: Image, tmp_path: Path) -> None:
             until(lambda: machine.run()["rounds"] >= 2, device)
             assert device.stop() == 0
         machine.systemctl("stop", "fedone-aggregator")
-    (identity,) = state.rglob("identity.json")
     logs = device.log + machine.log()
-    assert json.loads(identity.read_text())["credential"] not in logs
+    ((credential,),) = stored(state, "SELECT credential FROM identity")
+    assert credential not in logs
     for secret in machine.path("/etc/fedone/secrets").iterdir():
         assert secret.read_text() not in logs
 

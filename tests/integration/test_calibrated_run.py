@@ -36,7 +36,7 @@ from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Part, Rendered, label_loss
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
-from tests.edge import edge_client
+from tests.edge import edge_client, stored
 from tests.runs import TASK, TOKEN, run_spec, serving
 
 WORDS = Vocabulary(candidates=(" good", "", " bad", " fine"))
@@ -185,12 +185,9 @@ BIG = {"num_samples": 40, "batch_size": 30}
 
 def forget_log_probs(folder: Path) -> None:
     """Makes the device's journal one of a version that did not keep them."""
-    (journal,) = folder.rglob("journal-*")
-    lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert sum("log_probs" in line for line in lines) == 26
-    for line in lines:
-        line.pop("log_probs", None)
-    journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    rows = stored(folder, "SELECT rowid, value FROM journal WHERE kind = 'losses'")
+    assert sum("log_probs" in json.loads(value) for _, value in rows) == 26
+    stored(folder, "UPDATE journal SET value = json_remove(value, '$.log_probs')")
 
 
 async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[Score]]:
@@ -430,7 +427,7 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.client.batch import Minibatch
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.scoring import Step, score_step
-from fedone_sdk.client.state_dir import StateDir
+from fedone_sdk.client.device_state import DeviceState
 from fedone_sdk.messages import Array
 from fedone_sdk.task import TaskSpec
 
@@ -448,7 +445,8 @@ async def main():
     rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
     batch = await Minibatch.of(task, rows, None)
     step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
-                journal=Journal(StateDir(None), "a"), on_scored=lambda count: None, by_class=True)
+                journal=Journal(DeviceState("memory:"), "a"), on_scored=lambda count: None,
+                by_class=True)
     return await score_step(step, Oracle())
 
 found = asyncio.run(main())

@@ -42,7 +42,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
-from tests.edge import edge_client
+from tests.edge import edge_client, stored
 from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
 from tests.virtual_time import now, on_virtual_time
 
@@ -569,8 +569,6 @@ async def test_hundreds_of_rounds_keep_memory_flat(tmp_path: Path, own: bool, ke
             tracemalloc.stop()
     assert after - before < 64 * 1024
     if keeps:
-        assert files_in(tmp_path) == ["identity.json"]
-
-
-def files_in(state: Path) -> list[str]:
-    return [file.name for file in state.glob("*/*")]
+        assert os.listdir(tmp_path) == ["state.sqlite3"]
+        for table in ("journal", "unsent", "memory"):
+            assert stored(tmp_path, f"SELECT * FROM {table}") == []

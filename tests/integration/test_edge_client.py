@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import itertools
-import json
+import os
 import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -23,8 +24,7 @@ from fedone_sdk.aggregator.rounds.replay import at_round
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client import ClientEvent, HttpTransport, Idle
-from fedone_sdk.client.identity import server_state
-from fedone_sdk.client.outbox import Outbox, Unsent
+from fedone_sdk.client.device_state import open_state
 from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
@@ -49,7 +49,8 @@ from fedone_sdk.stores import SqlStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from tests import runs
-from tests.edge import edge_client
+from tests.edge import edge_client, stored
+from tests.power import Disk
 from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
 
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
@@ -733,11 +734,9 @@ class TestState:
             async with client_of(service, state_dir=state, token=None) as client:
                 assert (await client.run_once()).outcome == "worked"
             assert len(await service.access.clients()) == 1
-        (folder,) = state.iterdir()
         assert stat.S_IMODE(state.stat().st_mode) == 0o700
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        (file,) = folder.iterdir()
-        assert file.name == "identity.json"
+        (file,) = state.iterdir()
+        assert file.name == "state.sqlite3"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
     async def test_one_identity_per_server(self, tmp_path: Path) -> None:
@@ -767,11 +766,12 @@ class TestState:
     )
     async def test_a_damaged_identity_is_put_aside(self, tmp_path: Path, content: str) -> None:
         """The device enrols again; the damaged file is kept for inspection."""
-        folder = folder_of(tmp_path)
+        folder = old_folder_of(tmp_path)
         (folder / "identity.json").write_text(content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
             assert (await client.run_once()).outcome == "worked"
         assert (folder / "identity.json.damaged").read_text() == content
+        (tmp_path / "state.sqlite3").unlink()
         (folder / "identity.json").write_text(content)
         async with serving() as service:
             client = client_of(service, state_dir=tmp_path, token=None)
@@ -783,19 +783,32 @@ class TestState:
         with pytest.raises(DataError, match=r"file.*: cannot be used as a state folder"):
             EdgeClient("http://x", token=TOKEN, data=DATA, state_dir=tmp_path / "file")
 
-    async def test_a_disk_that_is_full(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The device works on, as one without a folder."""
-
-        def full(*_: object) -> int:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("fedone_sdk.client.state_dir.os.open", full)
+    @pytest.mark.parametrize("content", [b"\0" * 5000, b"{}" * 5000, b"SQLite format 3\0" * 400])
+    async def test_a_damaged_file_is_put_aside(self, tmp_path: Path, content: bytes) -> None:
+        """The device enrols again; the damaged file is kept for inspection."""
+        file = tmp_path / "state.sqlite3"
+        file.write_bytes(content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
-            await worked(client)
-            assert run_of(service).state.status == "completed"
-        assert list(folder_of(tmp_path).iterdir()) == []
+            assert (await client.run_once()).outcome == "worked"
+        assert (tmp_path / "state.sqlite3.damaged").read_bytes() == content
+        assert servers_in(tmp_path) == {"memory:"}
+
+    @pytest.mark.parametrize("opened", [False, True], ids=["from the start", "later"])
+    async def test_a_disk_that_is_full(self, tmp_path: Path, opened: bool) -> None:
+        """The device works on, as one without a folder."""
+        full = not opened
+
+        def watch(what: str) -> None:
+            if full and what.startswith(("before open", "before write")):
+                raise OSError(28, "No space left on device")
+
+        async with serving() as service:
+            with Disk(tmp_path, watch):
+                async with client_of(service, state_dir=tmp_path) as client:
+                    full = True
+                    await worked(client)
+                assert run_of(service).state.status == "completed"
+        assert os.listdir(tmp_path) == ["state.sqlite3"] * opened
 
     @pytest.mark.parametrize("keep", [True, False])
     async def test_adamw_memory_of_the_device(self, tmp_path: Path, keep: bool) -> None:
@@ -812,28 +825,26 @@ class TestState:
                     async with client_of(service, state_dir=folder) as client:
                         assert (await client.run_once()).outcome == "worked"
                     if not keep:
-                        (folder_of(folder) / "run.memory").unlink()
+                        stored(folder, "DELETE FROM memory")
                 return run_of(service).result().alpha_sha256
 
         assert (await alpha_after(True) == await alpha_after(False)) == keep
-        kept = folder_of(tmp_path / "False") / "run.memory"
-        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+        assert stored(tmp_path / "False", "SELECT run_id FROM memory") == [("run",)]
 
 
 def servers_in(state: Path) -> set[str]:
-    files = state.glob("*/identity.json")
-    return {json.loads(file.read_text())["server"] for file in files}
+    return {server for (server,) in stored(state, "SELECT server FROM identity")}
 
 
-def folder_of(state: Path) -> Path:
-    """What a client of `client_of` keeps there."""
-    server_state(state, "memory:")
-    (folder,) = state.iterdir()
+def old_folder_of(state: Path) -> Path:
+    """Where an older version kept what a client of `client_of` has."""
+    folder = state / hashlib.sha256(b"memory:").hexdigest()[:16]
+    folder.mkdir()
     return folder
 
 
-def unsent_in(state: Path) -> list[Unsent]:
-    return Outbox(server_state(state, "memory:")).waiting()
+def unsent_in(state: Path) -> list[Any]:
+    return stored(state, "SELECT * FROM unsent")
 
 
 class DyingTransport(MemoryTransport):
@@ -888,11 +899,15 @@ class TestWorkNotHandedIn:
         assert unsent_in(tmp_path) == []
 
     @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", '{"update": "{}"}'])
-    async def test_a_damaged_file_is_dropped(self, tmp_path: Path, content: str) -> None:
-        (folder_of(tmp_path) / "unsent-a.json").write_text(content)
+    async def test_a_damaged_update_is_dropped(self, tmp_path: Path, content: str) -> None:
+        (old_folder_of(tmp_path) / "unsent-a.json").write_text(content)
+        open_state(tmp_path, "memory:").rows("SELECT 1")
+        insert = "INSERT INTO unsent VALUES ('memory:', 'b', 'run', 1, 0, ?, '')"
+        stored(tmp_path, insert, content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
             assert (await client.run_once()).outcome == "worked"
         assert unsent_in(tmp_path) == []
+        assert os.listdir(tmp_path) == ["state.sqlite3"]
 
 
 class TestStop:

@@ -29,7 +29,8 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.client import ClientEvent, HttpTransport, Network
-from fedone_sdk.client.identity import Identity, server_state
+from fedone_sdk.client.device_state import open_state
+from fedone_sdk.client.identity import Identity
 from fedone_sdk.client.network import Proxy
 from fedone_sdk.client.transport import _retry_after_s
 from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError
@@ -302,7 +303,7 @@ class TestSigning:
             options: dict[str, Any] = {"data": DATA, "state_dir": tmp_path}
             async with edge_client(url, token=TOKEN, sign=True, **options) as client:
                 assert (await client.run_once()).outcome == "worked"
-            kept = Identity(server_state(tmp_path, url), url)
+            kept = Identity(open_state(tmp_path, url))
             assert kept.private_key
             assert kept.private_key not in repr(kept)
             await works(served, edge_client(url, **options))  # it signs: it has a key
@@ -345,7 +346,7 @@ class TestIdentity:
                 before = client._credential
                 await client.rotate_credential()
                 assert client._credential != before
-                assert Identity(server_state(tmp_path, url), url).credential == client._credential
+                assert Identity(open_state(tmp_path, url)).credential == client._credential
                 await client.run_forever()
             assert served.service.runs["run"].state.status == "completed"
             transport = HttpTransport(url)

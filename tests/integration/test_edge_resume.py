@@ -14,9 +14,9 @@ import pytest
 
 from fedone_sdk.aggregator import Service
 from fedone_sdk.backends import LLMBackend, Query
-from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
-from fedone_sdk.client.identity import server_state
+from fedone_sdk.client.device_state import open_state
+from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import ProblemError
@@ -26,6 +26,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
+from tests.edge import stored
 from tests.runs import PROMPT, memory_client, run_spec
 
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
@@ -134,12 +135,11 @@ async def test_through_the_gateway(
             assert result_of(service).alpha_sha256 == wanted.alpha_sha256
             assert result_of(service).spent == wanted.spent
         assert len(backend.asked) == len(undisturbed.asked)
-        assert list((folder / folder_name(folder)).glob("journal-*")) == []
+        assert journal_in(folder) == []
 
 
-def folder_name(state: Path) -> str:
-    (folder,) = state.iterdir()
-    return folder.name
+def journal_in(folder: Path) -> list[tuple[Any, ...]]:
+    return stored(folder, "SELECT kind, key FROM journal ORDER BY rowid")
 
 
 @pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
@@ -223,7 +223,7 @@ def _nan(content: bytes) -> bytes:
 
 
 def _deep(content: bytes) -> bytes:
-    return b"[" * 100_000 + b"\n" + content
+    return b"[" * 100_000 + content
 
 
 @pytest.mark.parametrize("damage", [_cut, _foreign, _wrong, _nan, _deep, lambda content: b""])
@@ -232,8 +232,11 @@ async def test_a_damaged_journal(tmp_path: Path, damage: Callable[[bytes], bytes
     spec, backend = spec_of("losses"), ScriptedBackend()
     async with serving(spec, backend) as service:
         await died_amid(service, tmp_path)
-        (journal,) = (tmp_path / folder_name(tmp_path)).glob("journal-*")
-        journal.write_bytes(damage(journal.read_bytes()))
+        ((key, value),) = stored(
+            tmp_path, "SELECT key, value FROM journal WHERE kind = 'losses' ORDER BY rowid LIMIT 1"
+        )
+        damaged = damage(value.encode()).decode("latin-1")
+        stored(tmp_path, "UPDATE journal SET value = ? WHERE key = ?", damaged, key)
         again = Dying(service, dies_at=-1, answered=False)
         async with client_of(service, tmp_path, transport=again) as client:
             assert (await client.run_once()).outcome == "worked"
@@ -276,7 +279,7 @@ async def test_another_model_than_before(tmp_path: Path) -> None:
     (message,) = declined
     assert message.reason == "the model changed during the work"
     assert message.usage.requests >= 5 + len(other.asked)
-    assert list((tmp_path / folder_name(tmp_path)).glob("journal-*")) == []
+    assert journal_in(tmp_path) == []
 
 
 async def test_work_that_cannot_go_on_after_a_restart(tmp_path: Path) -> None:
@@ -392,43 +395,12 @@ class TestPrivacy:
         return updates[0]
 
 
-def test_a_journal_that_holds_no_number_is_read_without_it(tmp_path: Path) -> None:
-    """Older versions kept what a model of the device's own had answered."""
-    from fedone_sdk.client.journal import Journal
-
-    shelf = server_state(tmp_path, "memory:")
+def test_a_journal_with_a_wrong_number_is_read_without_it(tmp_path: Path) -> None:
+    """Older versions stored what a model of the device's own had answered."""
+    state = open_state(tmp_path, "memory:")
     rows = {"right": (0.1, None), "wrong": (math.nan, 0.5), "after it": (0.2,)}
-    Journal(shelf, "a").keep(rows, "m")
-    again = Journal(shelf, "a")
-    # What follows a line that is wrong is scored again.
-    assert [again.row(key) for key in rows] == [((0.1, None), "m"), None, None]
-    again.keep({"after it": (0.2,)}, "m")
-    assert Journal(shelf, "a").row("after it") == ((0.2,), "m")
-
-
-def test_what_waits_on_disk_is_bounded(tmp_path: Path) -> None:
-    from fedone_sdk.client.journal import Journal
-    from fedone_sdk.client.outbox import Outbox, Unsent
-    from fedone_sdk.messages import LossesUpdate, Scored
-
-    shelf = server_state(tmp_path, "memory:")
-    (folder,) = tmp_path.iterdir()
-    update = LossesUpdate(
-        num_examples=1, scored=Scored(scored=1), usage=Usage(), model="m", losses=(1.0, 2.0)
-    )
-    outbox = Outbox(shelf)
-    for number in range(40):
-        outbox.put(Unsent(run_id="run", assignment_id=f"a{number}", round=number, update=update))
-        Journal(shelf, f"a{number}").keep({"key": (0.5, None)}, "m")
-    assert [unsent.round for unsent in outbox.waiting()] == list(range(24, 40))
-    assert len(list(folder.glob("journal-*"))) == 4
-    big = Journal(shelf, "big")
-    row = tuple([0.123456789] * 10_000)
-    for number in range(200):
-        big.keep({f"key {number}": row}, "m")
-    assert (folder / "journal-big.jsonl").stat().st_size <= 8 * 1024 * 1024
-    assert big.row("key 199") == (row, "m")
-    assert Journal(shelf, "big").row("key 0") == (row, "m")
-    # What was spent is not forgotten, however much is kept.
-    big.charge(3, Usage(requests=7))
-    assert Journal(shelf, "big").spent(3) == Usage(requests=7)
+    Journal(state, "a").keep(rows, "m")
+    again = Journal(state, "a")
+    assert [again.row(key) for key in rows] == [((0.1, None), "m"), None, ((0.2,), "m")]
+    again.keep({"wrong": (0.3,)}, "m")
+    assert Journal(state, "a").row("wrong") == ((0.3,), "m")

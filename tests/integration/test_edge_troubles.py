@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import re
 from collections.abc import AsyncIterator
@@ -21,7 +20,8 @@ from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
 from fedone_sdk.client.batch import Minibatch
-from fedone_sdk.client.identity import Identity, server_state
+from fedone_sdk.client.device_state import change, open_state
+from fedone_sdk.client.identity import Identity
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -479,11 +479,12 @@ class TestArguments:
                 assert (await client.run_once()).outcome == "offline"
 
     def test_an_invalid_stored_credential(self, tmp_path: Path) -> None:
-        shelf = server_state(tmp_path, "memory:")
-        kept = {"client_id": "a", "credential": "s3c\nret", "nonce": None, "private_key": None}
-        shelf.write("identity.json", json.dumps(kept).encode())
-        assert Identity(shelf, "memory:").credential is None
-        assert shelf.read("identity.json.damaged") is not None
+        state = open_state(tmp_path, "memory:")
+        insert = "INSERT INTO identity VALUES (:server, 'a', :credential, NULL, NULL)"
+        assert state.write(change(insert, credential="s3c\nret"))
+        identity = Identity(state)
+        assert (identity.client_id, identity.credential) == (None, None)
+        state.close()
 
 
 class TestStartAgain:

@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
+from fedone_sdk.budget import Usage
 from fedone_sdk.client import RequiredPrivacy
+from fedone_sdk.client.device_state import open_state
 from fedone_sdk.client.events import ClientEvent
-from fedone_sdk.client.outbox import Outbox, Unsent
+from fedone_sdk.client.identity import Identity
+from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.privacy import PrivacyAccount
-from fedone_sdk.client.state_dir import StateDir
+from fedone_sdk.client.unfinished import UnfinishedWork
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, RunTask
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
-from tests.edge import edge_client
+from tests.edge import edge_client, stored
 from tests.integration.test_edge_resume import DATA, serving, spec_of
+from tests.power import Disk
 from tests.runs import TOKEN
 
 dp_accounting = pytest.importorskip("dp_accounting")
@@ -180,13 +186,13 @@ async def test_a_killed_device_counts_no_release_twice(
     # No room for a single release more, not even on the way.
     most = epsilon_of(*[4.0] * local_steps) * 1.02
 
-    def dies(self: Outbox, unsent: Unsent) -> None:
+    def dies(self: UnfinishedWork, *_: object) -> None:
         raise asyncio.CancelledError
 
     async with serving(spec, ScriptedBackend()) as service:
         transport = Watched(service)
         with monkeypatch.context() as patch:
-            patch.setattr(Outbox, "put", dies)
+            patch.setattr(UnfinishedWork, "put", dies)
             async with device(transport, tmp_path, max_epsilon=most) as client:
                 with pytest.raises(asyncio.CancelledError):
                     await client.run_once()
@@ -198,69 +204,130 @@ async def test_a_killed_device_counts_no_release_twice(
             assert client.epsilon == spent
 
 
-async def test_what_cannot_be_counted_is_not_given_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class FullDisk:
+    """A disk that is full while `full` is set."""
+
+    full = False
+
+    def __call__(self, what: str) -> None:
+        if self.full and what.startswith(("before open", "before write")):
+            raise OSError(28, "No space left on device")
+
+    @contextmanager
+    def during(self, kind: type, method: str) -> Iterator[None]:
+        """Let the disk be full during a method."""
+        real = getattr(kind, method)
+
+        def called(*arguments: Any, **more: Any) -> Any:
+            self.full = True
+            try:
+                return real(*arguments, **more)
+            finally:
+                self.full = False
+
+        with mock.patch.object(kind, method, called):
+            yield
+
+
+async def test_what_cannot_be_counted_is_not_given_away(tmp_path: Path) -> None:
+    full = FullDisk()
     async with serving(noisy(), ScriptedBackend()) as service:
         transport = Watched(service)
-        async with device(transport, tmp_path) as client:
-            await client.enrol()
-
-            def full(source: Path, target: Path) -> None:
-                raise OSError(28, "No space left on device")
-
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "replace", full)
+        with Disk(tmp_path, full):
+            async with device(transport, tmp_path) as client:
+                await client.enrol()
+                full.full = True
                 assert (await client.run_once()).outcome == "declined"
-            assert client.epsilon == 0.0
-            assert transport.updates == []
-            assert transport.declined[0].reason == "the client's count of epsilon cannot be written"
-            assert transport.declined[0].usage.queries > 0
-            assert (await client.run_once()).outcome == "worked"
-            assert client.epsilon > 0.0
+                full.full = False
+                assert client.epsilon == 0.0
+                assert transport.updates == []
+                assert transport.declined[0].reason == "the noised losses cannot be stored"
+                assert transport.declined[0].usage.queries > 0
+                assert (await client.run_once()).outcome == "worked"
+                assert client.epsilon == pytest.approx(epsilon_of(4.0), rel=0.02)
 
 
 @pytest.mark.parametrize(
-    ("exchange", "target", "file"),
+    ("exchange", "target", "where"),
     [
-        ("losses", "losses", "journal-"),
-        ("alpha", "losses", "journal-"),
-        ("losses", "losses", "unsent-"),
-        ("alpha", "alpha", "unsent-"),
+        ("losses", "losses", (Journal, "release")),
+        ("alpha", "losses", (Journal, "release")),
+        ("losses", "losses", (UnfinishedWork, "put")),
+        ("alpha", "alpha", (UnfinishedWork, "put")),
     ],
 )
 async def test_noise_that_cannot_be_kept_is_not_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: str, target: str, file: str
+    tmp_path: Path, exchange: str, target: str, where: tuple[type, str]
 ) -> None:
     """After a restart the same work would get other noise."""
+    full = FullDisk()
     async with serving(noisy(exchange, target=target), ScriptedBackend()) as service:
         transport = Watched(service)
-        async with device(transport, tmp_path) as client:
-            await client.enrol()
-            opened = os.open
+        with Disk(tmp_path, full):
+            async with device(transport, tmp_path) as client:
+                await client.enrol()
+                with full.during(*where):
+                    assert (await client.run_once()).outcome == "declined"
+                assert transport.updates == []
+                assert "cannot be stored" in transport.declined[0].reason
+                assert transport.declined[0].usage.queries > 0
+                # Noise and its count are stored together, or neither is.
+                counted = stored(tmp_path, "SELECT target FROM privacy")
+                assert bool(counted) == (where[0] is UnfinishedWork and target == "losses")
+                assert (await client.run_once()).outcome == "worked"
 
-            def full(path: Any, flags: int, *rest: Any, **more: Any) -> int:
-                if flags & os.O_CREAT and file in Path(path).name:
-                    raise OSError(28, "No space left on device")
-                return opened(path, flags, *rest, **more)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(os, "open", full)
-                assert (await client.run_once()).outcome == "declined"
-            assert transport.updates == []
-            assert "cannot be stored" in transport.declined[0].reason
-            assert transport.declined[0].usage.queries > 0
-            assert (await client.run_once()).outcome == "worked"
+def account_in(folder: Path, server: str = "memory:") -> PrivacyAccount:
+    state = open_state(folder, server)
+    return PrivacyAccount(RequiredPrivacy(max_epsilon=8), state, own_model=True)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"losses": -1, "alpha": 0}', "{"])
-def test_a_count_that_cannot_be_read_is_not_taken_for_zero(tmp_path: Path, content: str) -> None:
-    (tmp_path / "privacy.json").write_text(content)
-    with pytest.raises(DataError, match=r"privacy.json: the count of epsilon cannot be read"):
-        PrivacyAccount(RequiredPrivacy(max_epsilon=8), tmp_path, own_model=True)
-    StateDir(tmp_path).write("privacy.json", json.dumps({"losses": 0.25, "alpha": 0}).encode())
-    account = PrivacyAccount(RequiredPrivacy(max_epsilon=8), tmp_path, own_model=True)
-    assert account.epsilon == pytest.approx(epsilon_of(2.0), rel=0.02)
+def test_a_count_of_an_older_version_that_cannot_be_read_is_not_taken_for_zero(
+    tmp_path: Path, content: str
+) -> None:
+    file = tmp_path / "privacy.json"
+    file.write_text(content)
+    for _ in range(2):  # it stays
+        with pytest.raises(DataError, match=r"privacy.json: the count of epsilon cannot be read"):
+            account_in(tmp_path)
+    file.write_text(json.dumps({"losses": 0.25, "alpha": 0}))
+    assert account_in(tmp_path).epsilon == pytest.approx(epsilon_of(2.0), rel=0.02)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("precision", [-1.0, "much", None, b"1", "NaN"])
+def test_a_wrong_count(tmp_path: Path, precision: object) -> None:
+    account_in(tmp_path)
+    stored(tmp_path, "INSERT INTO privacy VALUES ('losses', ?)", precision)
+    with pytest.raises(DataError, match=r"state.sqlite3: the count of epsilon cannot be read"):
+        account_in(tmp_path)
+
+
+def test_a_damaged_file_may_have_a_count(tmp_path: Path) -> None:
+    """Also after a client that counts nothing has started another file."""
+    account_in(tmp_path)
+    file = tmp_path / "state.sqlite3"
+    file.write_bytes(file.read_bytes()[:6000])
+    Identity(open_state(tmp_path, "memory:")).begin("nonce")
+    assert stored(tmp_path, "SELECT nonce FROM identity") == [("nonce",)]
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"state.sqlite3.damaged: the count of epsilon"):
+            account_in(tmp_path)
+    (tmp_path / "state.sqlite3.damaged").unlink()
+    assert account_in(tmp_path).epsilon == 0.0
+
+
+def test_clients_of_two_servers_add_to_one_count(tmp_path: Path) -> None:
+    """Each reads it again before it spends."""
+    accounts = [account_in(tmp_path, server) for server in ("memory:a", "memory:b")]
+    privacy = noisy().privacy
+    assert privacy is not None
+    for account in accounts:
+        account._state.write(*account.charge(privacy, Usage()))
+    for account in accounts:
+        account.update()
+        assert account.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
 
 
 async def test_tokens_tell_of_texts_and_stay(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ class TestRestarts:
             async with serving(spec, ScriptedBackend(space=SPACE)) as service:
                 async with client_of(service, None) as client:
                     if kept is not None:
-                        client._worker._memory.keep("run", kept)
+                        client._worker._unfinished._memories["run"] = kept
                     assert (await client.run_once()).outcome == "worked"
                 digests.add(service.runs["run"].result().alpha_sha256)
         assert len(digests) == 1
@@ -331,7 +331,7 @@ class TestRestarts:
             await client.run_forever()
             first = service.runs["run"].result().alpha_sha256
         async with serving(spec, backend) as service, client_of(service, tmp_path) as client:
-            assert client._worker._memory.of("run")
+            assert client._worker._unfinished.memory("run")
             await client.run_forever()
             assert service.runs["run"].result().alpha_sha256 == first
 

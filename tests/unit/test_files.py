@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk.cli._files import write_file
-from fedone_sdk.client.state_dir import StateDir
 from fedone_sdk.comparison.records import TrialFile
 from fedone_sdk.experiments.records import write_whole
 from fedone_sdk.files import replace_file, sync_path
@@ -17,28 +16,6 @@ from tests.power import Disk, disk
 from tests.unit.comparison.records import record as record_of
 
 __all__ = ["disk"]
-
-
-def test_a_state_file_that_was_written_is_there_after_a_power_cut(
-    tmp_path: Path, disk: Disk
-) -> None:
-    shelf = StateDir(tmp_path / "state")
-    shelf.write("identity.json", b"first")
-    disk.cut()
-    assert StateDir(tmp_path / "state").read("identity.json") == b"first"
-    shelf.write("identity.json", b"second")
-    disk.cut()
-    assert StateDir(tmp_path / "state").read("identity.json") == b"second"
-
-
-def test_a_started_journal_survives_a_power_cut(tmp_path: Path, disk: Disk) -> None:
-    """It holds noise that must not be drawn again."""
-    shelf = StateDir(tmp_path / "state")
-    shelf.append("journal-a.jsonl", b"one\n")
-    disk.cut()
-    shelf.append("journal-a.jsonl", b"two\n")
-    disk.cut()
-    assert StateDir(tmp_path / "state").read("journal-a.jsonl") == b"one\ntwo\n"
 
 
 def test_results_are_there_after_a_power_cut(tmp_path: Path, disk: Disk) -> None:
