@@ -98,7 +98,7 @@ class _Measured:
         self.medians = {k: repeats.median(k, repeats.target) for k in repeats.present}
         k, runs = next(iter(repeats.runs.items()))
         # Queries of one client in a round.
-        self.per_client = max(max(run["queries_per_round"]) for run in runs.values()) / k
+        self.per_client: float = max(max(run["queries_per_round"]) for run in runs.values()) / k
         rounds = {k: median.value / (self.per_client * k) for k, median in self.medians.items()}
         self.fit = fitted(rounds)
 

@@ -97,9 +97,8 @@ class Method:
     ) -> Trial:
         """The trial of one run at a learning rate.
 
-        Args:
-            run: Attributes of `Tuning` without the method; ``batch_size`` and ``num_samples`` of the
-                method; and ``searches``, whether learning rates are searched.
+        `run` has attributes of `Tuning` without the method, ``batch_size`` and ``num_samples`` of
+        the method, and ``searches``: whether learning rates are searched.
         """
         shape = _shape(settings) if self.shape else {}
         method = {"batch_size": run["batch_size"], **self.method}

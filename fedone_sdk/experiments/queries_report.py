@@ -61,6 +61,7 @@ class Repeats:
         }
 
     def median(self, clients: int, target: str) -> Median:
+        """The median over the repeats, the censored ones infinite."""
         return median_interval(list(self.queries(clients, target).values()))
 
     def median_text(self, clients: int, target: str) -> str:
@@ -136,6 +137,7 @@ class Repeats:
         return next(iter(self.gains))
 
     def trimmed(self, clients: int, target: str) -> TrimmedMean:
+        """The mean without the extremes."""
         values = [*self.queries(clients, target).values()]
         return trimmed_mean(values, share=TRIM, cap=self.cap)
 
