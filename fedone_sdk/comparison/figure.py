@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Literal
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from fedone_sdk.comparison.records import TrialRecord
 from fedone_sdk.comparison.results import Results, Standing
+from fedone_sdk.reports.figures import printable, svg_of
 
 _COLOURS = ("#2563a8", "#c2571a", "#1b7f5c", "#8a3ffc", "#b0245b", "#6b7280", "#8a6d00", "#0f7c90")
 _MARKERS = "osD^vPX*"
@@ -21,26 +19,18 @@ _MARKERS = "osD^vPX*"
 
 def comparison_svg(results: Results) -> str:
     """Plot the mean over seeds, and each seed as a thin line; equal results give equal bytes."""
-    # Text is kept as text, which is smaller and readable by screen readers.
-    with matplotlib.rc_context({"svg.hashsalt": "fedone", "svg.fonttype": "none"}):
-        measures: list[Literal["metric", "loss"]] = ["metric", "loss"]
-        if results.task.metric == "loss":
-            measures = ["loss"]
-        figure = Figure(figsize=(4.6 * len(measures), 3.8), layout="constrained")
-        FigureCanvasSVG(figure)
-        for axes, measure in zip(
-            figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True
-        ):
+    measures: list[Literal["metric", "loss"]] = ["metric", "loss"]
+    if results.task.metric == "loss":
+        measures = ["loss"]
+
+    def draw(figure: Figure) -> None:
+        places = figure.subplots(1, len(measures), squeeze=False)[0]
+        for axes, measure in zip(places, measures, strict=True):
             for place, standing in enumerate(results.standings):
                 _draw(axes, standing, measure, place)
-            # A user's metric may have any name: no formulas, nothing unprintable.
             name = results.task.metric if measure == "metric" else "mean loss"
-            name = "".join(char if char.isprintable() else " " for char in name)
-            axes.set_title(f"{name} on dev", parse_math=False)
-            axes.set_xlabel("training queries")
-            axes.grid(alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
-        handles, labels = axes.get_legend_handles_labels()
+            axes.set_title(f"{printable(name)} on dev", parse_math=False)
+        handles, labels = places[-1].get_legend_handles_labels()
         if handles:
             figure.legend(
                 handles,
@@ -50,10 +40,8 @@ def comparison_svg(results: Results) -> str:
                 frameon=False,
                 fontsize="small",
             )
-        stream = io.StringIO()
-        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    text = stream.getvalue()
-    return text[text.index("<svg") :]
+
+    return svg_of(draw, size=(4.6 * len(measures), 3.8), style={})
 
 
 def _draw(axes: Axes, standing: Standing, measure: Literal["metric", "loss"], place: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.comparison.entrants import Entrant
 from fedone_sdk.comparison.records import TrialRecord
-from fedone_sdk.comparison.statistics import RESAMPLED, Estimate, difference, loss_difference
+from fedone_sdk.comparison.statistics import RESAMPLED, Estimate, difference
 from fedone_sdk.task import TaskSpec
 
 
@@ -259,7 +259,7 @@ def results_of(
                 metric=_mean([one.metric for one in own.values()]),
                 loss=_mean([one.loss for one in own.values()]),
                 difference=difference(task.metric, *pair, len(task.labels)),
-                loss_difference=loss_difference(*pair),
+                loss_difference=difference("loss", *pair),
                 reached={
                     seed: _reached(record, bar, lower=lower)
                     for seed, record in own.items()

@@ -79,13 +79,8 @@ class _Drawn(NamedTuple):
     of_seeds: _Floats
 
 
-def loss_difference(first: Sequence[TrialRecord], second: Sequence[TrialRecord]) -> Estimate | None:
-    """Return the mean loss of one entrant minus another's; arguments as for `difference`."""
-    return difference("loss", first, second, 0)
-
-
 def difference(
-    metric: str, first: Sequence[TrialRecord], second: Sequence[TrialRecord], num_labels: int
+    metric: str, first: Sequence[TrialRecord], second: Sequence[TrialRecord], num_labels: int = 0
 ) -> Estimate | None:
     """Return the metric of one entrant minus another's, on the same seeds and examples.
 
@@ -101,7 +96,7 @@ def difference(
         metric: One of `RESAMPLED`.
         first: Trials of one entrant, seed by seed.
         second: Those of the other under the same seeds, on the same dev split.
-        num_labels: Labels of the task; 0 where it has none.
+        num_labels: Labels of the task; not used for the loss.
 
     Returns:
         The difference; None without pairs, or without examples that both have answered.

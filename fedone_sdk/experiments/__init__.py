@@ -1,7 +1,7 @@
 """The paper's tables and figures, one command each.
 
 1. Each table or figure is a `Study`: one run, the axes along which it differs, and seeds, in full
-   and for ``--quick``; its methods are those of `methods.METHODS`.
+   and for ``--quick``; its methods are variants of `methods.METHODS`, and pilots choose rates.
 2. A point of the grid and a seed make a `Trial`: a function (`federated`, `standalone`,
    `time_to_target`, `chat`, `toy`, `accounting`) of JSON options and input files.
 3. The `engine` runs the trials that `records` does not hold yet, each in its own process or on Ray,

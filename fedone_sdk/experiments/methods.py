@@ -95,14 +95,10 @@ class Method:
     def trial(
         self, key: str, settings: Settings, run: Mapping[str, Any], rate: float | None = None
     ) -> Trial:
-        """The trial of one run.
+        """The trial of one run at a learning rate.
 
-        Args:
-            key: The trial's name.
-            settings: As of the study.
-            run: Attributes of `Tuning` without the method; ``batch_size`` and ``num_samples`` of
-                the method; and ``searches``, whether learning rates are searched.
-            rate: The learning rate; None keeps the method's.
+        `run` has attributes of `Tuning` without the method, ``batch_size`` and ``num_samples`` of
+        the method, and ``searches``: whether learning rates are searched.
         """
         shape = _shape(settings) if self.shape else {}
         method = {"batch_size": run["batch_size"], **self.method}

@@ -64,7 +64,14 @@ class Mlp:
     def loss_and_gradient(
         self, parameters: Floats, images: Floats, labels: NDArray[np.int64], mask: Floats
     ) -> tuple[float, Floats]:
-        """The mean cross-entropy of a mini-batch, nats, and its gradient, under a `draw_mask`."""
+        """The mean cross-entropy of a mini-batch, nats, and its gradient.
+
+        Args:
+            parameters: Shape (size,).
+            images: Shape (rows, num_inputs).
+            labels: Shape (rows,).
+            mask: Of `draw_mask`.
+        """
         w1, b1, w2, b2 = self._layers(parameters)
         rows = np.arange(len(labels))
         active = np.maximum(images @ w1 + b1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -22,9 +23,6 @@ _DARK = {_INK: "#e6e9ee", _BLUE: "#7db2ea", _GREY: "#a5aebb", _GREEN: "#5fcf9f"}
 """Replacements of colours in dark mode."""
 
 _STYLE: Any = {
-    # Text is kept as text, which is smaller and accessible to screen readers.
-    "svg.hashsalt": "fedone",
-    "svg.fonttype": "none",
     "font.size": 11.0,
     "savefig.transparent": True,
     **dict.fromkeys(
@@ -39,20 +37,45 @@ def curves_svg(run: ReportedRun) -> str:
 
     The two plots are stacked, fit the width of a phone, and support light and dark mode.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.6, 5.8), layout="constrained")
-        FigureCanvasSVG(figure)
+
+    def draw(figure: Figure) -> None:
         upper, lower = figure.subplots(2, 1)
         _draw_metric(upper, run)
         _draw_loss(lower, run)
-        for axes in (upper, lower):
+
+    text = svg_of(draw, size=(4.6, 5.8), style=_STYLE)
+    return text.replace("</style>", f"{_in_the_dark()}</style>", 1)
+
+
+def svg_of(
+    draw: Callable[[Figure], None], *, size: tuple[float, float], style: Mapping[str, Any]
+) -> str:
+    """The SVG of axes over training queries; the same drawing gives the same bytes.
+
+    Args:
+        draw: Draws on an empty figure.
+        size: Width and height, inches.
+        style: More of matplotlib's settings.
+    """
+    # Text is kept as text, which is smaller and accessible to screen readers.
+    settings: Any = {"svg.hashsalt": "fedone", "svg.fonttype": "none", **style}
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=size, layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure)
+        for axes in figure.axes:
             axes.set_xlabel("training queries")
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
-    return text[text.index("<svg") :].replace("</style>", f"{_in_the_dark()}</style>", 1)
+    return text[text.index("<svg") :]
+
+
+def printable(name: str) -> str:
+    """A metric's name, which is arbitrary, without characters that XML does not allow."""
+    return "".join(char if char.isprintable() else " " for char in name)
 
 
 def _in_the_dark() -> str:
@@ -81,9 +104,7 @@ def _draw_metric(axes: Axes, run: ReportedRun) -> None:
     if metric.after is not None:
         end = queries[-1] if queries else 0
         axes.plot([end], [metric.after], color=_GREEN, marker="o", ls="", label="tuned prompt")
-    # The name in a result file is arbitrary: disable formulas, and remove invalid XML characters.
-    name = "".join(char if char.isprintable() else " " for char in metric.name)
-    axes.set_title(f"{name} on dev", parse_math=False)
+    axes.set_title(f"{printable(metric.name)} on dev", parse_math=False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small", frameon=False)
 

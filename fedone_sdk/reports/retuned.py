@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedone_sdk.aggregator.serving.intervals import difference, interval
-from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
+from fedone_sdk.aggregator.serving.outcomes import Outcomes
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, is_known, prediction_queries
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import Message, PromptReport, Spread
@@ -240,7 +240,7 @@ class _Reader:
         if not found.scored:
             return MeasuredPrompt(bias=found.task.bias)
         task = found.task
-        ends = interval(task.metric, self._outcomes(found), len(task.labels))
+        ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
         return MeasuredPrompt(
             value=found.metric,
             interval=ends and (ends.low, ends.high),
@@ -253,14 +253,11 @@ class _Reader:
         if not (better.scored and worse.scored):
             return None
         metric, count = self._spec.task.metric, len(self._spec.task.labels)
-        first, second = self._outcomes(better), self._outcomes(worse)
+        first, second = Outcomes.of("after", better), Outcomes.of("after", worse)
         if metric == "loss":
             first, second = second, first
         found = difference(metric, first, second, count)
         return found and Spread(value=found.value, low=found.low, high=found.high)
-
-    def _outcomes(self, found: Prediction, which: Which = "after") -> Outcomes:
-        return Outcomes.of(which, found)
 
 
 def _on_old_model(artefact: PromptArtefact) -> MeasuredPrompt:

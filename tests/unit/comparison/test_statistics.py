@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedone_sdk.comparison import TrialRecord, difference
-from fedone_sdk.comparison.statistics import loss_difference
 from fedone_sdk.metrics import evaluate
 from tests.unit.comparison.records import record
 
@@ -49,7 +48,7 @@ def test_the_spread_is_that_of_theory() -> None:
     rng = np.random.default_rng(1)
     losses = rng.normal(0.0, 1.0, 400)
     first, second = record(losses=losses.tolist()), record(losses=[0.0] * 400)
-    found = loss_difference([first], [second])
+    found = difference("loss", [first], [second])
     assert found is not None
     error = losses.std() / math.sqrt(400)
     assert (found.high - found.low) / 2 == pytest.approx(1.96 * error, rel=0.06)
@@ -58,7 +57,7 @@ def test_the_spread_is_that_of_theory() -> None:
     shifts = np.array([-0.3, -0.1, 0.0, 0.2, 0.5])
     first_five = [record(seed=n, losses=[shift] * 50) for n, shift in enumerate(shifts)]
     second_five = [record(seed=n, losses=[0.0] * 50) for n in range(5)]
-    found = loss_difference(first_five, second_five)
+    found = difference("loss", first_five, second_five)
     assert found is not None
     error = shifts.std(ddof=1) / math.sqrt(5)
     assert (found.high - found.low) / 2 == pytest.approx(2.776 * error, rel=0.1)
@@ -72,7 +71,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
         )
         first = [record(seed=n, losses=row.tolist()) for n, row in enumerate(apart)]
         second = [record(seed=n, losses=[0.0] * 40) for n in range(5)]
-        found = loss_difference(first, second)
+        found = difference("loss", first, second)
         assert found is not None
         hits += found.low <= 0.0 <= found.high
     # Three standard errors of 95 % in 150 tries; above it, the interval is too wide.
