@@ -58,7 +58,7 @@ def spec_of(name: str, **changes: Any) -> RunSpec:
         },
         "prompt": {"length": 8, "vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
         "method": {"name": "evolution", "num_samples": 8, "batch_size": 6},
-        "participation": {"exchange": "losses", "claim_timeout_s": 5, "deadline_s": 600},
+        "participation": {"exchange": "losses", "claim_timeout_s": 1, "deadline_s": 600},
         "budget": {"queries": 440, "requests": 1500},
         "rounds": 60,
         "evaluation": {"every": 5, "examples": 48},
