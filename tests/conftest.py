@@ -1,5 +1,6 @@
 """Fixtures that tests of several folders share."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -30,6 +31,18 @@ _FAST = (
     *("acceptance/test_replay.py", "docs/test_reference.py"),
 )
 """Exceptions: the promises that scripts/test checks too."""
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect with the garbage collector off: it would traverse all tests again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt the collected tests from garbage collection, and make full collections rare."""
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -100,7 +100,7 @@ async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
 async def test_an_answer_depends_on_its_query_alone(backend: LlamaCppBackend) -> None:
     first = await backend.score(ask(backend, ASKED, "Judge the review."))
     await backend.score(ask(backend, RAW, "Other.", ROWS[:2]))
-    await asyncio.gather(*(backend.score(ask(backend, BEGUN, str(n), ROWS)) for n in range(3)))
+    await asyncio.gather(*(backend.score(ask(backend, BEGUN, str(n), ROWS[:2])) for n in range(2)))
     assert (await backend.score(ask(backend, ASKED, "Judge the review."))) == first
 
 
@@ -108,7 +108,7 @@ async def test_what_would_be_sampled_does_not_matter(backend: LlamaCppBackend) -
     """Of a token that is a part of a character the engine shows nothing."""
     rows = [{"text": text} for text in ("日本語は", "🙂🙃🙂", "naïve", "Ω≈ç√∫")]
     for task in (RAW, ASKED):
-        for number in range(4):
+        for number in range(2):
             answer = await backend.score(ask(backend, task, f"{number}日本", rows))
             assert None not in answer.log_probs
 

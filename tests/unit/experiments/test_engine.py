@@ -131,7 +131,7 @@ def test_experiments_share_what_is_paid_and_may_share_results(tmp_path: Path) ->
     assert not file.exists()
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_a_failure_costs_nobody_else(tmp_path: Path, engine: Any) -> None:
     if engine == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -188,7 +188,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
         assert status == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
 def test_sigterm_is_for_the_caller_to_handle(tmp_path: Path, engine: Any) -> None:
     # Ray puts a handler in place that aborts the process.
     if engine == "ray":
