@@ -31,6 +31,9 @@ _FAST = (
     *("acceptance/test_replay.py", "docs/test_reference.py"),
 )
 """Exceptions: the promises that scripts/test checks too."""
+_FIRST = ("docs/test_site.py", "tutorials")
+"""Long files with few tests, that one worker would finish last. The other tests of the site wait
+for the build in the first one."""
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -46,12 +49,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests by their place."""
-    tests = Path(__file__).parent
+    """Mark the slow tests by their place, and start with the longest files."""
     for item in items:
-        path = item.path.relative_to(tests).as_posix()
-        if path.startswith(_SLOW) and not path.startswith(_FAST):
+        if _place(item).startswith(_SLOW) and not _place(item).startswith(_FAST):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: not _place(item).startswith(_FIRST))
+
+
+def _place(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
 
 
 @pytest.fixture(scope="session", autouse=True)

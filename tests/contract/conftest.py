@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk.stores import MemoryStore, Store
+from tests.console import fedone
 from tests.contract.stores import opened
+
+__all__ = ["fedone", "store"]
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgres"])

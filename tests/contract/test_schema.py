@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -25,6 +23,7 @@ from fedone_sdk.errors import FedOneError
 from fedone_sdk.stores import ClientRecord, ClosedWork, Commit, LogEntry, RunRecord, SqlStore
 from fedone_sdk.stores.sql import schema
 from fedone_sdk.stores.sql.tables import metadata
+from tests.console import Fedone
 from tests.contract.stores import RUN, enrol, opened
 from tests.postgres import Cluster
 
@@ -300,13 +299,8 @@ def test_the_head_is_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(config).get_heads() == [schema.HEAD]
 
 
-def fedone(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedone_sdk.cli", "db", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 class TestCommand:
-    def test_file(self, tmp_path: Path) -> None:
+    def test_file(self, fedone: Fedone, tmp_path: Path) -> None:
         path = str(released(tmp_path / "fedone.db"))
         for command, code, said in [
             ("current", 1, "schema 0001; run `fedone db upgrade` to get 0003"),
@@ -314,28 +308,26 @@ class TestCommand:
             ("upgrade", 0, "schema 0003 is the newest"),
             ("current", 0, "schema 0003 is the newest"),
         ]:
-            done = fedone(command, "--store", path)
-            assert (done.returncode, done.stdout, done.stderr) == (code, f"{said}\n", "")
+            assert fedone("db", command, "--store", path) == (code, f"{said}\n", "")
 
-    def test_server(self, postgres: Cluster, database: str) -> None:
+    def test_server(self, fedone: Fedone, postgres: Cluster, database: str) -> None:
         url = postgres.tcp_url(database)
         for command, said in [
             ("current", "empty; schema 0003 is created when it is first opened"),
             ("upgrade", "created schema 0003"),
             ("current", "schema 0003 is the newest"),
         ]:
-            done = fedone(command, "--store", url)
-            assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\n", "")
+            assert fedone("db", command, "--store", url) == (0, f"{said}\n", "")
 
-    def test_mistakes_are_one_line(self, tmp_path: Path) -> None:
+    def test_mistakes_are_one_line(self, fedone: Fedone, tmp_path: Path) -> None:
         config = tmp_path / "config.yaml"
         for arguments, said in [
             (["--store", "postgresql://me:sesame@127.0.0.1:1/db"], "store 127.0.0.1/db cannot"),
             (["--store", "mysql://me:sesame@host/db"], "mysql is not supported"),
             ([str(config), "--store", "x"], "not both"),
         ]:
-            done = fedone("upgrade", *arguments)
-            assert done.returncode == 2
-            assert said in done.stderr
-            assert len(done.stderr.splitlines()) == 1
-            assert "sesame" not in done.stderr + done.stdout
+            code, out, err = fedone("db", "upgrade", *arguments)
+            assert code == 2
+            assert said in err
+            assert len(err.splitlines()) == 1
+            assert "sesame" not in err + out

@@ -18,7 +18,7 @@ from tests.fuzz.wire import Waits, request
 
 @pytest.mark.parametrize("gateway", [False, True], ids=["own models", "gateway"])
 async def test_bad_requests_change_nothing(gateway: bool) -> None:
-    inputs = int(os.environ.get("FEDONE_FUZZ_INPUTS", "600"))
+    inputs = int(os.environ.get("FEDONE_FUZZ_INPUTS", "400"))
     report = await attack(inputs, seed=int(gateway), gateway=gateway)
     assert report.inputs == inputs
     assert not report.broken

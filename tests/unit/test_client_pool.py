@@ -204,7 +204,7 @@ def test_every_device_has_the_same_chance(devices: int, work_s: float) -> None:
     ]
     heapq.heapify(agenda)
     working: int | None = None
-    warm, rounds, asked, now = 300.0, 20_000, 0, 0.0
+    warm, rounds, asked, now = 300.0, 8_000, 0, 0.0
     while sum(turns.values()) < rounds:
         now, what, device = heapq.heappop(agenda)
         if what == "ask":

@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from structlog.testing import capture_logs
 
 from fedone_sdk.backends import Query, query_for
@@ -44,9 +45,11 @@ ROWS: list[Example] = [
 ]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend(smollm2: Path) -> AsyncIterator[LlamaCppBackend]:
-    async with LlamaCppBackend(smollm2) as opened:
+    """One for all tests, which is possible because an answer depends only on its query."""
+    # One thread: two wait for each other where another process has one of two cores.
+    async with LlamaCppBackend(smollm2, threads=1) as opened:
         yield opened
 
 
@@ -63,7 +66,7 @@ def ask(backend: LlamaCppBackend, task: TaskSpec, prompt: str = "", rows: Any = 
 
 
 async def test_label_log_probs_are_over_the_whole_vocabulary(backend: LlamaCppBackend) -> None:
-    answer = await backend.score(ask(backend, BEGUN))
+    answer = await backend.score(ask(backend, BEGUN, "", ROWS[:2]))
     assert backend._loaded is not None
     engine, encoder = backend._loaded._engine, backend._loaded._encoder
     labels = [encoder.label_id(word) for word in BEGUN.label_words]
@@ -139,9 +142,9 @@ class TestLabelWords:
         task = BEGUN.model_copy(
             update={"labels": {"0": " not good at all", "1": " positive", "2": " not bad"}}
         )
-        async with LlamaCppBackend(smollm2, multi_token_labels=True) as backend:
+        async with LlamaCppBackend(smollm2, threads=1, multi_token_labels=True) as backend:
             await backend.check(task.label_words, form_of(task))
-            answer = await backend.score(ask(backend, task, "", ROWS[:2]))
+            answer = await backend.score(ask(backend, task, "", ROWS[:1]))
             assert backend._loaded is not None
             model = backend._loaded
             for number, row in enumerate(answer.log_probs):
@@ -186,7 +189,7 @@ async def test_generation_continues_to_its_end(backend: LlamaCppBackend) -> None
 
 async def test_the_event_loop_runs_while_the_model_computes(backend: LlamaCppBackend) -> None:
     await backend.check(ASKED.label_words, form_of(ASKED))
-    long = [{"text": "word " * 400}] * 2
+    long = [{"text": "word " * 400}]
     longest, last = 0.0, time.monotonic()
     asked = asyncio.create_task(backend.score(ask(backend, ASKED, "", long)))
     ticks = 0
@@ -199,7 +202,7 @@ async def test_the_event_loop_runs_while_the_model_computes(backend: LlamaCppBac
 
 
 async def test_too_long_inputs_lose_the_ends_of_their_fields(smollm2: Path) -> None:
-    async with LlamaCppBackend(smollm2, context_length=64) as backend:
+    async with LlamaCppBackend(smollm2, threads=1, context_length=64) as backend:
         query = ask(backend, ASKED, "Judge.", [{"text": "word " * 500}])
         assert (await backend.quote(query)).prompt_tokens == 63
         assert (await backend.score(query)).log_probs[0] is not None
@@ -268,12 +271,13 @@ class TestRefused:
         assert "backend.context_length" in done.stdout
 
 
-async def test_a_raw_template_gets_one_warning(backend: LlamaCppBackend) -> None:
-    with capture_logs() as logs:
-        await backend.check(ASKED.label_words, form_of(ASKED))
-        assert logs == []
-        await backend.check(RAW.label_words, form_of(RAW))
-        await backend.check(RAW.label_words, form_of(RAW))
+async def test_a_raw_template_gets_one_warning(smollm2: Path) -> None:
+    async with LlamaCppBackend(smollm2, threads=1) as backend:
+        with capture_logs() as logs:
+            await backend.check(ASKED.label_words, form_of(ASKED))
+            assert logs == []
+            await backend.check(RAW.label_words, form_of(RAW))
+            await backend.check(RAW.label_words, form_of(RAW))
     assert [line["event"] for line in logs] == ["raw_template_on_chat_model"]
 
 

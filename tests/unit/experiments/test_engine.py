@@ -27,6 +27,8 @@ from tests.unit.experiments.trials import (
     refuse,
 )
 
+ENGINES = ["local", pytest.param("ray", marks=pytest.mark.slow)]  # Ray starts a cluster.
+
 
 def run(experiment: Experiment, out: Path, **options: Any) -> Finished:
     return run_experiment(experiment, Settings(), out=out, **{"workers": 2, **options})
@@ -131,7 +133,7 @@ def test_experiments_share_what_is_paid_and_may_share_results(tmp_path: Path) ->
     assert not file.exists()
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_failure_costs_nobody_else(tmp_path: Path, engine: Any) -> None:
     if engine == "ray":
         pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -188,7 +190,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
         assert status == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_sigterm_is_for_the_caller_to_handle(tmp_path: Path, engine: Any) -> None:
     # Ray puts a handler in place that aborts the process.
     if engine == "ray":

@@ -132,7 +132,7 @@ def test_what_is_held_back_moves_nothing(exchange: str) -> None:
 
 
 def test_a_released_client_returns_to_quarantine_only_at_the_next_attack() -> None:
-    game = Game(defended())
+    game = Game(defended(rounds=20))
     play(game, attackers=(ATTACKER,))
     resumed = Game(defended(rounds=200))
     resumed.state = dataclasses.replace(game.state, status="running")
@@ -141,7 +141,7 @@ def test_a_released_client_returns_to_quarantine_only_at_the_next_attack() -> No
     play(resumed, until=before + 20)
     assert ATTACKER in {record["seats"][0]["client"] for record in records(resumed)}
     assert resumed.state.quarantined == frozenset()
-    play(resumed, attackers=(ATTACKER,), until=before + 120)
+    play(resumed, attackers=(ATTACKER,), until=before + 60)
     assert resumed.state.quarantined == {ATTACKER}
 
 
@@ -181,7 +181,7 @@ def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
 
 
 def test_evolution_drops_held_back_losses() -> None:
-    raw = spec_of(participation={"exchange": "losses"}, name="evolution", num_samples=20, rounds=60)
+    raw = spec_of(participation={"exchange": "losses"}, name="evolution", num_samples=20, rounds=20)
     game = Game(RunSpec.model_validate({**raw.model_dump(), "defence": "standard"}))
     play(game, attackers=(ATTACKER,))
     assert game.state.quarantined == {ATTACKER}
