@@ -137,7 +137,7 @@ def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
 
 
 def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smollm2: Path) -> None:
-    """Two rounds of what `fedone quickstart` does: the dev split takes most of the time."""
+    """Two rounds of what `fedone quickstart` does, on a few rows and one thread."""
     run = tmp_path / "run.yaml"
     assert fedone("quickstart", "--write", run) == (
         0,
@@ -147,8 +147,15 @@ def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smol
     text = run.read_text(encoding="utf-8")
     rows = (tmp_path / "dev.jsonl").absolute()
     dev = next(Path(word.strip(" ,")) for word in text.split() if word.endswith("dev.jsonl"))
-    rows.write_text("".join(dev.read_text("utf-8").splitlines(True)[:24]), encoding="utf-8")
-    text = text.replace(str(dev), str(rows)).replace("rounds: 10", "rounds: 2")
+    rows.write_text("".join(dev.read_text("utf-8").splitlines(True)[:8]), encoding="utf-8")
+    for old, new in (
+        (str(dev), str(rows)),
+        ("rounds: 10", "rounds: 2"),
+        ("batch_size: 16", "batch_size: 4"),
+        ("model: smollm2-135m-instruct", "model: smollm2-135m-instruct, threads: 1"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
     run.write_text(text, encoding="utf-8")
     target = tmp_path / "result.json"
     assert fedone("tune", run, "--no-store", "--json", target).code == 0
