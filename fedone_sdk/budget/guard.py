@@ -92,13 +92,6 @@ class BudgetGuard:
             BudgetExhausted: The reservation exceeds a cap; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
-        if isinstance(self._ledger, MemoryLedger):  # It does not block.
-            self._ledger.reserve(lease.lease_id, worst, self.budget)
-            try:
-                yield lease
-            finally:
-                self._ledger.settle(lease.lease_id, lease.charge)
-            return
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:
             await asyncio.shield(reserving)
@@ -136,8 +129,6 @@ class BudgetGuard:
 
     async def account(self) -> Account:
         """Return the current account."""
-        if isinstance(self._ledger, MemoryLedger):
-            return self._ledger.account(self.budget)
         return await self._call(lambda ledger: ledger.account(self.budget))
 
     async def remaining(self) -> Budget | None:
@@ -153,6 +144,15 @@ class BudgetGuard:
 
     def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:
         """Submit a call at once, not as a task, which the end of the event loop would cancel."""
-        if isinstance(self._ledger, SqliteLedger):
-            return asyncio.wrap_future(self._ledger.submit(call))
-        return asyncio.get_running_loop().run_in_executor(None, call, self._ledger)
+        ledger = self._ledger
+        if isinstance(ledger, SqliteLedger):
+            return asyncio.wrap_future(ledger.submit(call))
+        loop = asyncio.get_running_loop()
+        if not isinstance(ledger, MemoryLedger):  # It may block; memory does not.
+            return loop.run_in_executor(None, call, ledger)
+        done: asyncio.Future[T] = loop.create_future()
+        try:
+            done.set_result(call(ledger))
+        except Exception as exc:
+            done.set_exception(exc)
+        return done

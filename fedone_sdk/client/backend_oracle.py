@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 
 import structlog
 
@@ -56,10 +57,10 @@ class BackendOracle:
         bill = BudgetGuard(None, name="client")
         before = step.journal.spent(step.number)
         self._bills[step.number] = before, bill
-        shown = {row: self._show(row) for row in {tuple(rows[place]) for place in missing}}
+        show = cache(self._show)
         places: dict[TextPrompt | SoftPrompt, list[str]] = {}
         for place in missing:
-            places.setdefault(shown[tuple(rows[place])], []).append(keys[place])
+            places.setdefault(show(tuple(rows[place])), []).append(keys[place])
         queries = {
             prompt: query_for(
                 step.task,

@@ -160,10 +160,11 @@ class PrivacyAccount:
         """
         kept = self._state.rows("SELECT target, precision FROM privacy")
         given = {"losses": 0.0, "alpha": 0.0, **dict(kept)}
-        wrong = [each for each in given.values() if not isinstance(each, float) or each < 0]
-        for file in self._state.lost_counts if not wrong else [self._state.file]:
+        sound = all(isinstance(each, float) and 0 <= each < math.inf for each in given.values())
+        damaged = self._state.lost_counts if sound else [self._state.file]
+        if damaged:
             raise DataError(
-                f"{file}: the count of epsilon cannot be read; without it, what the device has "
-                "given away is not known"
+                f"{damaged[0]}: the count of epsilon cannot be read; without it, what the device "
+                "has given away is not known"
             )
         return given

@@ -26,8 +26,10 @@ class Progress:
     """The progress of an experiment.
 
     Attributes:
+        total: Known trials.
         kept: Trials whose results existed before.
         done: Trials with a result, kept or new.
+        failed: Trials that failed.
         last: The trial that has just ended; None at the beginning of a stage.
         failure: Why it failed, one line; None if it did not.
         note: Its note for the user.

@@ -41,6 +41,7 @@ class Tuning:
     Attributes:
         task: One of GLUE's.
         method: As in a run: ``{"name": "gs-bdpl", "learning_rate": 3e-4}``.
+        seed: Of the run.
         num_clients: K.
         shots: Rows per class and client. Where the task has too few for disjoint shards, they are
             drawn with replacement, and the result says so.

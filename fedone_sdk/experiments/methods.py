@@ -40,6 +40,7 @@ class Method:
         name: In keys and JSON.
         title: In tables; FedOne or FedAvg precedes that of a federated one.
         paper: The paper's row in `paper.yaml`; None is that of its name, an empty one is none.
+        access: What it needs of the model.
         seeded: Whether its result depends on the seed; else it is run once.
         kind: Who must run the model; None takes any.
         packages: Packages that it needs in addition to the model's own.

@@ -21,6 +21,9 @@ class Mlp:
     parameters' dtype. Images have the shape (rows, num_inputs), labels (rows,), parameters (size,).
 
     Attributes:
+        num_inputs: Pixels.
+        num_hidden: Width of the hidden layer.
+        num_classes: Outputs.
         dropout: Probability that a hidden unit is left out of one training step.
     """
 

@@ -127,6 +127,7 @@ class _Worker:
         self._began = 0.0
 
     def give(self, job: Job) -> None:
+        """Sends a job."""
         self._job, self._began = job, time.monotonic()
         with suppress(BrokenPipeError):  # it has died: `take` returns the failure
             self.connection.send(job)
@@ -148,6 +149,7 @@ class _Worker:
             return Outcome(self._job.key, failure, time.monotonic() - self._began)
 
     def kill(self) -> None:
+        """Ends the process at once."""
         self.alive = False
         self.connection.close()
         self._process.kill()

@@ -24,10 +24,13 @@ class Record:
     """A trial that was run, as its file has it.
 
     Attributes:
+        key: The trial's key.
+        function: The name of its function.
         options: Its options, the seed among them.
         inputs: Digests of its inputs by name.
         version: Of the SDK that ran it.
         wall_s: How long it took, seconds.
+        result: Its result.
     """
 
     key: str

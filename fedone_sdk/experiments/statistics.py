@@ -16,8 +16,8 @@ class Median(NamedTuple):
     Attributes:
         value: The lower median; infinite if fewer than half of the repeats end. With one censoring
             point for all it is the Kaplan-Meier median.
-        low: 0 with too few repeats for an interval.
-        high: Infinite where the data does not bound it.
+        low: Lower end of the interval; 0 with too few repeats for one.
+        high: Its upper end; infinite where the data does not bound it.
     """
 
     value: float
@@ -40,7 +40,14 @@ class TrimmedMean(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """A median ratio between `least` and `most`, as numbers may be censored, and its interval."""
+    """A median ratio of numbers that may be censored.
+
+    Attributes:
+        least: Lower bound of the median.
+        most: Its upper bound; infinite if censored numbers allow any.
+        low: Lower end of its interval.
+        high: Upper end.
+    """
 
     least: float
     most: float

@@ -45,7 +45,7 @@ class Tracking:
     ) -> None:
         self._workers = [_Worker(name, factory) for name, factory in trackers.items()]
         self._patience_s = patience_s
-        self._begun = False
+        self._started = False
         self._metric = "metric"
         self._rounds = 0
         self._queries: dict[int, int] = {}
@@ -57,7 +57,7 @@ class Tracking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._begun:
+        if not self._started:
             return
         result = self._result
         self._tell(lambda tracker: tracker.end(result))
@@ -71,7 +71,7 @@ class Tracking:
         # Imported here, because following a remote run does not need the aggregator.
         from fedone_sdk.aggregator.rounds.events import RoundFinished, RunRolledBack
 
-        if not self._begun:
+        if not self._started:
             self.begin(
                 TrackedRun(run_id=run.run_id, name=run.spec.name, params=params_of(run.spec)),
                 metric=run.spec.task.metric,
@@ -97,7 +97,7 @@ class Tracking:
             run: The tracked run.
             metric: The name of the run's metric.
         """
-        self._begun, self._metric = True, metric
+        self._started, self._metric = True, metric
         for worker in self._workers:
             worker.start(run)
 

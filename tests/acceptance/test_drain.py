@@ -201,8 +201,8 @@ async def test_no_pending_call_is_lost(tmp_path: Path) -> None:
     seen = served.seen
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     answers = [line for line in lines if line["event"] == "request"]
-    # What the server has begun, it has answered, and the device has heard it. A connection that
-    # is closed before a request came over it is no answer, and the device asks again elsewhere.
+    # Each request that the server started was answered, and the device received the answer. A
+    # connection that closes before a request is no answer, and the device retries elsewhere.
     for what in ("score", "update"):
         heard = seen[f"{what} before: 200"] + seen[f"{what} after: 200"]
         assert heard == sum(line["path"].endswith(f"/{what}") for line in answers), seen

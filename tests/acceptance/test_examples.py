@@ -234,7 +234,7 @@ def test_a_broken_score_function_ends_a_run_at_once(command: Fedone, tmp_path: P
         assert (code, err.splitlines()[-1]) == (2, f"{run}: {told}")
         asked = len(server.received)
         code, out, _ = command("tune", run)
-        # No prompt on dev, and what the clients had begun.
+        # No prompt is measured on dev; the clients finish their work in progress.
         assert len(server.received) - asked <= 4 + 4 * 4
     assert code == 1
     assert f"paused: {told}" in " ".join(out.split())

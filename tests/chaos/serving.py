@@ -167,9 +167,9 @@ class Death:
     """Where a server dies.
 
     Attributes:
-        at: At the how manieth time of what it does.
+        at: The number of the operation at which it dies.
         what: A write to the store, a question to the model, or seeing that it leads.
-        when: Before a write is begun, ``delay_s`` later, or when it is safe.
+        when: Before a write starts, ``delay_s`` later, or once it is durable.
         delay_s: For ``during``; a write takes about a millisecond.
     """
 

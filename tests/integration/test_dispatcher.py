@@ -429,17 +429,17 @@ class TestHangUps:
 
         class Slow(SqlStore):
             async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-                begun.set()
+                joining.set()
                 await go.wait()
                 await super().join(member, signals)
 
-        begun, go = asyncio.Event(), asyncio.Event()
+        joining, go = asyncio.Event(), asyncio.Event()
         store = Slow.sqlite(tmp_path / "store.db")
         async with serving(store) as (service,):
             run = await service.add_run(spec_of(min_clients=2), WORDS)
             (client,) = await enrol(service)
             asks = asyncio.create_task(claim(service, client, wait_s=30))
-            await begun.wait()
+            await joining.wait()
             asks.cancel()
             await asyncio.gather(asks, return_exceptions=True)
             go.set()

@@ -357,7 +357,7 @@ class TestEnds:
             client.stop()
             async with asyncio.timeout(10):
                 await working
-            # What was begun was finished.
+            # Started work was finished.
             assert all(seat.assignment_id is None for seat in service.runs["run"].state.seats)
 
     async def test_two_turns_at_once_are_one_after_the_other(self) -> None:
@@ -394,7 +394,7 @@ class TestThread:
     async def test_with_a_block(self) -> None:
         def app(url: str, token: str) -> None:
             client = edge_client(url, token=token, data=DATA, wait_s=30)
-            begun = time.monotonic()
+            started = time.monotonic()
             with EdgeClientThread(client) as working:
                 assert working.running
                 with pytest.raises(RuntimeError):
@@ -403,23 +403,23 @@ class TestThread:
             assert not working.running
             assert working.error is None
             assert working.stop(1)  # twice does no harm
-            assert time.monotonic() - begun < 10  # the long poll was ended
+            assert time.monotonic() - started < 10  # the long poll was ended
 
         await self.serve(app, min_clients=2)
 
     async def test_what_is_not_done_in_time_is_broken_off(self, tmp_path: Path) -> None:
-        begun = threading.Event()
+        working_on = threading.Event()
 
         def app(url: str, token: str) -> None:
             async def slow(text: str) -> str:
-                begun.set()
+                working_on.set()
                 await asyncio.sleep(3600)
                 return text
 
             client = edge_client(url, token=token, data=DATA, before_send=slow, state_dir=tmp_path)
             working = EdgeClientThread(client)
             working.start()
-            assert begun.wait(30)
+            assert working_on.wait(30)
             assert not working.stop(0.2)
             assert not working.running
             assert working.error is None
@@ -442,7 +442,7 @@ class TestThread:
             assert working.error is None
 
         _, state = await self.serve(app)
-        assert state.round == 1  # what it had begun was finished
+        assert state.round == 1  # started work was finished
 
     async def test_the_end_is_reported(self) -> None:
         def app(url: str, token: str) -> None:

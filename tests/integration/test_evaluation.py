@@ -236,7 +236,7 @@ async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
     result = run.result()
     assert result.status == "completed"
     assert result.metric.after is None
-    # What the failed calls cost is unknown: all of it. After each no further one was begun.
+    # Failed calls have an unknown cost and are charged in full. No call starts after one.
     assert result.evaluation == Usage(queries=13, requests=5, prompt_tokens=5 * 4)  # a token a row
 
 

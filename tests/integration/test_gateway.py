@@ -378,7 +378,7 @@ class TestOutages:
         assert (problem.code, problem.status) == ("backend_unavailable", 503)
         await device.score()
         await device.update()
-        # The first query failed, and no further one was begun.
+        # The first query failed, and no other was sent.
         assert bench.spent == Usage(queries=4, requests=5, prompt_tokens=10)
         assert bench.run.state.account.leases == {}
 

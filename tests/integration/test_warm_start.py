@@ -85,7 +85,7 @@ async def test_a_text_is_what_is_bettered(method: dict[str, Any], exchange: str)
     snapshot = await store.snapshot("run")
     assert snapshot is not None
     assert compare(snapshot).difference is None
-    # The run was begun with the text, says its log.
+    # The log has the text that the run started from.
     start = machine_of(snapshot).initial_state().method
     assert start.alpha.max() > start.alpha.min()
 

@@ -210,8 +210,8 @@ def test_calibrations_that_cannot_be(change: dict[str, Any], line: str) -> None:
 WORDS = {"kind": "list", "candidates": ["a", "b"], "blank": True}
 
 
-def test_something_to_begin_with() -> None:
-    def begun(start: object, **more: object) -> object:
+def test_a_warm_start_from_a_text_or_weights() -> None:
+    def warm_start(start: object, **more: object) -> object:
         prompt = {"length": 2, "vocabulary": WORDS, "start": start, **more}
         found = validate_spec(RunSpec, {**SMALL, "prompt": prompt}, source="x").prompt
         assert found == RunSpec.model_validate({**SMALL, "prompt": found.model_dump()}).prompt
@@ -219,11 +219,11 @@ def test_something_to_begin_with() -> None:
         assert vocabulary.candidates[:3] == ("", "a", "b")
         return found.warm_start(vocabulary)
 
-    assert begun(None) is None
-    assert begun("Say:") == (((3, 0.5),), ((0, 0.5),))
-    assert begun("b") == (((2, 0.5),), ((0, 0.5),))
-    assert begun([{"a": 0.25, "b": 0.75}]) == (((1, 0.25), (2, 0.75)), ((0, 0.5),))
-    assert begun([{"a": 0.2}, {"b": 1.0}]) == (((1, 0.2),), ((2, 1.0),))
+    assert warm_start(None) is None
+    assert warm_start("Say:") == (((3, 0.5),), ((0, 0.5),))
+    assert warm_start("b") == (((2, 0.5),), ((0, 0.5),))
+    assert warm_start([{"a": 0.25, "b": 0.75}]) == (((1, 0.25), (2, 0.75)), ((0, 0.5),))
+    assert warm_start([{"a": 0.2}, {"b": 1.0}]) == (((1, 0.2),), ((2, 1.0),))
 
 
 @pytest.mark.parametrize(

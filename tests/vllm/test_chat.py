@@ -30,7 +30,7 @@ FORMS = {
     "asked": TaskSpec(
         chat={"system": "{prompt}", "user": "{text}\nIs it negative or positive?"}, labels=LABELS
     ),
-    "begun": TaskSpec(
+    "prefilled": TaskSpec(
         chat={"user": "{prompt}Feedback: {text}", "assistant": "Sentiment:"}, labels=LABELS
     ),
     "template": TaskSpec(template="{prompt}Feedback: {text} Sentiment:", labels=LABELS),
@@ -129,7 +129,7 @@ async def shown_by_torch(folder: Path, task: TaskSpec, rows: list[Example]) -> l
         return await backend.with_model(look)
 
 
-@pytest.mark.parametrize("form", ["asked", "begun"])
+@pytest.mark.parametrize("form", ["asked", "prefilled"])
 async def test_a_chat_endpoint_shows_the_same(
     form: str, folder: Path, server: VllmServer, rows: list[Example]
 ) -> None:

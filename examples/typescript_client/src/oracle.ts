@@ -126,7 +126,7 @@ export function ownOracle(
           const answer = await asked(backend, queryFor(step, prompt), signal);
           await step.keep(own, checked(step, answer), answer.fingerprint, usageOf(answer));
         } catch (error) {
-          ahead.length = 0; // When one fails, no further one is begun.
+          ahead.length = 0; // When one fails, no other starts.
           throw error;
         }
       }

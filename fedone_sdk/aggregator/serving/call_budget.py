@@ -107,5 +107,4 @@ class CallBudget:
         try:
             yield lease
         finally:
-            used = worst if lease.used is None else lease.used
-            self._account = self._account.settle(lease.lease_id, used)
+            self._account = self._account.settle(lease.lease_id, lease.charge)

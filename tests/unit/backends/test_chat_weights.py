@@ -29,7 +29,7 @@ FORMS = {
     "asked": TaskSpec(
         chat={"system": "{prompt}", "user": "{text}\nIs it negative or positive?"}, labels=LABELS
     ),
-    "begun": TaskSpec(
+    "prefilled": TaskSpec(
         chat={"user": "{prompt}Feedback: {text}", "assistant": "Sentiment:"}, labels=LABELS
     ),
     "template": TaskSpec(template="{prompt}Feedback: {text} Sentiment:", labels=LABELS),

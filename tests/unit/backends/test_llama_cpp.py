@@ -34,7 +34,7 @@ ASKED = TaskSpec(
     chat={"system": "{prompt}", "user": "Review: {text}\nIs it negative or positive?"},
     labels={0: " negative", 1: " positive"},
 )
-BEGUN = TaskSpec(
+PREFILLED = TaskSpec(
     chat={"user": "{prompt}Review: {text}", "assistant": "Sentiment:"},
     labels={0: " negative", 1: " positive"},
 )
@@ -66,12 +66,12 @@ def ask(backend: LlamaCppBackend, task: TaskSpec, prompt: str = "", rows: Any = 
 
 
 async def test_label_log_probs_are_over_the_whole_vocabulary(backend: LlamaCppBackend) -> None:
-    answer = await backend.score(ask(backend, BEGUN, "", ROWS[:2]))
+    answer = await backend.score(ask(backend, PREFILLED, "", ROWS[:2]))
     assert backend._loaded is not None
     engine, encoder = backend._loaded._engine, backend._loaded._encoder
-    labels = [encoder.label_id(word) for word in BEGUN.label_words]
+    labels = [encoder.label_id(word) for word in PREFILLED.label_words]
     for number, row in enumerate(answer.log_probs):
-        ids = encoder.encode(ask(backend, BEGUN).inputs[number], reserve=1)
+        ids = encoder.encode(ask(backend, PREFILLED).inputs[number], reserve=1)
         shown = engine._shown(ids, fresh=True, num_probs=engine.num_vocab)
         assert len(shown) == engine.num_vocab
         assert math.fsum(map(math.exp, shown.values())) == pytest.approx(1, abs=1e-3)
@@ -84,8 +84,9 @@ async def test_label_log_probs_are_over_the_whole_vocabulary(backend: LlamaCppBa
 async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
     backend: LlamaCppBackend,
 ) -> None:
-    task = BEGUN.model_copy(update={"labels": {"0": " zebra", "1": " positive"}})
-    both, alone = await backend.score(ask(backend, task)), await backend.score(ask(backend, BEGUN))
+    task = PREFILLED.model_copy(update={"labels": {"0": " zebra", "1": " positive"}})
+    both = await backend.score(ask(backend, task))
+    alone = await backend.score(ask(backend, PREFILLED))
     for row, known in zip(both.log_probs, alone.log_probs, strict=True):
         assert row is not None
         assert known is not None
@@ -94,17 +95,19 @@ async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
     loaded = backend._loaded
     assert loaded is not None
     words = [loaded._encoder.label_id(word) for word in (" zebra", " river", " positive")]
-    ids = loaded._encoder.encode(ask(backend, BEGUN).inputs[0], reserve=1)
+    ids = loaded._encoder.encode(ask(backend, PREFILLED).inputs[0], reserve=1)
     (found,) = loaded._engine.next_log_probs([ids], [words])
     shown = loaded._engine._shown(ids, fresh=True, num_probs=loaded._engine.num_vocab)
     assert found == pytest.approx([shown[word] for word in words], abs=0.05)
 
 
 async def test_an_answer_depends_on_its_query_alone(backend: LlamaCppBackend) -> None:
-    first = await backend.score(ask(backend, ASKED, "Judge the review."))
+    query = ask(backend, ASKED, "Judge the review.")
+    first = await backend.score(query)
     await backend.score(ask(backend, RAW, "Other.", ROWS[:2]))
-    await asyncio.gather(*(backend.score(ask(backend, BEGUN, str(n), ROWS[:2])) for n in range(2)))
-    assert (await backend.score(ask(backend, ASKED, "Judge the review."))) == first
+    others = [ask(backend, PREFILLED, str(number), ROWS[:2]) for number in range(2)]
+    await asyncio.gather(*map(backend.score, others))
+    assert await backend.score(query) == first
 
 
 async def test_what_would_be_sampled_does_not_matter(backend: LlamaCppBackend) -> None:
@@ -117,7 +120,7 @@ async def test_what_would_be_sampled_does_not_matter(backend: LlamaCppBackend) -
 
 
 async def test_quotes_count_tokens_exactly(backend: LlamaCppBackend) -> None:
-    for task in (ASKED, BEGUN, RAW):
+    for task in (ASKED, PREFILLED, RAW):
         query = ask(backend, task, "Judge it.")
         quoted = await backend.quote(query)
         assert (await backend.score(query)).usage + Usage(queries=1) == quoted
@@ -139,7 +142,7 @@ async def test_special_tokens_in_texts_are_text(backend: LlamaCppBackend) -> Non
 
 class TestLabelWords:
     async def test_of_several_tokens_add_up(self, smollm2: Path) -> None:
-        task = BEGUN.model_copy(
+        task = PREFILLED.model_copy(
             update={"labels": {"0": " not good at all", "1": " positive", "2": " not bad"}}
         )
         async with LlamaCppBackend(smollm2, threads=1, multi_token_labels=True) as backend:
@@ -161,7 +164,7 @@ class TestLabelWords:
     async def test_of_several_tokens_are_refused_where_not_allowed(
         self, backend: LlamaCppBackend
     ) -> None:
-        task = BEGUN.model_copy(update={"labels": {"0": " unspeakable", "1": " good"}})
+        task = PREFILLED.model_copy(update={"labels": {"0": " unspeakable", "1": " good"}})
         with pytest.raises(LabelWordError, match=r"label word ' unspeakable' is \d tokens"):
             await backend.check(task.label_words, form_of(task))
         with pytest.raises(LabelWordError, match="unspeakable"):
@@ -170,7 +173,7 @@ class TestLabelWords:
     async def test_are_spelled_as_the_form_requires(self, backend: LlamaCppBackend) -> None:
         for word in ("negative", " negative"):
             await backend.check((word,), form_of(ASKED))
-            await backend.check((word,), form_of(BEGUN))
+            await backend.check((word,), form_of(PREFILLED))
 
 
 async def test_generation_continues_to_its_end(backend: LlamaCppBackend) -> None:

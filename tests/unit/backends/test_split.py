@@ -186,7 +186,7 @@ async def test_pending_parts_are_not_lost_when_one_fails() -> None:
     gate.set()
     with pytest.raises(BackendUnavailable) as caught:
         await call
-    # Nothing was begun after the failure, and its usage is that of all: a, b and c.
+    # No part starts after the failure, whose usage includes those of a, b and c.
     assert [text_of(part.inputs[0]) for part in inner.asked] == ["a", "b", "c"]
     assert caught.value.usage == Usage(requests=3, prompt_tokens=2)
     assert caught.value.retry_after_s == 3.0
