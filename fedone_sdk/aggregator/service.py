@@ -33,10 +33,11 @@ from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.evaluation import Evaluation, query_as_evaluation
 from fedone_sdk.aggregator.serving.export import export_pages
+from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.proposer import Proposer
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
-from fedone_sdk.aggregator.serving.run import Listener, RunReloaded, ServedRun
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.stored import StoredRun
 from fedone_sdk.backends import (
     Answer,

@@ -21,7 +21,7 @@ from fedone_sdk.cli.progress import progress
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.run import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import RunReloaded
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import ReportedRun

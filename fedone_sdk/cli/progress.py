@@ -18,7 +18,7 @@ from fedone_sdk.cli._output import plural, size, terminal
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.run import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import RunReloaded
 
 _SMOOTHING = 0.1
 """Weight of the newest round in the displayed mean loss, which smooths single mini-batches."""

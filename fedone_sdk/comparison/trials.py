@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.rounds.state import RunState
-    from fedone_sdk.aggregator.serving.run import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import RunReloaded
     from fedone_sdk.soft_prompt import SoftPrompt
 
 

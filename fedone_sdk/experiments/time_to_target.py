@@ -32,7 +32,7 @@ from fedone_sdk.simulation import Federation, simulate
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.run import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import RunReloaded
     from fedone_sdk.algorithms import State
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.task import Example

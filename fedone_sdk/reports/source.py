@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.rounds.replay import machine_of
 from fedone_sdk.aggregator.serving.archive import read_archive
 from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which, newest_outcomes
+from fedone_sdk.aggregator.serving.run_view import RunView
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ArchiveError, SpecError
 from fedone_sdk.messages import PromptReport, RunResult
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore, RunSnapshot
+from fedone_sdk.stores import LogEntry, RunSnapshot
 from fedone_sdk.vocabulary import Vocabulary
 
 _GZIP = b"\x1f\x8b"
@@ -69,7 +69,7 @@ async def run_of_archive(data: bytes) -> ReportedRun:
         ArchiveError: It is damaged, or not an archive.
     """
     snapshot = read_archive(data, computes=False).snapshot
-    run = await _served(snapshot)
+    run = await _view(snapshot)
     result = run.result()
     outcomes = _outcomes(snapshot, result)
     if result.verdict is None and "after" in outcomes:  # From an earlier version.
@@ -130,26 +130,15 @@ def _result(path: Path, data: bytes) -> RunResult:
         raise ArchiveError(f"{path}: {wanted}") from exc
 
 
-async def _served(snapshot: RunSnapshot) -> ServedRun:
-    """The machine's state of a run that no server serves."""
-    store = MemoryStore()
-    await store.restore(snapshot)
-    run = ServedRun(
-        machine_of(snapshot),
-        vocabulary=Vocabulary.parse(snapshot.record.candidates),
-        store=store,
-        clock=SystemClock(),
-        available=lambda _: {},
-        enrolled=lambda: 0,
-        names=_no_names,
-        listener=lambda *_: None,
-    )
-    await run.load(snapshot.record)
-    return run
+async def _view(snapshot: RunSnapshot) -> RunView:
+    vocabulary = Vocabulary.parse(snapshot.record.candidates)
+    view = RunView(machine_of(snapshot), vocabulary, SystemClock())
+    await view.read(snapshot.record, _one_page(snapshot.log))
+    return view
 
 
-async def _no_names(indices: object) -> list[str]:
-    return []
+async def _one_page(log: Sequence[LogEntry]) -> AsyncIterator[Sequence[LogEntry]]:
+    yield log
 
 
 def _outcomes(snapshot: RunSnapshot, result: RunResult) -> dict[Which, Outcomes]:

@@ -15,7 +15,7 @@ import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.rounds.events import Effect
-from fedone_sdk.aggregator.serving.run import RunReloaded
+from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport, Trainer

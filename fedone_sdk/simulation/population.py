@@ -12,7 +12,8 @@ from typing import Self
 from fedone_sdk.aggregator.rounds.events import Effect, SeatOffered
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
-from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
+from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Enrol, Enrolled

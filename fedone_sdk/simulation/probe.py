@@ -9,7 +9,7 @@ from typing import Literal
 
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.rounds.events import Effect, RoundFinished
-from fedone_sdk.aggregator.serving.run import RunReloaded
+from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.backends import Answer, LLMBackend, Query, prediction_queries, query_for, score_all
 from fedone_sdk.backends.wrappers import CachedBackend, Wrapper
 from fedone_sdk.errors import BackendError, FedOneError

@@ -17,7 +17,7 @@ from fedone_sdk.trackers.tracker import TrackedRun, Tracker, TrackerFactory, par
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.run import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import RunReloaded
 
 _log = structlog.get_logger(__name__)
 

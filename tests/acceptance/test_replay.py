@@ -38,7 +38,8 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.replay import at_round, compare, replay
 from fedone_sdk.aggregator.serving.archive import export_run, import_run, read_archive
-from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
+from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import load_memory
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.client import AdminClient

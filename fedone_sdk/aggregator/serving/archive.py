@@ -44,7 +44,7 @@ from fedone_sdk.aggregator.serving.archive_lines import (
     rounds_of,
 )
 from fedone_sdk.aggregator.serving.export import export_run, write_archive
-from fedone_sdk.aggregator.serving.run import Counters
+from fedone_sdk.aggregator.serving.run_view import Counters
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError, one_line
 from fedone_sdk.messages import LostWork, RoundReport

@@ -33,7 +33,8 @@ from fedone_sdk.aggregator.rounds.seats import timed_seats
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
-from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
+from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (

@@ -24,8 +24,9 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime.threads import in_thread
 from fedone_sdk.aggregator.serving.bugs import BugCounter
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
+from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
-from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
 from fedone_sdk.budget import NOTHING, Usage

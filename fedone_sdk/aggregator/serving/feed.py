@@ -1,13 +1,26 @@
-"""The rounds of a run as they finish, for streams."""
+"""Listeners of a run, and its rounds as they finish."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 from fedone_sdk.aggregator.rounds.events import Effect, MetricMeasured, RoundFinished, RunEnded
-from fedone_sdk.aggregator.serving.run import Listener, RunReloaded, ServedRun
 from fedone_sdk.messages import RoundReport
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator.serving.run import ServedRun
+
+
+@dataclass(frozen=True, slots=True)
+class RunReloaded:
+    """The run was reloaded after a commit of another replica."""
+
+
+Listener = Callable[["ServedRun", Effect | RunReloaded], None]
+"""Receives the effects of a run after they are committed."""
 
 _CHANGES = (RunReloaded, MetricMeasured, RoundFinished, RunEnded)
 """Effects that change the rounds or end the run."""

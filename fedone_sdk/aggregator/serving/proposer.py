@@ -11,7 +11,8 @@ import structlog
 
 from fedone_sdk.aggregator.rounds.events import CandidatesProposed, Effect, RoundFinished
 from fedone_sdk.aggregator.serving.evaluation import query_as_evaluation
-from fedone_sdk.aggregator.serving.run import RunReloaded, ServedRun
+from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.standings import standings
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import traceback
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import structlog
 
 from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, RunChanged
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.codec import arrays_of, encode_arrays, encode_document
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     CapsRaised,
@@ -41,36 +40,22 @@ from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.runtime.rate_limit import Bucket
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
+from fedone_sdk.aggregator.serving.feed import Feed, Listener, RunReloaded
 from fedone_sdk.aggregator.serving.influence import client_influences
 from fedone_sdk.aggregator.serving.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
-from fedone_sdk.aggregator.serving.verdict import judge, not_measured, sentence
-from fedone_sdk.algorithms import alpha_sha256, dump_memory, load_memory
-from fedone_sdk.backends import Answer, LLMBackend, Show, shown_by
-from fedone_sdk.candidates import no_prompt, prompt_of
+from fedone_sdk.aggregator.serving.run_view import Counters, RunView
+from fedone_sdk.algorithms import dump_memory, load_memory
+from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import MethodError, ProblemError
 from fedone_sdk.messages import (
-    Array,
-    CacheReport,
-    Cap,
-    CensoringReport,
     ClientInfluence,
     LostWork,
-    PromptReport,
-    RoundReport,
     RunEvent,
     RunResult,
     RunStatus,
-    RunSummary,
-    RunTask,
     SeatReport,
-    Traffic,
-    Verdict,
-    VocabularyList,
 )
-from fedone_sdk.messages.ndarray import to_wire
-from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import (
     ClosedWork,
     Commit,
@@ -83,18 +68,6 @@ from fedone_sdk.stores import (
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
-
-_MAX_LOST = 200
-"""Number of lost assignments kept in memory; the log has all."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunReloaded:
-    """The run was reloaded after a commit of another replica."""
-
-
-Listener = Callable[["ServedRun", Effect | RunReloaded], None]
-"""Receives the effects of a run after they are committed."""
 
 
 class RunOwner(Protocol):
@@ -115,87 +88,6 @@ class RunOwner(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Counters:
-    """Counters of traffic and answers, saved with the next event; a crash loses the newest.
-
-    Attributes:
-        communication: Traffic of federated messages.
-        gateway: Traffic of the gateway.
-        cache_hits: Queries answered from a cache.
-        values: Number of scored label log-probabilities.
-        censored: Number of those that are only upper bounds.
-        unpriced: Number of requests with an unknown price.
-    """
-
-    communication: Traffic = field(default_factory=Traffic)
-    gateway: Traffic = field(default_factory=Traffic)
-    cache_hits: int = 0
-    values: int = 0
-    censored: int = 0
-    unpriced: int = 0
-
-    def plus(self, other: Counters) -> Counters:
-        """Return the sum."""
-        return Counters(
-            communication=self.communication.sum(other.communication),
-            gateway=self.gateway.sum(other.gateway),
-            cache_hits=self.cache_hits + other.cache_hits,
-            values=self.values + other.values,
-            censored=self.censored + other.censored,
-            unpriced=self.unpriced + other.unpriced,
-        )
-
-    def dump(self) -> dict[str, Any]:
-        """Return the counters as JSON values."""
-        return {
-            "communication": self.communication.model_dump(),
-            "gateway": self.gateway.model_dump(),
-            "cache_hits": self.cache_hits,
-            "values": self.values,
-            "censored": self.censored,
-            "unpriced": self.unpriced,
-        }
-
-    @classmethod
-    def load(cls, document: Mapping[str, Any]) -> Counters:
-        """Return the counters of a `dump`."""
-        return cls(
-            communication=Traffic.model_validate(document["communication"]),
-            gateway=Traffic.model_validate(document["gateway"]),
-            cache_hits=document["cache_hits"],
-            values=document["values"],
-            censored=document["censored"],
-            unpriced=document.get("unpriced", 0),
-        )
-
-
-_Line = tuple[int, RoundReport | LostWork | RunRolledBack | MetricMeasured | None]
-"""The version of a log line, and its content if the run keeps it in memory."""
-
-
-def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
-    return [(entry.version, _parse_line(entry)) for entry in entries]
-
-
-def _parse_line(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | MetricMeasured | None:
-    if entry.kind == "round":
-        return RoundReport.model_validate(json.loads(entry.body)["report"])
-    if entry.kind == "lost":
-        return LostWork.model_validate_json(entry.body)
-    if entry.kind == "rollback":
-        record = json.loads(entry.body)
-        return RunRolledBack(to_round=record["round"], record=record)
-    if entry.kind == "metric":
-        body = json.loads(entry.body)
-        return MetricMeasured(round=body["round"], value=body["value"])
-    return None
-
-
-def _total_size(entries: Iterable[LogEntry]) -> int:
-    return sum(len(entry.body) for entry in entries)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnconfirmedCommit:
     """A commit whose outcome is unknown.
@@ -211,7 +103,7 @@ class _UnconfirmedCommit:
     counters: Counters
 
 
-class ServedRun:
+class ServedRun(RunView):
     """Applies events to a run: step of the machine, commit to the store, notification of listeners.
 
     Several replicas may serve a run. Each has a copy of its state, and commits an event on top of
@@ -228,11 +120,9 @@ class ServedRun:
         names: Returns the client ids of enrolment indices.
         listener: Receives every effect after its commit.
         priced: Whether the price of the gateway's model is known.
-        owner: The service that serves it; None for a run that is only read.
+        owner: The service that serves it; `wait`, `stop` and `events` need one.
 
     Attributes:
-        history: One report per round.
-        lost: The newest lost assignments, oldest first.
         ended: Set while the run is not running.
         model_checked: Cleared during the check of the model after a restart; until it is set, the
             run neither assigns work nor accepts updates.
@@ -253,23 +143,14 @@ class ServedRun:
         priced: Callable[[], bool] = lambda: True,
         owner: RunOwner | None = None,
     ) -> None:
-        self._base = machine
-        self._vocabulary = vocabulary
-        self._proposed: tuple[tuple[str, str], ...] = ()
-        self._current_vocabulary = vocabulary
-        self.history: list[RoundReport] = []
-        self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
+        super().__init__(machine, vocabulary, clock)
         self.ended = asyncio.Event()
         self.model_checked = asyncio.Event()
         self.model_checked.set()
         self.was_stopped = False
-        self._created_at: float | None = None
-        self._active_at: float | None = None
-        self._stored_counters = Counters()
         self._new_counters = Counters()
         self._unconfirmed: _UnconfirmedCommit | None = None
         self._store = store
-        self._clock = clock
         self._available = available
         self._enrolled = enrolled
         self._names = names
@@ -280,12 +161,9 @@ class ServedRun:
         policy = machine.spec.gateway
         self._client_rate = Bucket(policy.client_requests_per_minute)
         self._rate = Bucket(policy.run_requests_per_minute)
-        self._state = machine.initial_state()
         self._arrays = arrays_of(self._state)
-        self._version = 0
         self._known_version = 0
         self._marked_stale = False
-        self._logged = -1
         self._due: float | None = None
 
     # For the embedding program
@@ -321,9 +199,6 @@ class ServedRun:
                 print(event.mean_loss if isinstance(event, RoundReport) else event.status)
             ```
         """
-        # Imported here: the feed is built on this module.
-        from fedone_sdk.aggregator.serving.feed import Feed
-
         with Feed(self, self._service.listeners) as feed:
             while True:
                 for report in feed.take():
@@ -341,47 +216,8 @@ class ServedRun:
     @property
     def _service(self) -> RunOwner:
         if self._owner is None:
-            raise RuntimeError(f"run {self.run_id!r} is read from a file and not served")
+            raise RuntimeError(f"run {self.run_id!r} has no service")
         return self._owner
-
-    @property
-    def run_id(self) -> str:
-        """Id of the run."""
-        return self.base.run_id
-
-    @property
-    def spec(self) -> RunSpec:
-        """Spec of the run."""
-        return self.base.spec
-
-    @property
-    def base(self) -> RoundMachine:
-        """The machine of the run's initial candidates."""
-        return self._base
-
-    @property
-    def machine(self) -> RoundMachine:
-        """The machine of the current candidates."""
-        return self._base.at(self._state)
-
-    def use_machine(self, machine: RoundMachine) -> None:
-        """Replace the machine by one of the same run, after the gateway's model is known."""
-        self._base = machine
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The current candidates."""
-        return self._current_vocabulary
-
-    @property
-    def state(self) -> RunState:
-        """This replica's copy of the state."""
-        return self._state
-
-    @property
-    def version(self) -> int:
-        """Version of this replica's copy."""
-        return self._version
 
     @property
     def counters(self) -> Counters:
@@ -417,32 +253,6 @@ class ServedRun:
         """Load a stored run."""
         await self._load_record(record)
         self.was_stopped = self.machine.can_resume(self._state)
-
-    @property
-    def summary(self) -> RunSummary:
-        """Summary of the run."""
-        state = self._state
-        return RunSummary(
-            run_id=self.run_id,
-            status=state.status,
-            round=state.round,
-            rounds=self.spec.rounds,
-            cap=Cap.of(state.account.cap),
-            spent=state.account.spent,
-            priced=not self.counters.unpriced,
-            created_at=self._created_at,
-            ended_at=state.ended_at,
-            metric=self._newest_metric,
-            metric_name=state.metric.name,
-            active_at=self._active_at,
-        )
-
-    @property
-    def _newest_metric(self) -> float | None:
-        if self._state.metric.after is not None:
-            return self._state.metric.after
-        measured = (r.metric for r in reversed(self.history) if r.metric is not None)
-        return next(measured, self._state.metric.before)
 
     async def charge_lost_replicas(self, alive: frozenset[str], *, down: bool) -> None:
         """Charge the pending calls of exited replicas in full: they may have been sent.
@@ -523,19 +333,9 @@ class ServedRun:
         self._listener(self, RunReloaded())
 
     async def _load_record(self, record: RunRecord) -> None:
-        # All steps that can fail come before any change.
-        lines: list[_Line] = []
-        async for page in log_pages(self._store, self.run_id, after=self._logged):
-            page = [entry for entry in page if entry.version <= record.version]
-            lines += await in_thread_if_large(_total_size(page), _parse_lines, page)
-        document = json.loads(record.document)
-        stored = Counters.load(document.pop("counters"))
-        state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
+        await self.read(record, log_pages(self._store, self.run_id, after=self._logged))
+        self._arrays = arrays_of(self._state)
         self._settle_unconfirmed(record)
-        self._stored_counters, self._state, self._arrays = stored, state, arrays_of(state)
-        self._version, self._created_at = record.version, record.created_at
-        self._on_new_state()
-        self._add_lines(lines)
 
     def _settle_unconfirmed(self, record: RunRecord) -> None:
         """Restore the counters of a commit that was not stored."""
@@ -546,10 +346,7 @@ class ServedRun:
             self._new_counters = unconfirmed.counters.plus(self._new_counters)
 
     def _on_new_state(self) -> None:
-        """Update everything that depends on the state."""
-        if self._proposed != self._state.proposed:
-            self._proposed = self._state.proposed
-            self._current_vocabulary = self._vocabulary.with_candidates(self._proposed)
+        super()._on_new_state()
         self._known_version = max(self._known_version, self._version)
         if self._known_version == self._version:  # Else a signal had a newer deadline.
             self._due = self.machine.next_deadline(self._state)
@@ -557,26 +354,6 @@ class ServedRun:
             self.ended.clear()
         else:
             self.ended.set()
-
-    def _add_lines(self, lines: Iterable[_Line]) -> None:
-        """Add lines of the log to the history."""
-        for version, line in lines:
-            match line:
-                case RoundReport():
-                    self.history.append(line)
-                case LostWork():
-                    self.lost.append(line)
-                case RunRolledBack():
-                    del self.history[line.to_round :]
-                case MetricMeasured():
-                    self._add_metric(line.round, line.value)
-            self._logged = version
-
-    def _add_metric(self, round_number: int, value: float) -> None:
-        self.history = [
-            report.model_copy(update={"metric": value}) if report.round == round_number else report
-            for report in self.history
-        ]
 
     # Events
 
@@ -917,142 +694,3 @@ class ServedRun:
             self._new_counters.communication = self._new_counters.communication.plus(
                 upload, download
             )
-
-    @property
-    def task(self) -> RunTask:
-        """Description of the run for clients."""
-        method = self.spec.method
-        return RunTask(
-            # Devices do not use the description, and older ones reject it.
-            task=self.spec.task.model_copy(update={"description": None}),
-            method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
-            prompt_len=self.spec.prompt.length,
-            vocab_size=self.machine.vocab_size,
-            blank=self.vocabulary.blank,
-            layout=self.machine.layout,
-            vocabulary_sha256=self.vocabulary.sha256,
-            vocabulary_version=len(self._state.proposed),
-            gateway=self.machine.gateway_model is not None,
-            loss_clip=self.machine.loss_clip,
-            privacy=self.spec.privacy,
-            calibration=self.spec.calibration,
-        )
-
-    def vocabulary_list(self, after: int = 0) -> VocabularyList:
-        """Return all candidates, or only those added after a version."""
-        proposed = self._state.proposed
-        if after:
-            return VocabularyList(appended=proposed[after:], version=len(proposed))
-        found = self.vocabulary
-        return VocabularyList(candidates=found.candidates, slots=found.slots, version=len(proposed))
-
-    def prompt(self, state: RunState | None = None) -> PromptReport:
-        """Return the deployable prompt of a state, by default the current one."""
-        state = state or self._state
-        bias = state.bias or self.machine.bias(state)
-        if self.spec.method.domain != "tokens":
-            return PromptReport(text="", tokens=(), bias=bias)
-        indices = self.machine.method.prompt(state.method).tolist()
-        return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
-
-    def compute_verdict(
-        self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
-    ) -> Verdict:
-        """Return whether tuning improved the metric.
-
-        Args:
-            outcomes: Measurements of the current prompt and of the baselines, as from `outcomes`.
-            measure: User function for a custom metric.
-        """
-        found = judge(
-            self.spec.task,
-            outcomes,
-            plain_bias=self.machine.plain_bias(self._state),
-            calibrated=self.spec.calibration.label_free is not None,
-            empty=self._is_blank,
-            measure=measure,
-        )
-        return self._with_text(found)
-
-    @property
-    def _is_blank(self) -> bool:
-        """Whether the deployable prompt equals "no prompt"."""
-        if self.spec.method.domain != "tokens":
-            return False
-        indices = self.machine.method.prompt(self._state.method).tolist()
-        bare = no_prompt(self.spec.task, self.vocabulary)
-        return prompt_of(self.spec.task, self.vocabulary, indices) == bare
-
-    async def show(self, backend: LLMBackend) -> Show:
-        """Return the function that turns the method's prompts into model input.
-
-        Raises:
-            SpecError: The model does not support the method's prompts.
-            BackendError: The model is not available.
-        """
-        return await shown_by(
-            self.spec.method,
-            prompt_len=self.spec.prompt.length,
-            task=self.spec.task,
-            vocabulary=self.vocabulary,
-            backend=backend,
-        )
-
-    def vectors(self) -> Array:
-        """Return the deployable vectors of a run with a latent prompt.
-
-        Raises:
-            ProblemError: ``not_found`` for a run that tunes words.
-        """
-        if self.spec.method.domain == "tokens":
-            raise ProblemError("not_found", "this run tunes words, not vectors")
-        return to_wire(self._state.method.alpha)
-
-    def result(self) -> RunResult:
-        """Return the current or final result of the run."""
-        state, counters = self._state, self.counters
-        began = state.started_at
-        until = state.ended_at if state.ended_at is not None else self._clock.now()
-        return RunResult(
-            run_id=self.run_id,
-            name=self.spec.name,
-            status=state.status,
-            reason=state.reason,
-            rounds=state.round,
-            cap=Cap.of(state.account.cap),
-            spent=state.account.spent,
-            leased=state.account.leased,
-            cache=CacheReport(hits=counters.cache_hits),
-            censoring=CensoringReport(values=counters.values, censored=counters.censored),
-            evaluation=state.evaluation.spent,
-            communication=counters.communication,
-            gateway=counters.gateway,
-            priced=not counters.unpriced,
-            metric=state.metric,
-            verdict=self._verdict(),
-            history=tuple(self.history),
-            prompt=self.prompt(),
-            alpha_sha256=alpha_sha256(state.method.alpha),
-            model=state.model,
-            models=state.models,
-            privacy=self.machine.releases and self.machine.releases.report(state.releases),
-            quarantined=len(state.quarantined),
-            wall_s=0.0 if began is None else round(until - began, 3),
-            seed=self.spec.seed,
-        )
-
-    def _verdict(self) -> Verdict | None:
-        state = self._state
-        if state.verdict is not None:
-            return self._with_text(state.verdict)
-        if state.running or state.paused or state.metric.after is not None:
-            return None
-        if state.metric.no_prompt is None and state.metric.before is None:
-            return not_measured("the server has no dev rows of this run (data.dev)")
-        return not_measured("the final prompt is not evaluated yet")
-
-    def _with_text(self, verdict: Verdict) -> Verdict:
-        """Return a verdict with its sentence."""
-        state, priced = self._state, not self.counters.unpriced
-        text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
-        return verdict.model_copy(update={"text": text})

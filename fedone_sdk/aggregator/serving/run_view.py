@@ -1,0 +1,410 @@
+"""A run as this process sees it: its state and history, and what is reported of them."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import AsyncIterable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.codec import decode
+from fedone_sdk.aggregator.rounds.events import MetricMeasured, RunRolledBack
+from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
+from fedone_sdk.aggregator.serving.verdict import judge, not_measured, sentence
+from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.backends import LLMBackend, Show, shown_by
+from fedone_sdk.candidates import no_prompt, prompt_of
+from fedone_sdk.clock import Clock
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import (
+    Array,
+    CacheReport,
+    Cap,
+    CensoringReport,
+    LostWork,
+    PromptReport,
+    RoundReport,
+    RunResult,
+    RunSummary,
+    RunTask,
+    Traffic,
+    Verdict,
+    VocabularyList,
+)
+from fedone_sdk.messages.ndarray import to_wire
+from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
+from fedone_sdk.stores import LogEntry, RunRecord
+from fedone_sdk.vocabulary import Vocabulary
+
+_MAX_LOST = 200
+"""Number of lost assignments kept in memory; the log has all."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counters of traffic and answers, saved with the next event; a crash loses the newest.
+
+    Attributes:
+        communication: Traffic of federated messages.
+        gateway: Traffic of the gateway.
+        cache_hits: Queries answered from a cache.
+        values: Number of scored label log-probabilities.
+        censored: Number of those that are only upper bounds.
+        unpriced: Number of requests with an unknown price.
+    """
+
+    communication: Traffic = field(default_factory=Traffic)
+    gateway: Traffic = field(default_factory=Traffic)
+    cache_hits: int = 0
+    values: int = 0
+    censored: int = 0
+    unpriced: int = 0
+
+    def plus(self, other: Counters) -> Counters:
+        """Return the sum."""
+        return Counters(
+            communication=self.communication.sum(other.communication),
+            gateway=self.gateway.sum(other.gateway),
+            cache_hits=self.cache_hits + other.cache_hits,
+            values=self.values + other.values,
+            censored=self.censored + other.censored,
+            unpriced=self.unpriced + other.unpriced,
+        )
+
+    def dump(self) -> dict[str, Any]:
+        """Return the counters as JSON values."""
+        return {
+            "communication": self.communication.model_dump(),
+            "gateway": self.gateway.model_dump(),
+            "cache_hits": self.cache_hits,
+            "values": self.values,
+            "censored": self.censored,
+            "unpriced": self.unpriced,
+        }
+
+    @classmethod
+    def load(cls, document: Mapping[str, Any]) -> Counters:
+        """Return the counters of a `dump`."""
+        return cls(
+            communication=Traffic.model_validate(document["communication"]),
+            gateway=Traffic.model_validate(document["gateway"]),
+            cache_hits=document["cache_hits"],
+            values=document["values"],
+            censored=document["censored"],
+            unpriced=document.get("unpriced", 0),
+        )
+
+
+_Line = tuple[int, RoundReport | LostWork | RunRolledBack | MetricMeasured | None]
+"""The version of a log line, and its content if the run keeps it in memory."""
+
+
+def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
+    return [(entry.version, _parse_line(entry)) for entry in entries]
+
+
+def _parse_line(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | MetricMeasured | None:
+    if entry.kind == "round":
+        return RoundReport.model_validate(json.loads(entry.body)["report"])
+    if entry.kind == "lost":
+        return LostWork.model_validate_json(entry.body)
+    if entry.kind == "rollback":
+        record = json.loads(entry.body)
+        return RunRolledBack(to_round=record["round"], record=record)
+    if entry.kind == "metric":
+        body = json.loads(entry.body)
+        return MetricMeasured(round=body["round"], value=body["value"])
+    return None
+
+
+def _total_size(entries: Iterable[LogEntry]) -> int:
+    return sum(len(entry.body) for entry in entries)
+
+
+class RunView:
+    """A copy of a run, and the reports that are made from it.
+
+    Args:
+        machine: The round machine.
+        vocabulary: The initial candidates.
+        clock: Source of the current time.
+
+    Attributes:
+        history: One report per round.
+        lost: The newest lost assignments, oldest first.
+    """
+
+    def __init__(self, machine: RoundMachine, vocabulary: Vocabulary, clock: Clock) -> None:
+        self._base = machine
+        self._vocabulary = vocabulary
+        self._proposed: tuple[tuple[str, str], ...] = ()
+        self._current_vocabulary = vocabulary
+        self._clock = clock
+        self._state = machine.initial_state()
+        self._version = 0
+        self._stored_counters = Counters()
+        self._logged = -1
+        self._created_at: float | None = None
+        self._active_at: float | None = None
+        self.history: list[RoundReport] = []
+        self.lost: deque[LostWork] = deque(maxlen=_MAX_LOST)
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.base.run_id
+
+    @property
+    def spec(self) -> RunSpec:
+        """Spec of the run."""
+        return self.base.spec
+
+    @property
+    def base(self) -> RoundMachine:
+        """The machine of the run's initial candidates."""
+        return self._base
+
+    @property
+    def machine(self) -> RoundMachine:
+        """The machine of the current candidates."""
+        return self._base.at(self._state)
+
+    def use_machine(self, machine: RoundMachine) -> None:
+        """Replace the machine by one of the same run, after the gateway's model is known."""
+        self._base = machine
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The current candidates."""
+        return self._current_vocabulary
+
+    @property
+    def state(self) -> RunState:
+        """This replica's copy of the state."""
+        return self._state
+
+    @property
+    def version(self) -> int:
+        """Version of this replica's copy."""
+        return self._version
+
+    @property
+    def counters(self) -> Counters:
+        """Traffic, cache hits and scored values."""
+        return self._stored_counters
+
+    async def read(self, record: RunRecord, log: AsyncIterable[Iterable[LogEntry]]) -> None:
+        """Replace the copy by a stored version.
+
+        Args:
+            record: The stored run.
+            log: Pages of its log, from the first line that was not read yet.
+        """
+        # All steps that can fail come before any change.
+        lines: list[_Line] = []
+        async for page in log:
+            page = [entry for entry in page if entry.version <= record.version]
+            lines += await in_thread_if_large(_total_size(page), _parse_lines, page)
+        document = json.loads(record.document)
+        counters = Counters.load(document.pop("counters"))
+        state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
+        self._stored_counters, self._state = counters, state
+        self._version, self._created_at = record.version, record.created_at
+        self._on_new_state()
+        self._add_lines(lines)
+
+    def _on_new_state(self) -> None:
+        """Update everything that depends on the state."""
+        if self._proposed != self._state.proposed:
+            self._proposed = self._state.proposed
+            self._current_vocabulary = self._vocabulary.with_candidates(self._proposed)
+
+    def _add_lines(self, lines: Iterable[_Line]) -> None:
+        """Add lines of the log to the history."""
+        for version, line in lines:
+            match line:
+                case RoundReport():
+                    self.history.append(line)
+                case LostWork():
+                    self.lost.append(line)
+                case RunRolledBack():
+                    del self.history[line.to_round :]
+                case MetricMeasured():
+                    self._add_metric(line.round, line.value)
+            self._logged = version
+
+    def _add_metric(self, round_number: int, value: float) -> None:
+        self.history = [
+            report.model_copy(update={"metric": value}) if report.round == round_number else report
+            for report in self.history
+        ]
+
+    @property
+    def summary(self) -> RunSummary:
+        """Summary of the run."""
+        state = self._state
+        return RunSummary(
+            run_id=self.run_id,
+            status=state.status,
+            round=state.round,
+            rounds=self.spec.rounds,
+            cap=Cap.of(state.account.cap),
+            spent=state.account.spent,
+            priced=not self.counters.unpriced,
+            created_at=self._created_at,
+            ended_at=state.ended_at,
+            metric=self._newest_metric,
+            metric_name=state.metric.name,
+            active_at=self._active_at,
+        )
+
+    @property
+    def _newest_metric(self) -> float | None:
+        if self._state.metric.after is not None:
+            return self._state.metric.after
+        measured = (r.metric for r in reversed(self.history) if r.metric is not None)
+        return next(measured, self._state.metric.before)
+
+    @property
+    def task(self) -> RunTask:
+        """Description of the run for clients."""
+        method = self.spec.method
+        return RunTask(
+            # Devices do not use the description, and older ones reject it.
+            task=self.spec.task.model_copy(update={"description": None}),
+            method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
+            prompt_len=self.spec.prompt.length,
+            vocab_size=self.machine.vocab_size,
+            blank=self.vocabulary.blank,
+            layout=self.machine.layout,
+            vocabulary_sha256=self.vocabulary.sha256,
+            vocabulary_version=len(self._state.proposed),
+            gateway=self.machine.gateway_model is not None,
+            loss_clip=self.machine.loss_clip,
+            privacy=self.spec.privacy,
+            calibration=self.spec.calibration,
+        )
+
+    def vocabulary_list(self, after: int = 0) -> VocabularyList:
+        """Return all candidates, or only those added after a version."""
+        proposed = self._state.proposed
+        if after:
+            return VocabularyList(appended=proposed[after:], version=len(proposed))
+        found = self.vocabulary
+        return VocabularyList(candidates=found.candidates, slots=found.slots, version=len(proposed))
+
+    def prompt(self, state: RunState | None = None) -> PromptReport:
+        """Return the deployable prompt of a state, by default the current one."""
+        state = state or self._state
+        bias = state.bias or self.machine.bias(state)
+        if self.spec.method.domain != "tokens":
+            return PromptReport(text="", tokens=(), bias=bias)
+        indices = self.machine.method.prompt(state.method).tolist()
+        return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
+
+    def vectors(self) -> Array:
+        """Return the deployable vectors of a run with a latent prompt.
+
+        Raises:
+            ProblemError: ``not_found`` for a run that tunes words.
+        """
+        if self.spec.method.domain == "tokens":
+            raise ProblemError("not_found", "this run tunes words, not vectors")
+        return to_wire(self._state.method.alpha)
+
+    async def show(self, backend: LLMBackend) -> Show:
+        """Return the function that turns the method's prompts into model input.
+
+        Raises:
+            SpecError: The model does not support the method's prompts.
+            BackendError: The model is not available.
+        """
+        return await shown_by(
+            self.spec.method,
+            prompt_len=self.spec.prompt.length,
+            task=self.spec.task,
+            vocabulary=self.vocabulary,
+            backend=backend,
+        )
+
+    def result(self) -> RunResult:
+        """Return the current or final result of the run."""
+        state, counters = self._state, self.counters
+        began = state.started_at
+        until = state.ended_at if state.ended_at is not None else self._clock.now()
+        return RunResult(
+            run_id=self.run_id,
+            name=self.spec.name,
+            status=state.status,
+            reason=state.reason,
+            rounds=state.round,
+            cap=Cap.of(state.account.cap),
+            spent=state.account.spent,
+            leased=state.account.leased,
+            cache=CacheReport(hits=counters.cache_hits),
+            censoring=CensoringReport(values=counters.values, censored=counters.censored),
+            evaluation=state.evaluation.spent,
+            communication=counters.communication,
+            gateway=counters.gateway,
+            priced=not counters.unpriced,
+            metric=state.metric,
+            verdict=self._verdict(),
+            history=tuple(self.history),
+            prompt=self.prompt(),
+            alpha_sha256=alpha_sha256(state.method.alpha),
+            model=state.model,
+            models=state.models,
+            privacy=self.machine.releases and self.machine.releases.report(state.releases),
+            quarantined=len(state.quarantined),
+            wall_s=0.0 if began is None else round(until - began, 3),
+            seed=self.spec.seed,
+        )
+
+    def compute_verdict(
+        self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
+    ) -> Verdict:
+        """Return whether tuning improved the metric.
+
+        Args:
+            outcomes: Measurements of the current prompt and of the baselines, as from `outcomes`.
+            measure: User function for a custom metric.
+        """
+        found = judge(
+            self.spec.task,
+            outcomes,
+            plain_bias=self.machine.plain_bias(self._state),
+            calibrated=self.spec.calibration.label_free is not None,
+            empty=self._is_blank,
+            measure=measure,
+        )
+        return self._with_text(found)
+
+    @property
+    def _is_blank(self) -> bool:
+        """Whether the deployable prompt equals "no prompt"."""
+        if self.spec.method.domain != "tokens":
+            return False
+        indices = self.machine.method.prompt(self._state.method).tolist()
+        bare = no_prompt(self.spec.task, self.vocabulary)
+        return prompt_of(self.spec.task, self.vocabulary, indices) == bare
+
+    def _verdict(self) -> Verdict | None:
+        state = self._state
+        if state.verdict is not None:
+            return self._with_text(state.verdict)
+        if state.running or state.paused or state.metric.after is not None:
+            return None
+        if state.metric.no_prompt is None and state.metric.before is None:
+            return not_measured("the server has no dev rows of this run (data.dev)")
+        return not_measured("the final prompt is not evaluated yet")
+
+    def _with_text(self, verdict: Verdict) -> Verdict:
+        """Return a verdict with its sentence."""
+        state, priced = self._state, not self.counters.unpriced
+        text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
+        return verdict.model_copy(update={"text": text})
