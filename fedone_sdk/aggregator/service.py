@@ -17,15 +17,8 @@ from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Effect,
     PauseRequested,
-    QuarantineLifted,
-    QuarantineRequested,
-    RaiseRequested,
-    ResumeRequested,
-    RollbackRequested,
-    StopRequested,
     WorkClosed,
 )
-from fedone_sdk.aggregator.rounds.replay import Lookback, Replayed
 from fedone_sdk.aggregator.runtime.shielded import wait_pending
 from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
 from fedone_sdk.aggregator.serving.archive import export_run, import_run
@@ -34,29 +27,24 @@ from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.evaluation import Evaluation, query_as_evaluation
 from fedone_sdk.aggregator.serving.export import export_pages
 from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
+from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.proposer import Proposer
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.serving.steering import Steering
 from fedone_sdk.aggregator.serving.stored import StoredRun
 from fedone_sdk.backends import (
     Answer,
     LLMBackend,
     Query,
-    query_for,
-    shown_by,
     usable_vocabulary,
-    want_of,
 )
-from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.backends.wrappers import BudgetedBackend
-from fedone_sdk.budget import Budget
-from fedone_sdk.candidates import label_checks
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import (
     BackendError,
-    BackendUnavailable,
     ProblemError,
     SpecError,
     StoreUnavailable,
@@ -106,8 +94,6 @@ _PATIENCE_S = 20.0
 
 KEEP_ALL = Retention()
 """Unlimited retention."""
-_RETURN_S = 5.0
-"""Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
 
 
 class Service:
@@ -129,6 +115,7 @@ class Service:
         dispatcher: Dispatch of work to clients.
         replicas: Coordination with other replicas.
         sweeper: Removal of expired data.
+        steering: Operations of operators on runs.
         starting: Whether stored runs are still being loaded; devices wait until then.
         draining: Whether the service is stopping and polls are answered at once.
     """
@@ -154,6 +141,7 @@ class Service:
             # The budget wrapper charges each request to its query's payer.
             backend = BudgetedBackend(backend)
         self._backend = backend
+        self._models = ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)
         self._evaluations: dict[str, Evaluation] = {}
         self._proposers: dict[str, Proposer] = {}
@@ -167,7 +155,7 @@ class Service:
             clock=clock,
             runs=self.runs,
             refresh=self.refresh,
-            prepare=self._ensure_model,
+            prepare=self._models.ensure,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
         self.replicas = Replicas(
@@ -188,6 +176,15 @@ class Service:
             retire=self.access.retire,
         )
         self._sweeps = retention.active
+        self.steering = Steering(
+            store=store,
+            access=self.access,
+            dispatcher=self.dispatcher,
+            models=self._models,
+            gateway=self._gateway,
+            listeners=self.listeners,
+            restart=self._on_restart,
+        )
 
     # Lifetime
 
@@ -362,8 +359,8 @@ class Service:
             if run is None:
                 vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
                 machine = self._machine(spec.name, spec, vocabulary)
-                machine = await self._with_model(machine, vocabulary)
-                _check_required_model(machine)
+                machine = await self._models.with_model(machine, vocabulary)
+                check_required_model(machine)
                 run = self._serve(machine, vocabulary)
                 try:
                     await run.create()
@@ -388,7 +385,7 @@ class Service:
                 )
         if spec.budget not in (run.spec.budget, run.state.account.cap, None):
             try:
-                await self.raise_caps(run, spec.budget)
+                await self.steering.raise_caps(run, spec.budget)
             except ProblemError as exc:
                 raise SpecError(f"budget: {exc.detail}") from exc
         if dev and self._backend is not None and run.run_id not in self._evaluations:
@@ -442,7 +439,7 @@ class Service:
         try:
             async with self._model_checks:
                 try:
-                    await self._probe_model(run)
+                    await self._models.probe(run)
                 except (BackendError, SpecError) as exc:
                     await run.apply(PauseRequested.because(exc))
                 await run.check_model()
@@ -524,180 +521,6 @@ class Service:
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
             owner=self,
         )
-
-    async def _probe_model(self, run: ServedRun) -> None:
-        """Check the model for a run that is served, and use what it reports.
-
-        Raises:
-            SpecError: The model does not support the run, or is not the required one.
-            BackendError: The model is not available.
-        """
-        run.use_machine(await self._with_model(run.base, run.vocabulary))
-        _check_required_model(run.base)
-
-    async def _with_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> RoundMachine:
-        """Check that the model supports a run; return the machine with the model's facts.
-
-        Raises:
-            SpecError: The model does not support the run.
-            BackendError: The model is not available.
-        """
-        spec, backend = machine.spec, self._backend
-        if backend is None:
-            check_caps(spec, frozenset({"queries"}))
-            return machine
-        # First: some backends know their capabilities only after a request.
-        for words, form in label_checks(spec.task, vocabulary):
-            await check_label_words(backend, words, form)
-        check_caps(spec, backend.bounds)
-        want = want_of(spec.task, backend.answers)
-        if want == "text" and not spec.gateway.generated_text:
-            raise SpecError(
-                "gateway.generated_text: must be true for loss score, whose texts leave the gateway"
-            )
-        await shown_by(
-            spec.method,
-            prompt_len=spec.prompt.length,
-            task=spec.task,
-            vocabulary=Vocabulary(),
-            backend=backend,
-        )
-        # Reports an unsupported template once, rather than in every query.
-        nothing = dict.fromkeys(spec.task.fields, "")
-        await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
-        worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
-        return machine.with_model(backend.fingerprint, worst_query)
-
-    async def _ensure_model(self, run: ServedRun) -> None:
-        """Check the model of a run that was loaded while the model was unavailable.
-
-        Another replica may have resumed the run since.
-
-        Raises:
-            ProblemError: The model is still unavailable.
-        """
-        if run.machine.gateway_model == "":
-            try:
-                await self._probe_model(run)
-            except (BackendError, SpecError) as exc:
-                # The cause is only logged: the response goes to devices.
-                _log.warning("the model is not available", run_id=run.run_id, reason=str(exc))
-                raise ProblemError(
-                    "backend_unavailable", "the model is not available at the moment"
-                ) from exc
-
-    async def stop_run(
-        self,
-        run: ServedRun,
-        reason: str | None = None,
-        *,
-        gently: bool = False,
-        keep: bool = False,
-    ) -> None:
-        """Stop a run and keep its result.
-
-        Args:
-            run: The run.
-            reason: The reason, in words.
-            gently: Waits for pending calls and their updates first, so that leases are settled with
-                their actual cost.
-            keep: Keeps the open work of the round, with its leases, for a resume.
-        """
-        with self.dispatcher.closing(run):
-            if gently:
-                await self._wait_for_updates(run)
-            if run.state.running or not gently:
-                await run.apply(StopRequested(reason=reason, keep=keep))
-
-    async def _wait_for_updates(self, run: ServedRun) -> None:
-        """Wait until pending calls have ended and answered work is returned."""
-        if self._gateway is not None:
-            await self._gateway.wait_idle(run)
-        news = asyncio.Event()
-
-        def listener(of: ServedRun, effect: Effect | RunReloaded) -> None:
-            news.set()
-
-        self.listeners.append(listener)
-        try:
-            async with asyncio.timeout(_RETURN_S):
-                while run.state.running and any(map(run.state.is_answered, run.state.seats)):
-                    news.clear()
-                    await news.wait()
-        except TimeoutError:
-            _log.warning("answered work was not returned", run_id=run.run_id)
-        finally:
-            self.listeners.remove(listener)
-
-    async def resume_run(self, run: ServedRun) -> None:
-        """Resume a stopped run, with the current model.
-
-        Raises:
-            ProblemError: ``run_conflict`` if it is running or has ended for good,
-                ``backend_blocked`` or ``backend_unavailable`` if the model is unavailable.
-        """
-        if self._backend is not None:
-            self._backend.reset()
-        await run.catch_up()
-        if run.machine.can_resume(run.state):  # Else the machine refuses with the reason.
-            await self._check_model_available(run)
-        model = run.state.model
-        await run.apply(ResumeRequested())
-        if model is not None and run.state.model != model:
-            _log.warning(
-                "run resumed with another model",
-                run_id=run.run_id,
-                before=model,
-                now=run.state.model,
-            )
-        self._on_restart(run)
-
-    async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
-        """Raise caps of a run; a run with an exhausted budget continues.
-
-        Args:
-            run: The run.
-            caps: The new caps; None keeps a cap.
-
-        Raises:
-            ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
-                ``backend_blocked`` or ``backend_unavailable`` if it would continue and the model is
-                unavailable.
-        """
-        await run.catch_up()
-        ended = not (run.state.running or run.machine.can_resume(run.state))
-        if ended:
-            await self._check_resumable(run)
-        await run.apply(RaiseRequested(caps=caps))
-        if ended:
-            self._on_restart(run)
-
-    async def _check_resumable(self, run: ServedRun) -> None:
-        """Refuse to continue an ended run whose log, clients or model are missing."""
-        if len(run.history) < run.state.round:
-            raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
-        for name in run.history[-1].client_id.split(",") if run.history else ():
-            if await self._store.client_named(name) is None:
-                raise ProblemError("run_conflict", "the clients of the run are in another store")
-        await self._check_model_available(run)
-        before, now = run.state.model, run.base.gateway_model
-        if before and now and before != now:
-            raise ProblemError(
-                "run_conflict", f"the server's model is {now!r}, the run was scored by {before!r}"
-            )
-
-    async def _check_model_available(self, run: ServedRun) -> None:
-        """Check the model of a run that a user resumes.
-
-        Raises:
-            ProblemError: ``backend_blocked`` or ``backend_unavailable``.
-        """
-        try:
-            await self._probe_model(run)
-        except (BackendError, SpecError) as exc:
-            passes = isinstance(exc, BackendUnavailable)
-            code = "backend_unavailable" if passes else "backend_blocked"
-            raise ProblemError(code, PauseRequested.because(exc).reason) from exc
 
     def _on_restart(self, run: ServedRun) -> None:
         """Restart evaluation and dispatch of a run that runs again."""
@@ -809,65 +632,6 @@ class Service:
             run = await self.run(record.run_id)
             await self.replicas.publish_added(run)
             return run
-
-    async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:
-        """Roll a run back to its state before round `to_round`; its spending stays counted.
-
-        Raises:
-            ProblemError: ``run_conflict`` if it has done fewer rounds, or has ended for good.
-        """
-        while True:
-            await run.catch_up()
-            rollbacks = run.state.rollbacks
-            if not 0 <= to_round <= run.state.round:
-                raise ProblemError(
-                    "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
-                )
-            before = await self._state_at_round(run, to_round)
-            event = RollbackRequested(
-                method=before.state.method,
-                server_memory=before.state.server_memory,
-                memories=before.memories,
-                to_round=to_round,
-                reason=reason,
-                rollbacks=rollbacks,
-            )
-            try:
-                await run.apply(event)
-                return
-            except ProblemError:
-                if run.state.rollbacks == rollbacks:
-                    raise
-                # A concurrent rollback came first: compute the state again.
-
-    async def _state_at_round(self, run: ServedRun, to_round: int) -> Replayed:
-        until = run.version
-        rollbacks = await self._store.log(run.run_id, "rollback")
-        lookback = Lookback(run.spec, run.vocabulary, rollbacks, to_round)
-        async for page in log_pages(self._store, run.run_id):
-            known = [entry for entry in page if entry.version <= until]
-            await in_thread(lookback.follow, known)
-        return lookback.found()
-
-    async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
-        """Put a client of a run in quarantine.
-
-        Raises:
-            ProblemError: ``not_found`` if there is no such client.
-        """
-        client = await self.access.by_name(client_id)
-        await run.apply(QuarantineRequested(client=client.index, reason=reason))
-        _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
-
-    async def release(self, run: ServedRun, client_id: str) -> None:
-        """Release a client from quarantine.
-
-        Raises:
-            ProblemError: ``not_found`` if there is no such client.
-        """
-        client = await self.access.by_name(client_id)
-        await run.apply(QuarantineLifted(client=client.index))
-        _log.info("client released", run_id=run.run_id, client=client.index)
 
     async def run(self, run_id: str) -> ServedRun:
         """Return the run of this name, with its newest state.
@@ -1047,31 +811,3 @@ def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
         except ValueError:
             _log.error("a run cannot be read", run_id=head.run_id, traceback=traceback.format_exc())
     return found
-
-
-def _check_required_model(machine: RoundMachine) -> None:
-    """Refuse a run whose ``participation.model`` is not the server's model."""
-    required, served = machine.spec.participation.model, machine.gateway_model
-    if served is not None and required not in (None, served):
-        raise SpecError(f"participation.model: is {required!r}, the server's model is {served!r}")
-
-
-def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:
-    """Refuse caps in units for which the backend has no upper bound per query.
-
-    Raises:
-        SpecError: With the cap and possible remedies.
-    """
-    caps = spec.budget.model_dump(exclude_none=True) if spec.budget else {}
-    for unit in caps:
-        if unit in bounds:
-            continue
-        if unit == "usd" and {"prompt_tokens", "completion_tokens"} <= bounds:
-            raise SpecError(
-                "budget.usd: the price of this model is not known; set backend.prices "
-                "(prompt and completion, US dollars per million tokens), or cap tokens instead"
-            )
-        raise SpecError(
-            f"budget.{unit}: the server cannot bound this before it is spent (it can "
-            f"bound {', '.join(sorted(bounds))})"
-        )

@@ -145,7 +145,7 @@ class NodeServer:
             known = await self._service.get_or_load(spec.name)
             if known is not None and known.spec.is_same_run(spec) and known.was_stopped:
                 # A restart resumes the run.
-                await self._service.resume_run(known)
+                await self._service.steering.resume(known)
             self.run = await self._aggregator.add_run(spec, self._tuning.vocabulary)
         except BaseException:
             await self._stack.aclose()

@@ -233,7 +233,7 @@ async def simulate(
         if known is not None and known.spec.is_same_run(federation.spec) and known.was_stopped:
             # A stored run that was stopped is resumed, but not one that paused just now.
             # Before `add_run`, which checks whether there is something to measure.
-            await aggregator.service.resume_run(known)
+            await aggregator.service.steering.resume(known)
         run = await aggregator.add_run(federation.spec, federation.vocabulary)
         if watch is not None:
             aggregator.service.listeners.append(watch)
@@ -308,4 +308,4 @@ async def _ended(
         for wait in waits:
             wait.cancel()
     if run.state.running:
-        await service.stop_run(run, "interrupted", gently=True, keep=keep)
+        await service.steering.stop(run, "interrupted", gently=True, keep=keep)

@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field, field_serializer
 
-from fedone_sdk.aggregator.service import check_caps
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
+from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import (
     LLMBackend,

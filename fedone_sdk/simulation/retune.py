@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fedone_sdk.aggregator.service import check_caps
+from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.algorithms.streams import stream_seed
 from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
 from fedone_sdk.budget import NOTHING, Account, Usage

@@ -68,7 +68,7 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(tmp_pat
                 await asyncio.sleep(0.05)
             assert plain.state.unfit == {0: declined}
             assert plain.state.running  # It waits for others.
-            await served.service.stop_run(plain)
+            await served.service.steering.stop(plain)
             out, err = await process.communicate()
         assert (process.returncode, err) == (0, b"")
         assert declined in out.decode()

@@ -402,7 +402,7 @@ class TestModels:
         async with serving(hub.store(), hub.store(), backend=backend) as (one, two):
             assert one.runs["run"].state.paused
             backend.down = False
-            await one.resume_run(one.runs["run"])
+            await one.steering.resume(one.runs["run"])
             await two.refresh()
             backend.down = True
             with pytest.raises(ProblemError, match="is not available at the moment") as caught:
@@ -481,11 +481,11 @@ class TestEnds:
         async with serving(hub.store(), hub.store()) as (one, two):
             run = await one.add_run(spec_of(), WORDS)
             await until(lambda: "run" in two.runs)
-            await two.stop_run(await two.run("run"))
+            await two.steering.stop(await two.run("run"))
             await until(lambda: run.ended.is_set())
             hub.deaf = True
             await two.runs["run"].record_metric(0, 0.5)  # so that the first commit conflicts
-            await one.resume_run(run)
+            await one.steering.resume(run)
             assert run.state.running
             assert not run.ended.is_set()
 
@@ -707,15 +707,15 @@ class TestEvaluation:
             per_measurement = len(backend.asked) // 2  # of no prompt, and of the first one
             await update(service, client, await work_of(service, client))
             gate.clear()
-            await service.stop_run(run)
+            await service.steering.stop(run)
             began = len(backend.asked)
             await until(lambda: len(backend.asked) > began)
             if back:
-                await service.roll_back(run, 0, "a lying client")
+                await service.steering.roll_back(run, 0, "a lying client")
             else:
-                await service.resume_run(run)
+                await service.steering.resume(run)
                 await update(service, client, await work_of(service, client))
-                await service.stop_run(run)
+                await service.steering.stop(run)
             assert run.state.metric.after is None
             gate.set()
             async with asyncio.timeout(5):
@@ -731,7 +731,7 @@ class TestEvaluation:
             run = await one.add_run(spec_of(), WORDS, dev=dev)
             await until(lambda: "run" in two.runs)
             await until(lambda: run.state.metric.before is not None)
-            await two.stop_run(await two.run("run"))
+            await two.steering.stop(await two.run("run"))
             async with asyncio.timeout(5):
                 await one.wait(run)
             assert run.state.metric.after is not None
@@ -768,7 +768,7 @@ async def test_not_found_for_what_is_another_s() -> None:
             with pytest.raises(ProblemError) as excinfo:
                 await update(service, other, work)
             assert excinfo.value.code == "not_found"
-        await two.stop_run(await two.run("run"))
+        await two.steering.stop(await two.run("run"))
         for service in (one, two):
             with pytest.raises(ProblemError) as excinfo:
                 await update(service, mine, work)

@@ -893,7 +893,7 @@ class TestWorkNotHandedIn:
             async with client_of(service, state_dir=tmp_path, transport=dying) as client:
                 with pytest.raises(asyncio.CancelledError):
                     await client.run_once()
-            await service.stop_run(run_of(service))
+            await service.steering.stop(run_of(service))
             async with client_of(service, state_dir=tmp_path) as client:
                 assert (await client.run_once()).outcome == "ended"
         assert unsent_in(tmp_path) == []

@@ -287,8 +287,8 @@ async def test_resumed_during_the_last_measurement() -> None:
     gates = Gates()
     async with serving(backend=ScriptedBackend(gate=gates.wait)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await service.stop_run(run)
-        await service.resume_run(run)
+        await service.steering.stop(run)
+        await service.steering.resume(run)
         gates.go.set()
         await train(service, run)
     result = run.result()
@@ -369,7 +369,7 @@ async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
             assert sum(map(is_dev, backend.asked)) == asked
             # Mended and resumed, it ends, and what could not be measured then is measured now.
             broken = False
-            await service.resume_run(run)
+            await service.steering.resume(run)
             await client.run_forever()
             await service.wait(run)
     assert run.result().status == "completed"

@@ -163,7 +163,7 @@ class TestWork:
             assert run.state.reason == "paused: the key was revoked"
             assert (len(model.answered), await device.claim()) == (2, None)
             model.fails = None
-            await service.resume_run(run)
+            await service.steering.resume(run)
             assert (await device.claim()) == work
             await device.score(work)
             assert len(model.answered) == len({query.inputs for query in model.answered})
@@ -201,7 +201,7 @@ class TestWork:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await service.stop_run(run)
+            await service.steering.stop(run)
             assert model.held is not None
             model.held.set()
             await service.wait(run)
@@ -214,7 +214,7 @@ class TestWork:
             run, device, work = await working(service)
             call = asyncio.create_task(device.score(work))
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await service.stop_run(run)  # forgets the call
+            await service.steering.stop(run)  # forgets the call
         with pytest.raises(asyncio.CancelledError):
             await call
 
@@ -229,7 +229,7 @@ class TestWork:
             assert await device.refused(work) == "run_conflict"
             assert "failed 2 times in a row" in str(run.state.reason)
             model.fails = None
-            await service.resume_run(run)
+            await service.steering.resume(run)
             await device.score(work)
 
     async def test_a_budget_behind_the_model_pauses_too(self) -> None:
@@ -299,7 +299,7 @@ class TestWork:
         async with serving(backend=ScriptedBackend()) as service:
             run, _, _ = await working(service)
             with pytest.raises(ProblemError, match="cannot be resumed"):
-                await service.resume_run(run)
+                await service.steering.resume(run)
             assert not run.ended.is_set()
 
 
@@ -314,7 +314,7 @@ class TestEvaluation:
             assert sum(map(is_dev, backend.asked)) == 1  # no further one after the first
             assert run.state.evaluation.leases == run.state.account.leases == {}
             model.fails = None
-            await service.resume_run(run)
+            await service.steering.resume(run)
             await train(service, run)
             result = run.result()
         assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
@@ -335,7 +335,7 @@ class TestEvaluation:
             await until(lambda: run.state.paused)
             await service.wait(run)
             model.fails = None
-            await service.resume_run(run)
+            await service.steering.resume(run)
             await until(lambda: run.history[0].metric is not None)
             assert run.state.metric.after is None
 
@@ -347,7 +347,7 @@ class TestEvaluation:
             await until(lambda: len(backend.asked) == 5)  # all of the first measurement
             await run.apply(ModelSeen(model="m-1"))
             await run.apply(ModelSeen(model="m-2"))
-            await service.resume_run(run)
+            await service.steering.resume(run)
             assert model.held is not None
             model.held.set()
             await train(service, run)
@@ -359,10 +359,10 @@ class TestEvaluation:
         backend = ScriptedBackend()
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
-            await service.stop_run(run, "interrupted")
+            await service.steering.stop(run, "interrupted")
             await service.wait(run)
             assert run.state.metric.after is not None
-            await service.resume_run(run)
+            await service.steering.resume(run)
             assert run.state.metric.after is None
             await train(service, run)
             assert run.state.metric.after is not None
@@ -385,7 +385,7 @@ class TestRestart:
             device = Device(service, (await service.access.clients())[0])
             assert await device.claim() is None
             assert other.asked == []
-            await service.resume_run(run)
+            await service.steering.resume(run)
             again = await device.claim()
             assert again == work
             await device.score(again)
@@ -405,12 +405,12 @@ class TestRestart:
             device = Device(service, (await service.access.clients())[0])
             assert await device.claim() is None
             with pytest.raises(ProblemError, match="the key was revoked") as excinfo:
-                await service.resume_run(run)
+                await service.steering.resume(run)
             assert excinfo.value.code == "backend_blocked"
             assert run.state.paused
             assert run.ended.is_set()
             model.fails = None
-            await service.resume_run(run)
+            await service.steering.resume(run)
             assert await device.claim() == work
             await device.score(work)
             assert run.state.account.held == Usage(queries=4, requests=4, prompt_tokens=8)
@@ -427,7 +427,7 @@ class TestRestart:
             run = service.runs["run"]
             assert "set backend.prices" in str(run.state.reason)
             with pytest.raises(ProblemError, match=r"budget\.usd"):
-                await service.resume_run(run)
+                await service.steering.resume(run)
             with pytest.raises(SpecError, match=r"budget\.usd: .* set backend\.prices"):
                 await service.add_run(spec_of(name="new", budget={"usd": 1}), WORDS)
 

@@ -57,7 +57,7 @@ async def test_the_highest_cap_counts_and_is_kept(services: list[Service]) -> No
     async def raise_caps(at: int, queries: int) -> bool:
         service = services[at % len(services)]
         try:
-            await service.raise_caps(await service.run("run"), Budget(queries=queries))
+            await service.steering.raise_caps(await service.run("run"), Budget(queries=queries))
         except ProblemError:
             return False
         return True
@@ -97,7 +97,7 @@ async def test_what_cannot_be_continued_is_not_raised() -> None:
         await work(await devices_of([service]))
         run.history.clear()  # as after `retention.logs_days`
         with pytest.raises(ProblemError, match="the log of the run was removed"):
-            await service.raise_caps(run, Budget(queries=6))
+            await service.steering.raise_caps(run, Budget(queries=6))
         assert run.state.account.cap == LOW.budget
 
 

@@ -133,7 +133,7 @@ class TestDelete:
         assert await server.refused("DELETE", "/v1/runs/run", token=ADMIN) == "run_conflict"
         run = await server.aggregator.service.run("run")
         assert run.state.running
-        await server.aggregator.service.stop_run(run)
+        await server.aggregator.service.steering.stop(run)
         code = await server.refused("DELETE", "/v1/runs/run?dry_run=perhaps", token=ADMIN)
         assert code == "invalid_message"
         assert await server.refused("DELETE", "/v1/runs/run") == "unauthorized"
@@ -149,7 +149,7 @@ class TestDelete:
         two = await served(stack, Retention(), hub.store())
         run = await one.aggregator.add_run(spec_of("run"), WORDS)
         await two.aggregator.service.run("run")
-        await one.aggregator.service.stop_run(run)
+        await one.aggregator.service.steering.stop(run)
         hub.deaf = deaf
         await one.aggregator.service.delete_run(run)
         await two.aggregator.service.refresh()
@@ -165,7 +165,7 @@ class TestCommand:
             for name in ("one", "two", "three", "live"):
                 run = await aggregator.add_run(spec_of(name), WORDS)
                 if name != "live":
-                    await aggregator.service.stop_run(run)
+                    await aggregator.service.steering.stop(run)
             yield await aggregator.listen()
 
     async def fedone(self, *arguments: str) -> str:
@@ -214,7 +214,7 @@ class TestCommand:
         server = await served(stack, Retention())
         service = server.aggregator.service
         run = await server.aggregator.add_run(spec_of("gone"), WORDS)
-        await service.stop_run(run)
+        await service.steering.stop(run)
         await service.delete_run(run)
         runs = [
             RunToServe(path=Path(f"{name}.yaml"), spec=spec_of(name), vocabulary=WORDS)
@@ -228,7 +228,7 @@ class TestRetention:
     async def test_nothing_is_removed_by_default(self, server: Server) -> None:
         await server.round()
         run = await server.aggregator.service.run("run")
-        await server.aggregator.service.stop_run(run)
+        await server.aggregator.service.steering.stop(run)
         before = await server.store.snapshot("run"), await server.store.clients()
         server.clock.advance(1000 * DAY_S)
         await server.aggregator.service.sweeper.sweep()
@@ -239,9 +239,9 @@ class TestRetention:
         service = server.aggregator.service
         for name in ("old", "new", "live"):
             await server.aggregator.add_run(spec_of(name), WORDS)
-        await service.stop_run(await service.run("old"))
+        await service.steering.stop(await service.run("old"))
         server.clock.advance(20 * DAY_S)
-        await service.stop_run(await service.run("new"))
+        await service.steering.stop(await service.run("new"))
         server.clock.advance(10 * DAY_S)
         await service.sweeper.sweep()
         assert [run.run_id for run in service.summaries] == ["old", "new", "live"]
@@ -257,7 +257,7 @@ class TestRetention:
         for name in ("stopped", "done"):
             await server.aggregator.add_run(spec_of(name), WORDS)
         await server.round("stopped")
-        await service.stop_run(await service.run("stopped"))
+        await service.steering.stop(await service.run("stopped"))
         token, _ = await server.round("done")
         for _ in range(2):
             _, work = await server.round("done", token)
@@ -288,10 +288,10 @@ class TestRetention:
             _, enrolled, _ = await server.call("POST", "/v1/clients", {"name": "x"}, token=TOKEN)
             tokens.append(enrolled["credential"])
         run = await server.aggregator.add_run(spec_of("run"), WORDS)
-        await server.aggregator.service.quarantine(
+        await server.aggregator.service.steering.quarantine(
             run, (await server.store.clients())[2].client_id, "it lies"
         )
-        await server.aggregator.service.stop_run(run)
+        await server.aggregator.service.steering.stop(run)
         server.clock.advance(20 * DAY_S)
         claim = {"num_examples": 5, "wait_s": 0}
         await server.call("POST", "/v1/assignments/claim", claim, token=tokens[0])

@@ -147,7 +147,7 @@ class TestClaims:
             (client,) = await enrol(service, 1)
             waiting = asyncio.create_task(claim(service, client, wait_s=60))
             await turns()
-            await service.stop_run(run)
+            await service.steering.stop(run)
             async with asyncio.timeout(5):
                 with pytest.raises(ProblemError) as excinfo:
                     await waiting
@@ -199,7 +199,7 @@ class TestClaims:
             await two.seat()
             assert (one.state.seats != (), two.state.seats) == (True, ())
             await service.update(client, work.assignment_id, update_for(work), "a" * 64)
-            await service.stop_run(one)
+            await service.steering.stop(one)
             work = await claim(service, client)  # type: ignore[assignment]
             assert work.run_id == "two"
 
@@ -451,7 +451,7 @@ class TestRuns:
             clients = await enrol(service, 1)
             client, work = await working(service, clients)
             clock.advance(7)
-            await service.stop_run(run, "enough")
+            await service.steering.stop(run, "enough")
             async with asyncio.timeout(5):
                 await service.wait(run)
             result = run.result()
@@ -459,20 +459,20 @@ class TestRuns:
             with pytest.raises(ProblemError, match="the run ended as stopped"):
                 await service.update(client, work.assignment_id, update_for(work), "a" * 64)
             with pytest.raises(ProblemError) as excinfo:
-                await service.stop_run(run)
+                await service.steering.stop(run)
             assert code(excinfo) == "run_conflict"
             assert run.ended.is_set()
-            await service.resume_run(run)
+            await service.steering.resume(run)
             assert not run.ended.is_set()
             with pytest.raises(ProblemError) as excinfo:
-                await service.resume_run(run)
+                await service.steering.resume(run)
             assert code(excinfo) == "run_conflict"
             for _ in range(2):
                 client, work = await working(service, clients)
                 await service.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert run.result().status == "completed"
             with pytest.raises(ProblemError):
-                await service.resume_run(run)
+                await service.steering.resume(run)
             assert run.ended.is_set()  # a refused resume does not make waiters wait again
 
     async def test_deadlines_are_applied_without_requests(self) -> None:
@@ -533,7 +533,7 @@ class TestRestart:
     async def test_an_ended_run_has_ended(self, store: Store) -> None:
         async with serving(store=store) as service:
             run = await service.add_run(spec_of(), WORDS)
-            await service.stop_run(run)
+            await service.steering.stop(run)
             before = run.result()
         async with serving(store=store) as service:
             run = await service.run("run")
@@ -588,7 +588,7 @@ class TestSeveralInOneLoop:
 
         async with serving(store=Hanging()) as other:
             run = await other.add_run(spec_of(), WORDS)
-            stopping = asyncio.create_task(other.stop_run(run))
+            stopping = asyncio.create_task(other.steering.stop(run))
             await asyncio.sleep(0)
             try:
                 async with asyncio.timeout(2), serving() as service:

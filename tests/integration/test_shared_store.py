@@ -209,13 +209,13 @@ class TestThreeReplicas:
         self, shared: Callable[[], Store]
     ) -> None:
         async with replicas(2, shared, min_clients=1) as services:
-            await services[0].stop_run(await services[0].run("run"), "enough")
+            await services[0].steering.stop(await services[0].run("run"), "enough")
 
             async def ended() -> bool:
                 return (await services[1].run("run")).ended.is_set()
 
             await until(ended)
-            await services[1].resume_run(await services[1].run("run"))
+            await services[1].steering.resume(await services[1].run("run"))
             run, _ = await finish(services)
             assert run.state.status == "completed"
 
@@ -248,7 +248,7 @@ async def test_a_rollback_drops_work_that_finished_during_the_lookup() -> None:
         # What is gone back to was looked up before it came.
         await run.apply(RollbackRequested(method=start.method, to_round=0, reason="a lying client"))
         assert load_memory(await store.memory("run", 0) or b"") == {}
-        await service.stop_run(run)
+        await service.steering.stop(run)
         snapshot = await store.snapshot("run")
         assert snapshot is not None
         assert compare(snapshot).difference is None

@@ -352,9 +352,9 @@ class TestArchives:
         assert archive.state.round == 1
         async with serving(spec_of(TUNING).model_copy(update={"name": "other"}), None) as service:
             run = await service.import_run(data)
-            await service.resume_run(run)
+            await service.steering.resume(run)
             # Rolled back and trained again.
-            await service.roll_back(run, 0, "to try again")
+            await service.steering.roll_back(run, 0, "to try again")
             assert run.state.round == 0
 
     @pytest.mark.parametrize("memory", ["client", "run"])
@@ -374,8 +374,8 @@ class TestArchives:
         other = spec.model_copy(update={"name": "other"})
         async with serving(other, backend, moved) as service:
             run = await service.import_run(data)
-            await service.resume_run(run)
-            await service.roll_back(run, 1, "to try again")
+            await service.steering.resume(run)
+            await service.steering.roll_back(run, 1, "to try again")
             assert run.state.round == 1
             report = compare(await moved.snapshot("run"))
             assert report.agrees, report.difference
@@ -410,8 +410,8 @@ class TestArchives:
         other = spec.model_copy(update={"name": "other"})
         async with serving(other, backend) as service:
             run = await service.import_run(data)
-            await service.resume_run(run)
-            await service.roll_back(run, 10, "to try again")
+            await service.steering.resume(run)
+            await service.steering.roll_back(run, 10, "to try again")
             assert run.state.round == 10
 
 

@@ -109,7 +109,7 @@ async def filled(store: Store, *, ended: int, live: int) -> None:
         for number in range(ended):
             clock.advance(1)
             run = await service.add_run(spec_of(f"ended-{number}"), WORDS)
-            await service.stop_run(run)
+            await service.steering.stop(run)
         for number in range(live):
             clock.advance(1)
             await service.add_run(spec_of(f"live-{number}"), WORDS)
@@ -160,7 +160,7 @@ class TestWhatIsRead:
             with pytest.raises(ProblemError) as refused:  # There is one, and it has ended.
                 await service.claim(device, claim)
             assert refused.value.code == "run_ended"
-            await service.resume_run(await service.run("ended-0"))
+            await service.steering.resume(await service.run("ended-0"))
             assert backend.looks == 1
             assert not isinstance(await service.claim(device, claim), RetryLater)
 

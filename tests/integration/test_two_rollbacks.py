@@ -56,9 +56,9 @@ async def agrees(served: Service) -> bool:
 async def test_a_rollback_applies_to_what_another_left(monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = SlowLookup(monkeypatch)
     async with three_rounds() as (served, run, client):
-        rollback = asyncio.create_task(served.roll_back(run, 2, "one person"))
+        rollback = asyncio.create_task(served.steering.roll_back(run, 2, "one person"))
         await lookup.done.wait()
-        await served.roll_back(run, 0, "another person")
+        await served.steering.roll_back(run, 0, "another person")
         for _ in range(4):
             assert (await client.run_once()).outcome == "worked"
         lookup.go_on.set()
@@ -74,9 +74,9 @@ async def test_a_round_that_the_other_took_away_is_refused(
 ) -> None:
     lookup = SlowLookup(monkeypatch)
     async with three_rounds() as (served, run, _):
-        rollback = asyncio.create_task(served.roll_back(run, 2, "one person"))
+        rollback = asyncio.create_task(served.steering.roll_back(run, 2, "one person"))
         await lookup.done.wait()
-        await served.roll_back(run, 1, "another person")
+        await served.steering.roll_back(run, 1, "another person")
         lookup.go_on.set()
         with pytest.raises(ProblemError, match="the run has done 1 rounds, not 2"):
             await rollback
@@ -87,7 +87,7 @@ async def test_a_round_that_the_other_took_away_is_refused(
 async def test_rounds_that_end_meanwhile_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = SlowLookup(monkeypatch)
     async with three_rounds() as (served, run, client):
-        rollback = asyncio.create_task(served.roll_back(run, 2, "one person"))
+        rollback = asyncio.create_task(served.steering.roll_back(run, 2, "one person"))
         await lookup.done.wait()
         assert (await client.run_once()).outcome == "worked"
         lookup.go_on.set()

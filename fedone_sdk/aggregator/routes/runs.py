@@ -195,14 +195,14 @@ async def _event(response: web.StreamResponse, name: str, message: Message) -> N
 async def stop(request: web.Request) -> web.Response:
     """Stop a run and keep its result."""
     stopped = await run_of(request)
-    await request.app[SERVICE].stop_run(stopped)
+    await request.app[SERVICE].steering.stop(stopped)
     return answer(stopped.result())
 
 
 async def resume(request: web.Request) -> web.Response:
     """Resume a stopped or paused run, with the current model."""
     resumed = await run_of(request)
-    await request.app[SERVICE].resume_run(resumed)
+    await request.app[SERVICE].steering.resume(resumed)
     return answer(resumed.result())
 
 
@@ -213,7 +213,7 @@ async def raise_caps(request: web.Request) -> web.Response:
     """
     raised = await run_of(request)
     caps, _ = await message_of(request, Budget.model_validate_json)
-    await request.app[SERVICE].raise_caps(raised, caps)
+    await request.app[SERVICE].steering.raise_caps(raised, caps)
     return answer(raised.result())
 
 
@@ -239,7 +239,7 @@ async def roll_back(request: web.Request) -> web.Response:
     """Roll a run back to an earlier round. Spending of later rounds stays counted."""
     rolled = await run_of(request)
     message, _ = await message_of(request, RollBack.model_validate_json)
-    await request.app[SERVICE].roll_back(rolled, message.to_round, message.reason)
+    await request.app[SERVICE].steering.roll_back(rolled, message.to_round, message.reason)
     return answer(rolled.result())
 
 
@@ -254,14 +254,14 @@ async def quarantine(request: web.Request) -> web.Response:
     watched = await run_of(request)
     message, _ = await message_of(request, Quarantine.model_validate_json)
     client_id = request.match_info["client_id"]
-    await request.app[SERVICE].quarantine(watched, client_id, message.reason)
+    await request.app[SERVICE].steering.quarantine(watched, client_id, message.reason)
     return web.Response(status=204)
 
 
 async def release(request: web.Request) -> web.Response:
     """Release a client from quarantine."""
     client_id = request.match_info["client_id"]
-    await request.app[SERVICE].release(await run_of(request), client_id)
+    await request.app[SERVICE].steering.release(await run_of(request), client_id)
     return web.Response(status=204)
 
 

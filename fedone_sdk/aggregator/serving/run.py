@@ -7,7 +7,7 @@ import json
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -67,6 +67,9 @@ from fedone_sdk.stores import (
 )
 from fedone_sdk.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator.serving.steering import Steering
+
 _log = structlog.get_logger(__name__)
 
 
@@ -75,16 +78,14 @@ class RunOwner(Protocol):
 
     Attributes:
         listeners: Called with the effects of all its runs.
+        steering: Operations on its runs.
     """
 
     listeners: list[Listener]
+    steering: Steering
 
     async def wait(self, run: ServedRun) -> None:
         """Return when a run has ended and its final prompt is measured."""
-        ...
-
-    async def stop_run(self, run: ServedRun, reason: str | None = None) -> None:
-        """End a run with what it has learnt."""
         ...
 
 
@@ -185,7 +186,7 @@ class ServedRun(RunView):
         Raises:
             ProblemError: ``run_conflict`` if it has ended.
         """
-        await self._service.stop_run(self, reason)
+        await self._service.steering.stop(self, reason)
         return self.result()
 
     async def events(self) -> AsyncIterator[RunEvent]:

@@ -1,0 +1,135 @@
+"""Checks that the gateway's model supports a run."""
+
+from __future__ import annotations
+
+import structlog
+
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.events import PauseRequested
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.backends import LLMBackend, query_for, shown_by, want_of
+from fedone_sdk.backends.label_words import check_label_words
+from fedone_sdk.candidates import label_checks
+from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.vocabulary import Vocabulary
+
+_log = structlog.get_logger(__name__)
+
+
+class ModelChecks:
+    """Checks the gateway's model for runs, and tells their machines what it is.
+
+    Args:
+        backend: The gateway's model; None if clients query their own models.
+    """
+
+    def __init__(self, backend: LLMBackend | None) -> None:
+        self._backend = backend
+
+    def reset(self) -> None:
+        """Query a model again that has refused all requests."""
+        if self._backend is not None:
+            self._backend.reset()
+
+    async def with_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> RoundMachine:
+        """Check that the model supports a run; return the machine with the model's facts.
+
+        Raises:
+            SpecError: The model does not support the run.
+            BackendError: The model is not available.
+        """
+        spec, backend = machine.spec, self._backend
+        if backend is None:
+            check_caps(spec, frozenset({"queries"}))
+            return machine
+        # First: some backends know their capabilities only after a request.
+        for words, form in label_checks(spec.task, vocabulary):
+            await check_label_words(backend, words, form)
+        check_caps(spec, backend.bounds)
+        want = want_of(spec.task, backend.answers)
+        if want == "text" and not spec.gateway.generated_text:
+            raise SpecError(
+                "gateway.generated_text: must be true for loss score, whose texts leave the gateway"
+            )
+        await shown_by(
+            spec.method,
+            prompt_len=spec.prompt.length,
+            task=spec.task,
+            vocabulary=Vocabulary(),
+            backend=backend,
+        )
+        # Reports an unsupported template once, rather than in every query.
+        nothing = dict.fromkeys(spec.task.fields, "")
+        await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
+        worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
+        return machine.with_model(backend.fingerprint, worst_query)
+
+    async def probe(self, run: ServedRun) -> None:
+        """Check the model for a run that is served, and use what it reports.
+
+        Raises:
+            SpecError: The model does not support the run, or is not the required one.
+            BackendError: The model is not available.
+        """
+        run.use_machine(await self.with_model(run.base, run.vocabulary))
+        check_required_model(run.base)
+
+    async def ensure(self, run: ServedRun) -> None:
+        """Check the model of a run that was loaded while the model was unavailable.
+
+        Another replica may have resumed the run since.
+
+        Raises:
+            ProblemError: The model is still unavailable.
+        """
+        if run.machine.gateway_model == "":
+            try:
+                await self.probe(run)
+            except (BackendError, SpecError) as exc:
+                # The cause is only logged: the response goes to devices.
+                _log.warning("the model is not available", run_id=run.run_id, reason=str(exc))
+                raise ProblemError(
+                    "backend_unavailable", "the model is not available at the moment"
+                ) from exc
+
+    async def check_available(self, run: ServedRun) -> None:
+        """Check the model of a run that a user resumes.
+
+        Raises:
+            ProblemError: ``backend_blocked`` or ``backend_unavailable``.
+        """
+        try:
+            await self.probe(run)
+        except (BackendError, SpecError) as exc:
+            passes = isinstance(exc, BackendUnavailable)
+            code = "backend_unavailable" if passes else "backend_blocked"
+            raise ProblemError(code, PauseRequested.because(exc).reason) from exc
+
+
+def check_required_model(machine: RoundMachine) -> None:
+    """Refuse a run whose ``participation.model`` is not the server's model."""
+    required, served = machine.spec.participation.model, machine.gateway_model
+    if served is not None and required not in (None, served):
+        raise SpecError(f"participation.model: is {required!r}, the server's model is {served!r}")
+
+
+def check_caps(spec: RunSpec, bounds: frozenset[str]) -> None:
+    """Refuse caps in units for which the backend has no upper bound per query.
+
+    Raises:
+        SpecError: With the cap and possible remedies.
+    """
+    caps = spec.budget.model_dump(exclude_none=True) if spec.budget else {}
+    for unit in caps:
+        if unit in bounds:
+            continue
+        if unit == "usd" and {"prompt_tokens", "completion_tokens"} <= bounds:
+            raise SpecError(
+                "budget.usd: the price of this model is not known; set backend.prices "
+                "(prompt and completion, US dollars per million tokens), or cap tokens instead"
+            )
+        raise SpecError(
+            f"budget.{unit}: the server cannot bound this before it is spent (it can "
+            f"bound {', '.join(sorted(bounds))})"
+        )

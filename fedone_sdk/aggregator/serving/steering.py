@@ -1,0 +1,225 @@
+"""What operators do with a run: stop, resume, raise caps, roll back, quarantine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from fedone_sdk.aggregator.access.clients import Access
+from fedone_sdk.aggregator.rounds.events import (
+    Effect,
+    QuarantineLifted,
+    QuarantineRequested,
+    RaiseRequested,
+    ResumeRequested,
+    RollbackRequested,
+    StopRequested,
+)
+from fedone_sdk.aggregator.rounds.replay import Lookback, Replayed
+from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
+from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
+from fedone_sdk.aggregator.serving.model_checks import ModelChecks
+from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.budget import Budget
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.stores import Store, log_pages
+
+_log = structlog.get_logger(__name__)
+
+_RETURN_S = 5.0
+"""Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
+
+
+class Steering:
+    """Operations of operators on the runs of a service.
+
+    Args:
+        store: The store.
+        access: Clients by name.
+        dispatcher: Dispatch of work.
+        models: Checks of the gateway's model.
+        gateway: The gateway, if the service has a model.
+        listeners: Receivers of the effects of all runs.
+        restart: Called when a run runs again.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        access: Access,
+        dispatcher: Dispatcher,
+        models: ModelChecks,
+        gateway: ModelGateway | None,
+        listeners: list[Listener],
+        restart: Callable[[ServedRun], None],
+    ) -> None:
+        self._store = store
+        self._access = access
+        self._dispatcher = dispatcher
+        self._models = models
+        self._gateway = gateway
+        self._listeners = listeners
+        self._restart = restart
+
+    async def stop(
+        self,
+        run: ServedRun,
+        reason: str | None = None,
+        *,
+        gently: bool = False,
+        keep: bool = False,
+    ) -> None:
+        """Stop a run and keep its result.
+
+        Args:
+            run: The run.
+            reason: The reason, in words.
+            gently: Waits for pending calls and their updates first, so that leases are settled with
+                their actual cost.
+            keep: Keeps the open work of the round, with its leases, for a resume.
+        """
+        with self._dispatcher.closing(run):
+            if gently:
+                await self._wait_for_updates(run)
+            if run.state.running or not gently:
+                await run.apply(StopRequested(reason=reason, keep=keep))
+
+    async def _wait_for_updates(self, run: ServedRun) -> None:
+        """Wait until pending calls have ended and answered work is returned."""
+        if self._gateway is not None:
+            await self._gateway.wait_idle(run)
+        news = asyncio.Event()
+
+        def listener(of: ServedRun, effect: Effect | RunReloaded) -> None:
+            news.set()
+
+        self._listeners.append(listener)
+        try:
+            async with asyncio.timeout(_RETURN_S):
+                while run.state.running and any(map(run.state.is_answered, run.state.seats)):
+                    news.clear()
+                    await news.wait()
+        except TimeoutError:
+            _log.warning("answered work was not returned", run_id=run.run_id)
+        finally:
+            self._listeners.remove(listener)
+
+    async def resume(self, run: ServedRun) -> None:
+        """Resume a stopped run, with the current model.
+
+        Raises:
+            ProblemError: ``run_conflict`` if it is running or has ended for good,
+                ``backend_blocked`` or ``backend_unavailable`` if the model is unavailable.
+        """
+        self._models.reset()
+        await run.catch_up()
+        if run.machine.can_resume(run.state):  # Else the machine refuses with the reason.
+            await self._models.check_available(run)
+        model = run.state.model
+        await run.apply(ResumeRequested())
+        if model is not None and run.state.model != model:
+            _log.warning(
+                "run resumed with another model",
+                run_id=run.run_id,
+                before=model,
+                now=run.state.model,
+            )
+        self._restart(run)
+
+    async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
+        """Raise caps of a run; a run with an exhausted budget continues.
+
+        Args:
+            run: The run.
+            caps: The new caps; None keeps a cap.
+
+        Raises:
+            ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
+                ``backend_blocked`` or ``backend_unavailable`` if it would continue and the model is
+                unavailable.
+        """
+        await run.catch_up()
+        ended = not (run.state.running or run.machine.can_resume(run.state))
+        if ended:
+            await self._check_resumable(run)
+        await run.apply(RaiseRequested(caps=caps))
+        if ended:
+            self._restart(run)
+
+    async def _check_resumable(self, run: ServedRun) -> None:
+        """Refuse to continue an ended run whose log, clients or model are missing."""
+        if len(run.history) < run.state.round:
+            raise ProblemError("run_conflict", "the log of the run was removed: it cannot continue")
+        for name in run.history[-1].client_id.split(",") if run.history else ():
+            if await self._store.client_named(name) is None:
+                raise ProblemError("run_conflict", "the clients of the run are in another store")
+        await self._models.check_available(run)
+        before, now = run.state.model, run.base.gateway_model
+        if before and now and before != now:
+            raise ProblemError(
+                "run_conflict", f"the server's model is {now!r}, the run was scored by {before!r}"
+            )
+
+    async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:
+        """Roll a run back to its state before round `to_round`; its spending stays counted.
+
+        Raises:
+            ProblemError: ``run_conflict`` if it has done fewer rounds, or has ended for good.
+        """
+        while True:
+            await run.catch_up()
+            rollbacks = run.state.rollbacks
+            if not 0 <= to_round <= run.state.round:
+                raise ProblemError(
+                    "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
+                )
+            before = await self._state_at_round(run, to_round)
+            event = RollbackRequested(
+                method=before.state.method,
+                server_memory=before.state.server_memory,
+                memories=before.memories,
+                to_round=to_round,
+                reason=reason,
+                rollbacks=rollbacks,
+            )
+            try:
+                await run.apply(event)
+                return
+            except ProblemError:
+                if run.state.rollbacks == rollbacks:
+                    raise
+                # A concurrent rollback came first: compute the state again.
+
+    async def _state_at_round(self, run: ServedRun, to_round: int) -> Replayed:
+        until = run.version
+        rollbacks = await self._store.log(run.run_id, "rollback")
+        lookback = Lookback(run.spec, run.vocabulary, rollbacks, to_round)
+        async for page in log_pages(self._store, run.run_id):
+            known = [entry for entry in page if entry.version <= until]
+            await in_thread(lookback.follow, known)
+        return lookback.found()
+
+    async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
+        """Put a client of a run in quarantine.
+
+        Raises:
+            ProblemError: ``not_found`` if there is no such client.
+        """
+        client = await self._access.by_name(client_id)
+        await run.apply(QuarantineRequested(client=client.index, reason=reason))
+        _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
+
+    async def release(self, run: ServedRun, client_id: str) -> None:
+        """Release a client from quarantine.
+
+        Raises:
+            ProblemError: ``not_found`` if there is no such client.
+        """
+        client = await self._access.by_name(client_id)
+        await run.apply(QuarantineLifted(client=client.index))
+        _log.info("client released", run_id=run.run_id, client=client.index)
