@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import structlog
 
@@ -16,11 +16,10 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Effect,
-    PauseRequested,
     WorkClosed,
 )
 from fedone_sdk.aggregator.runtime.shielded import wait_pending
-from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
+from fedone_sdk.aggregator.runtime.threads import in_thread
 from fedone_sdk.aggregator.serving.archive import export_run, import_run
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
@@ -30,10 +29,10 @@ from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.proposer import Proposer
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
-from fedone_sdk.aggregator.serving.stored import StoredRun
 from fedone_sdk.backends import (
     Answer,
     LLMBackend,
@@ -44,10 +43,8 @@ from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import (
-    BackendError,
     ProblemError,
     SpecError,
-    StoreUnavailable,
 )
 from fedone_sdk.messages import (
     AlphaAssignment,
@@ -71,8 +68,6 @@ from fedone_sdk.stores import (
     ClientRecord,
     LogEntry,
     RunDeleted,
-    RunHead,
-    RunRecord,
     Store,
     VersionConflict,
     log_pages,
@@ -83,12 +78,9 @@ from fedone_sdk.vocabulary import Vocabulary
 _log = structlog.get_logger(__name__)
 
 _LOADING = "taking up runs"
-_MODEL = "model of "
 _SWEEP = "retention"
 _SWEEP_S = 3600.0
 """Interval of the retention sweep, seconds."""
-_LOOKS = 8
-"""Maximal number of concurrent model checks."""
 _PATIENCE_S = 20.0
 """Maximal time that a device's request waits for the start, seconds."""
 
@@ -109,8 +101,8 @@ class Service:
     Attributes:
         authority: The configured tokens and roles.
         access: Enrolment tokens and clients.
-        runs: The served runs by id: live runs, and others that were requested.
-        stored: Heads of all other runs in the store, by id.
+        registry: The served runs, and the heads of the others.
+        runs: The served runs by id.
         listeners: Receivers of the effects of all runs.
         dispatcher: Dispatch of work to clients.
         replicas: Coordination with other replicas.
@@ -131,8 +123,6 @@ class Service:
     ) -> None:
         self.authority = authority
         self.access = Access(store=store, authority=authority, clock=clock)
-        self.runs: dict[str, ServedRun] = {}
-        self.stored: dict[str, StoredRun] = {}
         self.listeners: list[Listener] = []
         self.draining = False
         self._store = store
@@ -147,14 +137,20 @@ class Service:
         self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._adding = asyncio.Lock()
-        self._loading: dict[str, asyncio.Lock] = {}
-        self._model_checks = asyncio.Semaphore(_LOOKS)
         self._open = asyncio.Event()
+        self.registry = RunRegistry(
+            store=store,
+            models=self._models,
+            new_run=self._new_run,
+            on_loaded=lambda run: self.dispatcher.sync_run(run),
+            on_removed=self._on_removed,
+        )
+        self.runs = self.registry.served
         self.dispatcher = Dispatcher(
             store=store,
             clock=clock,
             runs=self.runs,
-            refresh=self.refresh,
+            refresh=self.registry.refresh,
             prepare=self._models.ensure,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
@@ -164,14 +160,14 @@ class Service:
             runs=self.runs,
             dispatcher=self.dispatcher,
             access=self.access,
-            refresh=self.refresh,
-            has_changes=self._has_changes,
+            refresh=self.registry.refresh,
+            has_changes=self.registry.has_changes,
         )
         self.sweeper = Sweeper(
             retention,
             store=store,
             clock=clock,
-            runs=self._stored_runs,
+            runs=self.registry.all_heads,
             delete=self._delete,
             retire=self.access.retire,
         )
@@ -209,7 +205,7 @@ class Service:
         """
         await self._store.open()
         await self.access.open()
-        await self._read_heads()
+        await self.registry.read_heads()
         await self.replicas.start()
         self._tasks[_LOADING] = asyncio.create_task(self._load_live_runs(), name=_LOADING)
 
@@ -255,20 +251,10 @@ class Service:
             raise ProblemError("store_unavailable", "the server is starting") from None
 
     async def _load_live_runs(self) -> None:
-        for run_id in [run_id for run_id, stored in self.stored.items() if stored.live]:
-            try:
-                await self.get_or_load(run_id)
-            except StoreUnavailable:
-                raise
-            except SpecError as exc:
-                _log.error("a run cannot be read", run_id=run_id, reason="; ".join(exc.problems))
-            except Exception:
-                # Such as one of a newer version: the others must not suffer from it.
-                _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
+        await self.registry.load_live()
         await self.replicas.restore()
         self.replicas.watch()
-        checks = [task for name, task in self._tasks.items() if name.startswith(_MODEL)]
-        await asyncio.gather(*checks)
+        await self.registry.wait_checked()
 
     async def stop(self) -> None:
         """Stop background tasks and close the store; runs continue at the next start."""
@@ -277,6 +263,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         self._tasks.clear()
+        await self.registry.stop()
         for proposer in self._proposers.values():
             await proposer.aclose()
         if self._gateway is not None:
@@ -355,13 +342,13 @@ class Service:
         if vocabulary is None:
             vocabulary = await in_thread(spec.prompt.build, spec.task)
         async with self._adding:
-            run = await self.get_or_load(spec.name)
+            run = await self.registry.get_or_load(spec.name)
             if run is None:
                 vocabulary = await usable_vocabulary(self._backend, spec, vocabulary)
-                machine = self._machine(spec.name, spec, vocabulary)
+                machine = self._models.machine(spec.name, spec, vocabulary)
                 machine = await self._models.with_model(machine, vocabulary)
                 check_required_model(machine)
-                run = self._serve(machine, vocabulary)
+                run = self._new_run(machine, vocabulary)
                 try:
                     await run.create()
                 except RunDeleted as exc:
@@ -370,7 +357,7 @@ class Service:
                         "take another one"
                     ) from exc
                 except ValueError:  # Another replica added it first.
-                    run = await self.get_or_load(spec.name)
+                    run = await self.registry.get_or_load(spec.name)
                     if run is None:
                         raise
                 else:
@@ -407,108 +394,7 @@ class Service:
         self.dispatcher.wake()
         return run
 
-    async def get_or_load(self, run_id: str) -> ServedRun | None:
-        """Return the run of this name, loaded from the store if necessary; None if missing."""
-        if run_id not in self.runs:
-            async with self._loading.setdefault(run_id, asyncio.Lock()):
-                if run_id not in self.runs:
-                    record = await self._store.run(run_id)
-                    if record is None:
-                        return None
-                    await self._load_run(record)
-            self._loading.pop(run_id, None)
-        return self.runs[run_id]
-
-    async def _load_run(self, record: RunRecord) -> None:
-        """Serve a stored run and start the check of its model if it is live."""
-        spec = RunSpec.stored(record.spec)
-        vocabulary = Vocabulary.parse(record.candidates)
-        run = self._serve(self._machine(record.run_id, spec, vocabulary), vocabulary)
-        await run.load(record)
-        self.runs[run.run_id] = run
-        stored = self.stored.pop(run.run_id, None)
-        if stored is None or stored.live:
-            run.model_checked.clear()
-            name = f"{_MODEL}{run.run_id}"
-            self._tasks[name] = asyncio.create_task(self._check_model(run), name=name)
-        self.dispatcher.sync_run(run)
-        _log.info("run loaded", run_id=run.run_id, status=run.state.status)
-
-    async def _check_model(self, run: ServedRun) -> None:
-        """Pause a loaded run if its model is unavailable or has changed."""
-        try:
-            async with self._model_checks:
-                try:
-                    await self._models.probe(run)
-                except (BackendError, SpecError) as exc:
-                    await run.apply(PauseRequested.because(exc))
-                await run.check_model()
-        except Exception:
-            # A bug in a backend: the run pauses; only the log has the details.
-            _log.error(
-                "the model of a run could not be checked",
-                run_id=run.run_id,
-                traceback=traceback.format_exc(),
-            )
-            await run.apply(PauseRequested(reason="the model could not be checked; see the log"))
-        finally:
-            self._tasks.pop(f"{_MODEL}{run.run_id}", None)
-            run.model_checked.set()
-
-    async def _read_heads(self) -> None:
-        """Load the heads of stored runs that are not served."""
-        found = await self._stored_runs()
-        self.stored = {run_id: run for run_id, run in found.items() if run_id not in self.runs}
-
-    async def _stored_runs(self) -> dict[str, StoredRun]:
-        heads = await self._store.heads()
-        size = sum(len(head.document) + len(head.spec) for head in heads)
-        return await in_thread_if_large(size, _stored_runs, heads)
-
-    def _has_changes(self, versions: Mapping[str, int]) -> bool:
-        """Whether other replicas added, removed or resumed runs that are not served here."""
-        if (self.runs.keys() | self.stored.keys()) - versions.keys():
-            return True
-        return any(self._is_change(run_id, version) for run_id, version in versions.items())
-
-    def _is_change(self, run_id: str, version: int) -> bool:
-        stored = self.stored.get(run_id)
-        return run_id not in self.runs and (stored is None or stored.version != version)
-
-    async def refresh(self) -> None:
-        """Load the changes of other replicas."""
-        known = self.runs.keys() | self.stored.keys()
-        versions = await self._store.versions()
-        for run_id in known - versions.keys():
-            await self._remove_run(run_id)
-        if any(self._is_change(run_id, version) for run_id, version in versions.items()):
-            await self._read_heads()
-        for run_id, version in versions.items():
-            run, stored = self.runs.get(run_id), self.stored.get(run_id)
-            try:
-                if run is not None:
-                    run.on_remote_version(version)
-                    await run.catch_up()
-                elif stored is None or stored.live:
-                    await self.get_or_load(run_id)
-            except SpecError as exc:
-                _log.error("a run cannot be read", run_id=run_id, reason="; ".join(exc.problems))
-            except Exception:
-                # Such as one of a newer version: the others must not suffer from it.
-                _log.error("a run cannot be read", run_id=run_id, traceback=traceback.format_exc())
-
-    def _machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
-        try:
-            return RoundMachine.of(
-                run_id,
-                spec,
-                vocabulary,
-                gateway_model=None if self._backend is None else "",
-            )
-        except ValueError as exc:
-            raise SpecError(f"method: {exc}") from exc
-
-    def _serve(self, machine: RoundMachine, vocabulary: Vocabulary) -> ServedRun:
+    def _new_run(self, machine: RoundMachine, vocabulary: Vocabulary) -> ServedRun:
         return ServedRun(
             machine,
             vocabulary=vocabulary,
@@ -593,13 +479,10 @@ class Service:
     async def _delete(self, run_id: str, version: int) -> None:
         await self._store.delete_run(run_id, version, self._clock.now())
         _log.info("run deleted", run_id=run_id)
-        await self._remove_run(run_id)
+        await self.registry.remove(run_id)
         await publish(self._store, RunRemoved(run_id=run_id))
 
-    async def _remove_run(self, run_id: str) -> None:
-        """Remove a run that was deleted by this or another replica."""
-        self.stored.pop(run_id, None)
-        run = self.runs.pop(run_id, None)
+    async def _on_removed(self, run_id: str, run: ServedRun | None) -> None:
         if run is not None:
             self.dispatcher.remove_run(run)
         self._evaluations.pop(run_id, None)
@@ -640,7 +523,7 @@ class Service:
             ProblemError: ``not_found``; ``run_conflict``: it cannot be read here.
         """
         try:
-            run = await self.get_or_load(run_id)
+            run = await self.registry.get_or_load(run_id)
         except SpecError as exc:
             raise ProblemError("run_conflict", "; ".join(exc.problems)) from exc
         if run is None:
@@ -655,13 +538,6 @@ class Service:
     def log_pages(self, run: ServedRun) -> AsyncIterator[list[LogEntry]]:
         """Yield a run's log in pages of about 1 MiB."""
         return log_pages(self._store, run.run_id)
-
-    @property
-    def summaries(self) -> list[RunSummary]:
-        """Summaries of all runs known to this replica, in order of creation."""
-        found = [run.summary for run in self.runs.values()]
-        found += [stored.summary for stored in self.stored.values()]
-        return sorted(found, key=lambda summary: summary.created_at or 0.0)
 
     def with_devices(self, summary: RunSummary) -> RunSummary:
         """Return a summary with the number of available devices while the run is running."""
@@ -736,7 +612,7 @@ class Service:
             client,
             message,
             lambda: [run for run in self.runs.values() if may_see(client.runs, run.run_id)],
-            lambda: any(may_see(client.runs, run_id) for run_id in self.stored),
+            lambda: any(may_see(client.runs, run_id) for run_id in self.registry.stored),
         )
 
     async def update(
@@ -775,7 +651,7 @@ class Service:
             for run in self.runs.values():
                 if run.state.seat_with(assignment_id) is not None:
                     return run
-        if run_id is None and len(self.runs) == 1 and not self.stored:
+        if run_id is None and len(self.runs) == 1 and not self.registry.stored:
             return next(iter(self.runs.values()))
         return self.runs.get(run_id or "")
 
@@ -801,13 +677,3 @@ class Service:
             proposer.on_effect(effect)
         for listener in self.listeners:
             listener(run, effect)
-
-
-def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
-    found = {}
-    for head in heads:
-        try:
-            found[head.run_id] = StoredRun.of(head)
-        except ValueError:
-            _log.error("a run cannot be read", run_id=head.run_id, traceback=traceback.format_exc())
-    return found

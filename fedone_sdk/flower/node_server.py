@@ -142,7 +142,7 @@ class NodeServer:
         await self._stack.enter_async_context(self._aggregator)
         try:
             spec = self._tuning.spec
-            known = await self._service.get_or_load(spec.name)
+            known = await self._service.registry.get_or_load(spec.name)
             if known is not None and known.spec.is_same_run(spec) and known.was_stopped:
                 # A restart resumes the run.
                 await self._service.steering.resume(known)

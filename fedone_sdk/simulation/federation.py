@@ -229,7 +229,7 @@ async def simulate(
             backend=backend, store=store or MemoryStore(), enrolment_tokens=[token]
         )
         await stack.enter_async_context(aggregator)
-        known = await aggregator.service.get_or_load(federation.spec.name)
+        known = await aggregator.service.registry.get_or_load(federation.spec.name)
         if known is not None and known.spec.is_same_run(federation.spec) and known.was_stopped:
             # A stored run that was stopped is resumed, but not one that paused just now.
             # Before `add_run`, which checks whether there is something to measure.

@@ -89,7 +89,11 @@ class MemoryTransport:
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """Lists the runs that the client may work for."""
         client = await self._service.client(credential)
-        return [s.for_devices for s in self._service.summaries if may_see(client.runs, s.run_id)]
+        return [
+            s.for_devices
+            for s in self._service.registry.summaries
+            if may_see(client.runs, s.run_id)
+        ]
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""

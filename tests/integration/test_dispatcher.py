@@ -403,7 +403,7 @@ class TestModels:
             assert one.runs["run"].state.paused
             backend.down = False
             await one.steering.resume(one.runs["run"])
-            await two.refresh()
+            await two.registry.refresh()
             backend.down = True
             with pytest.raises(ProblemError, match="is not available at the moment") as caught:
                 await claim(two, client)

@@ -152,10 +152,10 @@ class TestDelete:
         await one.aggregator.service.steering.stop(run)
         hub.deaf = deaf
         await one.aggregator.service.delete_run(run)
-        await two.aggregator.service.refresh()
+        await two.aggregator.service.registry.refresh()
         with pytest.raises(ProblemError, match="there is no run"):
             await two.aggregator.service.run("run")
-        assert two.aggregator.service.summaries == []
+        assert two.aggregator.service.registry.summaries == []
 
 
 class TestCommand:
@@ -221,7 +221,7 @@ class TestCommand:
             for name in ("gone", "next")
         ]
         await _add_runs(server.aggregator, runs, stack)
-        assert [summary.run_id for summary in service.summaries] == ["next"]
+        assert [summary.run_id for summary in service.registry.summaries] == ["next"]
 
 
 class TestRetention:
@@ -244,10 +244,10 @@ class TestRetention:
         await service.steering.stop(await service.run("new"))
         server.clock.advance(10 * DAY_S)
         await service.sweeper.sweep()
-        assert [run.run_id for run in service.summaries] == ["old", "new", "live"]
+        assert [run.run_id for run in service.registry.summaries] == ["old", "new", "live"]
         server.clock.advance(1)
         await service.sweeper.sweep()
-        assert [run.run_id for run in service.summaries] == ["new", "live"]
+        assert [run.run_id for run in service.registry.summaries] == ["new", "live"]
         assert await server.store.deleted("old") == server.clock.now()
 
     async def test_logs_and_receipts_go_before_their_runs(self, stack: AsyncExitStack) -> None:
@@ -279,7 +279,7 @@ class TestRetention:
         await service.sweeper.sweep()
         server.clock.advance(60 * DAY_S)
         await service.sweeper.sweep()
-        assert service.summaries == []
+        assert service.registry.summaries == []
 
     async def test_idle_clients_are_retired(self, stack: AsyncExitStack) -> None:
         server = await served(stack, Retention(idle_clients_days=30))

@@ -614,7 +614,7 @@ class TestFailedStart:
 
         where = {
             "access": "fedone_sdk.aggregator.service.Access.open",
-            "heads": "fedone_sdk.aggregator.service.Service._read_heads",
+            "heads": "fedone_sdk.aggregator.serving.registry.RunRegistry.read_heads",
             "replicas": "fedone_sdk.aggregator.service.Replicas.start",
         }[fails]
         with monkeypatch.context() as patch:

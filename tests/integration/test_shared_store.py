@@ -283,7 +283,7 @@ async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before(
             await device.send(work)
 
         await work_here()
-        await there.refresh()
+        await there.registry.refresh()
         meanwhile.append(work_here)
         client = await there.client(device.credential)
         work = await there.claim(client, Claim(num_examples=5, wait_s=0))

@@ -129,13 +129,13 @@ class TestWhatIsRead:
         store, backend = Counting(), Looked()
         await filled(store, ended=3, live=1)
         async with serving(store, backend) as service:
-            listed = {run.run_id: run for run in service.summaries}
+            listed = {run.run_id: run for run in service.registry.summaries}
             assert list(listed) == ["ended-0", "ended-1", "ended-2", "live-0"]
             assert listed["live-0"].ended_at is None
             run = await service.run("ended-1")
             assert listed["ended-1"] == run.summary
             assert run.summary.status == "stopped"
-            assert service.summaries == list(listed.values())
+            assert service.registry.summaries == list(listed.values())
             assert backend.looks == 1
             with pytest.raises(ProblemError, match="there is no run"):
                 await service.run("ended-9")

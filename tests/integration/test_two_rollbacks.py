@@ -13,6 +13,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.serving.steering import Steering
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.testing import ScriptedBackend
 from tests.integration.test_edge_resume import client_of, serving, spec_of
@@ -23,16 +24,16 @@ class SlowLookup:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done, self.go_on = asyncio.Event(), asyncio.Event()
-        looked_back = Service._state_at_round
+        looked_back = Steering._state_at_round
 
-        async def slow(served: Service, run: ServedRun, to_round: int) -> Any:
+        async def slow(served: Steering, run: ServedRun, to_round: int) -> Any:
             found = await looked_back(served, run, to_round)
             if not self.done.is_set():
                 self.done.set()
                 await self.go_on.wait()
             return found
 
-        monkeypatch.setattr(Service, "_state_at_round", slow)
+        monkeypatch.setattr(Steering, "_state_at_round", slow)
 
 
 @asynccontextmanager

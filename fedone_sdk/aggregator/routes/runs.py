@@ -72,7 +72,7 @@ async def add_run(request: web.Request) -> web.Response:
             raise SpecError("backend: is the server's; leave it out", source="run")
         if not CONTEXT.get().may_see(spec.name):
             raise ProblemError("forbidden", f"your token is not valid for runs named {spec.name!r}")
-        if spec.name in service.runs or spec.name in service.stored:
+        if spec.name in service.runs or spec.name in service.registry.stored:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
         vocabulary = spec.prompt.build(spec.task)
         run = await service.add_run(spec, vocabulary)
@@ -86,7 +86,8 @@ async def add_run(request: web.Request) -> web.Response:
 async def runs(request: web.Request) -> web.Response:
     """List the runs that the caller may access, in order of creation."""
     context, service = CONTEXT.get(), request.app[SERVICE]
-    summaries = [summary for summary in service.summaries if context.may_see(summary.run_id)]
+    known = service.registry.summaries
+    summaries = [summary for summary in known if context.may_see(summary.run_id)]
     if context.person is None:
         summaries = [summary.for_devices for summary in summaries]
     else:

@@ -32,6 +32,18 @@ class ModelChecks:
         if self._backend is not None:
             self._backend.reset()
 
+    def machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
+        """Return the machine of a run, before the model is known.
+
+        Raises:
+            SpecError: The spec does not fit the method.
+        """
+        gateway_model = None if self._backend is None else ""
+        try:
+            return RoundMachine.of(run_id, spec, vocabulary, gateway_model=gateway_model)
+        except ValueError as exc:
+            raise SpecError(f"method: {exc}") from exc
+
     async def with_model(self, machine: RoundMachine, vocabulary: Vocabulary) -> RoundMachine:
         """Check that the model supports a run; return the machine with the model's facts.
 

@@ -211,7 +211,7 @@ class _ServiceFigures(Collector):
     def _of_runs(self) -> Iterator[Metric]:
         runs = list(self._service.runs.values())
         statuses = Tally("paused" if r.state.paused else r.state.status for r in runs)
-        statuses.update(stored.summary.status for stored in self._service.stored.values())
+        statuses.update(stored.summary.status for stored in self._service.registry.stored.values())
         by_status = GaugeMetricFamily("fedone_runs", "Runs, by status", labels=("status",))
         for status, count in sorted(statuses.items()):
             by_status.add_metric((status,), count)

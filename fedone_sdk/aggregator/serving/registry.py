@@ -1,0 +1,208 @@
+"""The runs of a store: those that this process serves, and the heads of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+import structlog
+
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.events import PauseRequested
+from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.aggregator.serving.model_checks import ModelChecks
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.serving.stored import StoredRun
+from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
+from fedone_sdk.messages import RunSummary
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import RunHead, RunRecord, Store
+from fedone_sdk.vocabulary import Vocabulary
+
+_log = structlog.get_logger(__name__)
+
+_MAX_CHECKS = 8
+"""Maximal number of concurrent model checks."""
+
+
+class RunRegistry:
+    """Loads runs on demand, and follows the runs that other replicas add and remove.
+
+    Args:
+        store: The store.
+        models: Checks of the gateway's model.
+        new_run: Returns a served run in its initial state, for a machine and its candidates.
+        on_loaded: Called with each run that is loaded.
+        on_removed: Called with the id of each run that is removed, and the run if it was served.
+
+    Attributes:
+        served: The served runs by id: live runs, and others that were requested.
+        stored: Heads of all other runs in the store, by id.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        models: ModelChecks,
+        new_run: Callable[[RoundMachine, Vocabulary], ServedRun],
+        on_loaded: Callable[[ServedRun], None],
+        on_removed: Callable[[str, ServedRun | None], Awaitable[None]],
+    ) -> None:
+        self.served: dict[str, ServedRun] = {}
+        self.stored: dict[str, StoredRun] = {}
+        self._store = store
+        self._models = models
+        self._new_run = new_run
+        self._on_loaded = on_loaded
+        self._on_removed = on_removed
+        self._loading: dict[str, asyncio.Lock] = {}
+        self._checks: dict[str, asyncio.Task[None]] = {}
+        self._check_slots = asyncio.Semaphore(_MAX_CHECKS)
+
+    async def get_or_load(self, run_id: str) -> ServedRun | None:
+        """Return the run of this name, loaded from the store if necessary; None if missing."""
+        if run_id not in self.served:
+            async with self._loading.setdefault(run_id, asyncio.Lock()):
+                if run_id not in self.served:
+                    record = await self._store.run(run_id)
+                    if record is None:
+                        return None
+                    await self._load(record)
+            self._loading.pop(run_id, None)
+        return self.served[run_id]
+
+    async def _load(self, record: RunRecord) -> None:
+        """Serve a stored run and start the check of its model if it is live."""
+        spec = RunSpec.stored(record.spec)
+        vocabulary = Vocabulary.parse(record.candidates)
+        machine = self._models.machine(record.run_id, spec, vocabulary)
+        run = self._new_run(machine, vocabulary)
+        await run.load(record)
+        self.served[run.run_id] = run
+        stored = self.stored.pop(run.run_id, None)
+        if stored is None or stored.live:
+            run.model_checked.clear()
+            self._checks[run.run_id] = asyncio.create_task(
+                self._check_model(run), name=f"model of {run.run_id}"
+            )
+        self._on_loaded(run)
+        _log.info("run loaded", run_id=run.run_id, status=run.state.status)
+
+    async def _check_model(self, run: ServedRun) -> None:
+        """Pause a loaded run if its model is unavailable or has changed."""
+        try:
+            async with self._check_slots:
+                try:
+                    await self._models.probe(run)
+                except (BackendError, SpecError) as exc:
+                    await run.apply(PauseRequested.because(exc))
+                await run.check_model()
+        except Exception:
+            # A bug in a backend: the run pauses; only the log has the details.
+            _log.error(
+                "the model of a run could not be checked",
+                run_id=run.run_id,
+                traceback=traceback.format_exc(),
+            )
+            await run.apply(PauseRequested(reason="the model could not be checked; see the log"))
+        finally:
+            self._checks.pop(run.run_id, None)
+            run.model_checked.set()
+
+    async def load_live(self) -> None:
+        """Load all live runs and start the checks of their models.
+
+        Raises:
+            StoreUnavailable: The store became unavailable.
+        """
+        for run_id in [run_id for run_id, stored in self.stored.items() if stored.live]:
+            try:
+                await self.get_or_load(run_id)
+            except StoreUnavailable:
+                raise
+            except Exception as exc:
+                _log_unreadable(run_id, exc)
+
+    async def wait_checked(self) -> None:
+        """Wait until the models of all loaded runs are checked."""
+        await asyncio.gather(*self._checks.values())
+
+    async def stop(self) -> None:
+        """Cancel the checks of models."""
+        checks = list(self._checks.values())
+        for check in checks:
+            check.cancel()
+        await asyncio.gather(*checks, return_exceptions=True)
+
+    async def read_heads(self) -> None:
+        """Load the heads of stored runs that are not served."""
+        found = await self.all_heads()
+        self.stored = {run_id: run for run_id, run in found.items() if run_id not in self.served}
+
+    async def all_heads(self) -> dict[str, StoredRun]:
+        """Return the heads of all runs in the store, by id."""
+        heads = await self._store.heads()
+        size = sum(len(head.document) + len(head.spec) for head in heads)
+        return await in_thread_if_large(size, _stored_runs, heads)
+
+    def has_changes(self, versions: Mapping[str, int]) -> bool:
+        """Whether other replicas added, removed or resumed runs that are not served here."""
+        if (self.served.keys() | self.stored.keys()) - versions.keys():
+            return True
+        return any(self._is_change(run_id, version) for run_id, version in versions.items())
+
+    def _is_change(self, run_id: str, version: int) -> bool:
+        stored = self.stored.get(run_id)
+        return run_id not in self.served and (stored is None or stored.version != version)
+
+    async def refresh(self) -> None:
+        """Load the changes of other replicas."""
+        known = self.served.keys() | self.stored.keys()
+        versions = await self._store.versions()
+        for run_id in known - versions.keys():
+            await self.remove(run_id)
+        if any(self._is_change(run_id, version) for run_id, version in versions.items()):
+            await self.read_heads()
+        for run_id, version in versions.items():
+            run, stored = self.served.get(run_id), self.stored.get(run_id)
+            try:
+                if run is not None:
+                    run.on_remote_version(version)
+                    await run.catch_up()
+                elif stored is None or stored.live:
+                    await self.get_or_load(run_id)
+            except Exception as exc:
+                _log_unreadable(run_id, exc)
+
+    async def remove(self, run_id: str) -> None:
+        """Remove a run that was deleted by this or another replica."""
+        self.stored.pop(run_id, None)
+        await self._on_removed(run_id, self.served.pop(run_id, None))
+
+    @property
+    def summaries(self) -> list[RunSummary]:
+        """Summaries of all runs known to this replica, in order of creation."""
+        found = [run.summary for run in self.served.values()]
+        found += [stored.summary for stored in self.stored.values()]
+        return sorted(found, key=lambda summary: summary.created_at or 0.0)
+
+
+def _log_unreadable(run_id: str, exc: Exception) -> None:
+    """Log why a run cannot be read, such as one of a newer version; others are served."""
+    if isinstance(exc, SpecError):
+        facts = {"reason": "; ".join(exc.problems)}
+    else:
+        facts = {"traceback": "".join(traceback.format_exception(exc))}
+    _log.error("a run cannot be read", run_id=run_id, **facts)
+
+
+def _stored_runs(heads: Iterable[RunHead]) -> dict[str, StoredRun]:
+    found = {}
+    for head in heads:
+        try:
+            found[head.run_id] = StoredRun.of(head)
+        except ValueError as exc:
+            _log_unreadable(head.run_id, exc)
+    return found
