@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -20,11 +20,10 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.runtime.shielded import wait_pending
 from fedone_sdk.aggregator.runtime.threads import in_thread
-from fedone_sdk.aggregator.serving.archive import export_run, import_run
+from fedone_sdk.aggregator.serving.archive import import_run
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.evaluation import Evaluation, query_as_evaluation
-from fedone_sdk.aggregator.serving.export import export_pages
 from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
@@ -66,11 +65,9 @@ from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import (
     ClientRecord,
-    LogEntry,
     RunDeleted,
     Store,
     VersionConflict,
-    log_pages,
 )
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
@@ -225,7 +222,7 @@ class Service:
 
     async def _sweep(self) -> None:
         while True:
-            if self.is_leader:
+            if self.replicas.is_leader:
                 try:
                     await self.sweeper.sweep()
                 except Exception:
@@ -281,21 +278,6 @@ class Service:
     def store(self) -> Store:
         """The store."""
         return self._store
-
-    @property
-    def num_clients(self) -> int:
-        """Number of enrolled clients known to this replica."""
-        return self.access.num_clients
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas that serve the store, as of the last check."""
-        return self.replicas.num_alive
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this replica holds the leader lock."""
-        return self.replicas.is_leader
 
     @property
     def trouble(self) -> str | None:
@@ -383,7 +365,7 @@ class Service:
                 score,
                 measure,
                 replica=lambda: self._store.replica,
-                is_leader=lambda: self.is_leader,
+                is_leader=lambda: self.replicas.is_leader,
             )
             self._evaluate(run)
         if proposer is not None and run.run_id not in self._proposers:
@@ -401,7 +383,7 @@ class Service:
             store=self._store,
             clock=self._clock,
             available=self.dispatcher.available,
-            enrolled=lambda: self.num_clients,
+            enrolled=lambda: self.access.num_clients,
             names=self.access.names,
             listener=self._on_effect,
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
@@ -438,10 +420,6 @@ class Service:
         )
         await run.record_answers(answers)
         return answers
-
-    async def was_deleted(self, run_id: str) -> bool:
-        """Whether a run of this name was deleted, so that the name is reserved."""
-        return await self._store.deleted(run_id) is not None
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
         """Delete a run with all its data; its name stays reserved.
@@ -493,16 +471,6 @@ class Service:
         if proposer is not None:
             await proposer.aclose()
 
-    async def export_run(self, run: ServedRun, *, with_credentials: bool = False) -> bytes:
-        """Return a run as an archive; see `archive.export_run`."""
-        return await export_run(self._store, run.run_id, with_credentials=with_credentials)
-
-    def export_pages(
-        self, run: ServedRun, *, with_credentials: bool = False
-    ) -> AsyncIterator[bytes]:
-        """Yield the archive in pieces."""
-        return export_pages(self._store, run.run_id, with_credentials=with_credentials)
-
     async def import_run(self, data: bytes) -> ServedRun:
         """Import a run from an archive and serve it; it is stopped until it is resumed.
 
@@ -530,14 +498,6 @@ class Service:
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         await run.catch_up()
         return run
-
-    async def log(self, run: ServedRun) -> list[LogEntry]:
-        """Return a run's log, oldest first."""
-        return await self._store.log(run.run_id)
-
-    def log_pages(self, run: ServedRun) -> AsyncIterator[list[LogEntry]]:
-        """Yield a run's log in pages of about 1 MiB."""
-        return log_pages(self._store, run.run_id)
 
     def with_devices(self, summary: RunSummary) -> RunSummary:
         """Return a summary with the number of available devices while the run is running."""

@@ -161,7 +161,7 @@ async def _add_runs(
     from fedone_sdk.backends.build import proposer_of
 
     for run in runs:
-        if await aggregator.service.was_deleted(run.spec.name):
+        if await aggregator.service.store.deleted(run.spec.name) is not None:
             _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)
             continue
         with naming(str(run.path)):

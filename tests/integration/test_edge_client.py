@@ -451,7 +451,7 @@ class TestOwnBackend:
                 outcome = (await client.run_once()).outcome
                 odd_rounds += client is clients[0] and outcome == "worked"
             result, lost = run_of(service).result(), run_of(service).lost
-            replayed = at_round(spec, WORDS, await service.log(run_of(service)), 5)
+            replayed = at_round(spec, WORDS, await service.store.log("run"), 5)
         assert (result.status, result.rounds, result.model) == ("completed", 5, "common")
         assert (result.spent.queries, list(lost)) == (4 * (5 + odd_rounds), [])
         assert replayed.alpha_sha256 == result.alpha_sha256

@@ -89,7 +89,9 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
         assert (line["client"], line["log_level"]) == (ATTACKER, "warning")
         reason = line["reason"]
         assert re.fullmatch(r"2 of its [23] updates were held back", reason)
-        entries = [json.loads(entry.body) for entry in await aggregator.service.log(run)]
+        entries = [
+            json.loads(entry.body) for entry in await aggregator.service.store.log(run.run_id)
+        ]
         (entry,) = [entry for entry in entries if entry["quarantined"]]
         assert entry["quarantined"] == [{"client": ATTACKER, "reason": reason}]
         assert entry["round"] == line["round"]

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.config import RunToServe
+from fedone_sdk.aggregator.serving.export import export_run
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.cli.app import app
 from fedone_sdk.cli.serve import _add_runs
@@ -110,16 +111,16 @@ class TestDelete:
         await server.call("DELETE", "/v1/runs/run", token=ADMIN)
         with pytest.raises(SpecError, match="deleted"):
             await server.aggregator.add_run(spec_of("run"), WORDS)
-        assert await server.aggregator.service.was_deleted("run")
+        assert await server.aggregator.service.store.deleted("run")
         assert await server.store.runs() == []
 
     async def test_an_archive_of_its_last_state_brings_it_back(self, server: Server) -> None:
         service = server.aggregator.service
-        early = await service.export_run(await service.run("run"))
+        early = await export_run(service.store, "run")
         await server.round()
         await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
         before = (await service.run("run")).result()
-        late = await service.export_run(await service.run("run"))
+        late = await export_run(service.store, "run")
         await server.call("DELETE", "/v1/runs/run", token=ADMIN)
         gzip = {"Content-Type": "application/gzip"}
         path = "/v1/runs/import"
@@ -304,7 +305,7 @@ class TestRetention:
         assert clients[1].name is None
         path = "/v1/assignments/claim"
         assert await server.refused("POST", path, claim, token=tokens[1]) == "unauthorized"
-        assert server.aggregator.service.num_clients == 3
+        assert server.aggregator.service.access.num_clients == 3
 
     async def test_when_a_client_was_seen_is_written_once_a_day(self, server: Server) -> None:
         _, enrolled, _ = await server.call("POST", "/v1/clients", {}, token=TOKEN)

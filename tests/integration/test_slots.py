@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.rounds.replay import compare
+from fedone_sdk.aggregator.serving.export import export_run
 from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.backends.wrappers import BudgetedBackend
@@ -138,7 +139,7 @@ async def served(
             await loop.run.ended.wait()
             for task in working:
                 task.cancel()
-        archive = await loop.aggregator.service.export_run(loop.run)
+        archive = await export_run(loop.aggregator.service.store, loop.run.run_id)
     return await run_of_archive(archive)
 
 

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from fedone_sdk.aggregator.serving.archive import export_run, read_archive
+from fedone_sdk.aggregator.serving.export import export_pages
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.errors import ArchiveError, StoreUnavailable
 from fedone_sdk.messages import ClientList
@@ -128,14 +129,14 @@ class TestLogs:
         store, service = store_of(server), server.aggregator.service
         run = await service.run("run")
         before = await MemoryStore.snapshot(store, "run")
-        pages = service.export_pages(run)
+        pages = export_pages(service.store, run.run_id)
         data = await anext(pages)
         await run.record_metric(1, 0.5)
         data += b"".join([page async for page in pages])
         assert read_archive(data).snapshot == before
 
     async def test_a_log_that_is_removed_meanwhile_gives_no_archive(self, server: Server) -> None:
-        pages = server.aggregator.service.export_pages(await server.aggregator.service.run("run"))
+        pages = export_pages(server.aggregator.service.store, "run")
         await anext(pages)
         await server.store.trim("run", log=True)
         with pytest.raises(ArchiveError, match="removed during the export"):

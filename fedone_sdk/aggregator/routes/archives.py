@@ -7,6 +7,7 @@ from aiohttp import web
 from fedone_sdk.aggregator.http.requests import answer, body_of, streamed
 from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, run_of
 from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.aggregator.serving.export import export_pages
 from fedone_sdk.errors import ArchiveError, ProblemError
 from fedone_sdk.messages import RunResult
 
@@ -24,7 +25,8 @@ async def export_run(request: web.Request) -> web.StreamResponse:
     if given not in ("true", "false"):
         raise ProblemError("invalid_message", "credentials: must be true or false")
     run = await run_of(request)
-    pages = request.app[SERVICE].export_pages(run, with_credentials=given == "true")
+    store = request.app[SERVICE].store
+    pages = export_pages(store, run.run_id, with_credentials=given == "true")
     name = f'attachment; filename="{run.run_id}.fedone.gz"'
     return await streamed(request, pages, content_type=_GZIP, headers={"Content-Disposition": name})
 

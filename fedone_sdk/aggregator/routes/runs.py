@@ -32,7 +32,7 @@ from fedone_sdk.messages import (
     RunSummary,
 )
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
-from fedone_sdk.stores import LogEntry
+from fedone_sdk.stores import LogEntry, log_pages
 from fedone_sdk.vocabulary import ListVocabulary
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
@@ -139,7 +139,7 @@ async def vectors(request: web.Request) -> web.Response:
 
 async def log(request: web.Request) -> web.StreamResponse:
     """Return the log of a run as JSON lines, oldest first."""
-    pages = request.app[SERVICE].log_pages(await run_of(request))
+    pages = log_pages(request.app[SERVICE].store, (await run_of(request)).run_id)
     return await streamed(request, _lines(pages), content_type="application/jsonl")
 
 

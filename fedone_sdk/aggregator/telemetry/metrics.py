@@ -183,7 +183,7 @@ class _ServiceFigures(Collector):
             (
                 "enrolled",
                 "Enrolled devices known to this replica",
-                service.num_clients,
+                service.access.num_clients,
             ),
             ("waiting", "Devices that wait for work", len(pool)),
             (
@@ -200,12 +200,14 @@ class _ServiceFigures(Collector):
         )
 
     def _of_replicas(self) -> Iterator[Metric]:
-        service = self._service
+        replicas = self._service.replicas
         yield GaugeMetricFamily(
-            "fedone_replicas", "Replicas on this store, including this one", service.num_replicas
+            "fedone_replicas",
+            "Replicas on this store, including this one",
+            replicas.num_alive,
         )
         yield GaugeMetricFamily(
-            "fedone_leader", "Whether this replica is the leader", service.is_leader
+            "fedone_leader", "Whether this replica is the leader", replicas.is_leader
         )
 
     def _of_runs(self) -> Iterator[Metric]:
