@@ -27,7 +27,7 @@ from typing import Any
 
 import pydantic
 
-from fedone_sdk.aggregator.http.json_bodies import check_json
+from fedone_sdk.aggregator.http.requests import check_json
 from fedone_sdk.errors import PROBLEMS, SpecError
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,

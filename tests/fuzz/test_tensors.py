@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from fedone_sdk import messages
-from fedone_sdk.aggregator.http.json_bodies import check_json
+from fedone_sdk.aggregator.http.requests import check_json
 from fedone_sdk.messages import ASSIGNMENT, JSON, TENSORS, UPDATE, Parse, decode, encode
 from fedone_sdk.messages.tensors import dump_tensors, load_tensors
 from tests.fuzz.mutate import EVIL_TOKENS, damaged_bytes, damaged_file, joined, split

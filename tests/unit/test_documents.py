@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.http.json_bodies import MAX_PARTS, check_json
+from fedone_sdk.aggregator.http.requests import MAX_PARTS, check_json
 from fedone_sdk.messages import UPDATE, LossesUpdate
 
 VALUES = st.recursive(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 import fedone_sdk.messages as messages
-from fedone_sdk.aggregator.http.json_bodies import check_json
+from fedone_sdk.aggregator.http.requests import check_json
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages import (
     ASSIGNMENT,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated
 
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
 from pydantic import AfterValidator, Field
 
 from fedone_sdk.aggregator.http.requests import Handler
@@ -69,8 +70,11 @@ class Cors:
             app.on_response_prepare.append(self._stamp)
 
     @property
-    def middleware(self) -> Any:
-        """Return the middleware that answers preflights, to run before authentication."""
+    def middlewares(self) -> list[Middleware]:
+        """The middleware that answers preflights, to run before authentication.
+
+        Empty if no origins are configured.
+        """
 
         @web.middleware
         async def preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -88,7 +92,7 @@ class Cors:
             }
             return web.Response(status=204, headers=headers)
 
-        return preflight
+        return [preflight] if self._origins else []
 
     async def _stamp(self, request: web.Request, response: web.StreamResponse) -> None:
         # Also for other origins: a cache must not reuse the response for an allowed one.

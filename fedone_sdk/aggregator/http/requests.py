@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import html
+import json
 import logging
 import math
 import ssl
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 import structlog
@@ -21,7 +22,6 @@ from pydantic import ValidationError
 
 from fedone_sdk.aggregator.access.signing import SignedRequest
 from fedone_sdk.aggregator.http.docs_page import PAGE_HEADERS
-from fedone_sdk.aggregator.http.json_bodies import check_json
 from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.messages import (
@@ -43,8 +43,13 @@ RETRY_AFTER_S = 1
 _READ_TIMEOUT_S = 60.0
 """Maximal time to receive a request's body, seconds."""
 
+MAX_PARTS = 1_000_000
+"""Maximal number of commas, brackets and braces in a document, including those in strings."""
+
 _BODY: Any = web.RequestKey("body", bytes) if hasattr(web, "RequestKey") else "body"
 """Key of a request's cached body; aiohttp before 3.14 only supports text keys."""
+PROBLEM: Any = web.ResponseKey("problem", str) if hasattr(web, "ResponseKey") else "problem"
+"""Key of the problem code of a response."""
 _ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
 """Connections that have sent a request."""
 
@@ -113,7 +118,9 @@ def _not_found_page(path: str) -> web.Response:
     # Relative paths also work behind a proxy that adds a prefix.
     home = "../" * (path.count("/") - 1) or "./"
     text = _NOT_FOUND_PAGE.format(path=html.escape(path), home=home)
-    return web.Response(status=404, text=text, content_type="text/html", headers=PAGE_HEADERS)
+    response = web.Response(status=404, text=text, content_type="text/html", headers=PAGE_HEADERS)
+    response[PROBLEM] = "not_found"
+    return response
 
 
 def problem(error: ProblemError, document: Problem | None = None) -> web.Response:
@@ -133,12 +140,14 @@ def problem(error: ProblemError, document: Problem | None = None) -> web.Respons
         headers["Connection"] = "Upgrade"
     if error.status in (429, 503):
         headers["Retry-After"] = str(max(math.ceil(error.retry_after_s or 0), RETRY_AFTER_S))
-    return web.Response(
+    response = web.Response(
         status=error.status,
         body=(document or Problem.of(error)).model_dump_json().encode(),
         content_type="application/problem+json",
         headers=headers,
     )
+    response[PROBLEM] = error.code
+    return response
 
 
 async def stamp_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -223,6 +232,45 @@ async def read(
         raise ProblemError("invalid_message", _first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
+
+
+def check_json(body: bytes) -> None:
+    """Refuse documents that are ambiguous or too expensive to parse.
+
+    Does not check the syntax, which the parser does.
+
+    Raises:
+        ValueError: The document is not UTF-8, is nested too deeply, has too many parts, a duplicate
+            key, or NaN or Infinity.
+    """
+    if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
+        raise ValueError(f"more than {MAX_PARTS} commas, lists and objects")
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise ValueError("the body is not UTF-8") from exc
+    try:
+        # Not parsed as integers: long numbers would raise another error and end the check.
+        json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_int=float)
+    except _Refused:
+        raise
+    except RecursionError as exc:
+        raise ValueError("lists and objects are nested too deeply") from exc
+    except ValueError:
+        return
+
+
+class _Refused(ValueError):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise _Refused("an object has the same key twice")
+
+
+def _no_number(_name: str) -> NoReturn:
+    raise _Refused("NaN and Infinity are no JSON numbers")
 
 
 def _first_error(exc: ValidationError) -> str:

@@ -21,12 +21,13 @@ from fedone_sdk.aggregator.routes.context import (
     READINESS,
     SERVICE,
     authorize,
+    observing,
+    stamp,
 )
 from fedone_sdk.aggregator.routes.devices import DEVICE_ROUTES
 from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.routes.monitoring import MONITORING_ROUTES
 from fedone_sdk.aggregator.routes.openapi import openapi_document
-from fedone_sdk.aggregator.routes.request_log import observing, record_problem, stamp
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.routes.runs import RUN_ROUTES
 from fedone_sdk.aggregator.routes.system import SYSTEM_ROUTES, metrics_route
@@ -84,10 +85,9 @@ def build_app(
     app = web.Application(
         middlewares=[
             observing(observers),
-            pages.middleware,
+            *pages.middlewares,
             _traffic,
             problems,
-            record_problem,
             guarding(limiter, known, free=_PROBES),
         ],
         client_max_size=MAX_BODY_BYTES,

@@ -1,28 +1,47 @@
-"""Context of a request: caller, run, application keys."""
+"""Context of a request: application keys, caller, run, and its line in the log."""
 
 from __future__ import annotations
 
+import re
+import time
+import uuid
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import structlog
 from aiohttp import web
-from structlog.contextvars import bind_contextvars
+from aiohttp.typedefs import Middleware
+from structlog.contextvars import bind_contextvars, clear_contextvars
 
 from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
 from fedone_sdk.aggregator.http.drain import Drain
 from fedone_sdk.aggregator.http.limits import LIMITER
-from fedone_sdk.aggregator.http.requests import bearer_token, body_of, read, signed_request
+from fedone_sdk.aggregator.http.requests import (
+    PROBLEM,
+    Handler,
+    bearer_token,
+    body_of,
+    read,
+    signed_request,
+)
 from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import JSON, TENSORS, Parse, has_arrays
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
+
+_log = structlog.get_logger(__name__)
+
+_SANE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HEADER = "X-Request-ID"
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
@@ -81,6 +100,57 @@ class RequestContext:
 
 
 CONTEXT: ContextVar[RequestContext] = ContextVar("exchange")
+
+
+def observing(observers: Observers) -> Middleware:
+    """Return the outermost middleware."""
+    metrics, tracing, level = observers.metrics, observers.tracing, observers.request_level
+
+    @web.middleware
+    async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+        context = RequestContext(request_id=_id_of(request))
+        CONTEXT.set(context)
+        # Requests of a connection share one context: clear the previous request's values.
+        clear_contextvars()
+        bind_contextvars(request_id=context.request_id)
+        began = time.perf_counter()
+        span = nullcontext() if tracing is None else tracing.request(request, context)
+        resource = request.match_info.route.resource
+        route = "" if resource is None else resource.canonical
+        with span, nullcontext() if metrics is None else metrics.answering(route):
+            response = await handler(request)
+            context.status = response.status
+            context.problem = response.get(PROBLEM)
+        if request.app[SERVICE].draining:
+            # Closes the connection, so that the caller reconnects to another replica.
+            response.force_close()
+        seconds = time.perf_counter() - began
+        path = "" if context.route is None else context.route.path
+        if metrics is not None:
+            metrics.answered(request.method, path, response.status, context.problem, seconds)
+        if level != "off":
+            line = {"method": request.method, "path": request.path, "status": response.status}
+            if context.problem is not None:
+                line["code"] = context.problem
+            (_log.info if level == "info" else _log.debug)(
+                "request", **line, wall_s=round(seconds, 6)
+            )
+        return response
+
+    return observe
+
+
+async def stamp(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the request id to every response, including streamed ones."""
+    context = CONTEXT.get(None)
+    if context is not None:
+        response.headers[_HEADER] = context.request_id
+
+
+def _id_of(request: web.Request) -> str:
+    """Return the caller's request id if it is short and safe to log, else a new one."""
+    given = request.headers.get(_HEADER, "")
+    return given if _SANE.fullmatch(given) else uuid.uuid4().hex
 
 
 async def authorize(request: web.Request, route: Route) -> None:
