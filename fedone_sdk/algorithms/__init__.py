@@ -8,13 +8,12 @@ from .bdpl import BDPL
 from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm, Candidates, ClassLosses, Method, PlainAlgorithm
-from .optimizers import SGD, AdamW, Optimizer, make_optimizer
+from .optimizers import SGD, AdamW, Optimizer, ServerOptimizer, make_optimizer
 from .own import check_algorithm, load_method
 from .projection import bounded, projected
 from .random_search import RandomSearch
 from .registry import METHODS, make_method, method_from_spec, method_options
 from .selection import select
-from .server import ServerOptimizer
 from .simplex import project_to_simplex
 from .space import Space
 from .state import (

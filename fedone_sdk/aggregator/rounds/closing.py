@@ -17,8 +17,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.growth import admit_candidates
 from fedone_sdk.aggregator.rounds.rules import Rules
-from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.rounds.transition import Transition, end_run, without_seat
+from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256, median, trimmed_mean
 from fedone_sdk.algorithms.defence import Admitted, Defence, ledger
 from fedone_sdk.algorithms.estimator import drawn_advantage
@@ -29,7 +28,7 @@ from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
 def close_seat(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
     """Store a finished seat; the last one ends the round."""
     # Appended last: the log keeps the order in which seats were finished.
-    state = replace(state, seats=(*without_seat(state, seat).seats, seat))
+    state = replace(state, seats=(*state.without_seat(seat).seats, seat))
     if rules.vacancies(state) or any(s.phase != "done" for s in state.seats):
         return state, ()
     return finish_round(rules, state, now)
@@ -104,7 +103,7 @@ def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
         return state, over
     left = rules.planned_queries - state.account.spent.queries if over_itself else 0
     reason = f"the search ended by itself; {left} queries were not needed" if left > 0 else None
-    state, effects = end_run(state, "completed", reason, now)
+    state, effects = state.end("completed", reason, now)
     return state, (*over, *effects)
 
 

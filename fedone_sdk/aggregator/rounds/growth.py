@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from fedone_sdk.aggregator.rounds.events import CandidatesProposed
 from fedone_sdk.aggregator.rounds.rules import Rules
-from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.rounds.transition import Transition
+from fedone_sdk.aggregator.rounds.state import RunState, Transition
 from fedone_sdk.errors import ProblemError
 
 

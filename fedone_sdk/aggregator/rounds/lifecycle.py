@@ -1,4 +1,4 @@
-"""Lifecycle of a run: stop, pause, resume, rollback."""
+"""Lifecycle of a run: stop, pause, resume, higher caps, rollback."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from fedone_sdk.aggregator.rounds.closing import finish_round
 from fedone_sdk.aggregator.rounds.events import (
+    CapsRaised,
     Effect,
     Measured,
     MemorySaved,
     ModelSeen,
     PauseRequested,
+    RaiseRequested,
     ReplicasLost,
     ResumeRequested,
     RollbackRequested,
@@ -19,9 +21,9 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.spending import charge_lost, release
-from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.rounds.transition import Transition, end_run
+from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
 from fedone_sdk.algorithms import State, alpha_sha256
+from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import RunStatus
 
@@ -51,7 +53,7 @@ def end_early(
     else:
         state = replace(state, seats=(), fills=0, passed=frozenset())
     if state.running:
-        state, over = end_run(state, status, reason, now)
+        state, over = state.end(status, reason, now)
         effects.extend(over)
     return state, tuple(effects)
 
@@ -63,7 +65,7 @@ def stop(rules: Rules, event: StopRequested, state: RunState, now: float) -> Tra
     if not state.running:
         raise ProblemError("run_conflict", f"the run has ended: {state.status}")
     if event.keep:
-        return end_run(state, event.status, event.reason, now)
+        return state.end(event.status, event.reason, now)
     return end_early(rules, state, event.status, event.reason, now)
 
 
@@ -93,6 +95,47 @@ def run_again(rules: Rules, state: RunState, now: float) -> RunState:
         bias=None,
         verdict=None,
     )
+
+
+def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float) -> Transition:
+    """Raise caps.
+
+    A run that ended with `budget_exhausted` runs again, and so does a finished search that can use
+    more queries. A stopped run stays stopped.
+    """
+    account = state.account
+    if account.cap is None:
+        raise ProblemError("run_conflict", "the run has no caps")
+    try:
+        cap = account.cap.raised(event.caps)
+    except ValueError as exc:
+        raise ProblemError("run_conflict", str(exc)) from exc
+    for unit, limit, held in event.caps.pairs(account.held):
+        if held > limit:
+            raise ProblemError("run_conflict", f"{unit}: {held} are spent or leased already")
+    if cap == account.cap:
+        return state, ()
+    ended = state.status in ("budget_exhausted", "completed")
+    if ended and state.status != "budget_exhausted" and not _has_more_queries(rules, state, cap):
+        done = f"after {state.round} of {rules.spec.rounds} rounds"
+        raise ProblemError(
+            "run_conflict",
+            f"the run is {state.status} {done}: a higher cap gives it no more work; a run with "
+            "more rounds takes another name",
+        )
+    state = replace(state, account=replace(account, cap=cap))
+    if ended:
+        state = run_again(rules, state, now)
+    record = {
+        "round": state.round,
+        "cap": {unit: str(value) for unit, value in cap.model_dump(exclude_none=True).items()},
+    }
+    return state, (CapsRaised(record=record),)
+
+
+def _has_more_queries(rules: Rules, state: RunState, cap: Budget) -> bool:
+    over_itself = state.round < rules.spec.rounds and rules.method.finished(state.method)
+    return over_itself and rules.more_asks(cap)
 
 
 def _current_model(rules: Rules, state: RunState) -> str | None:
@@ -128,7 +171,7 @@ def pause(rules: Rules, event: PauseRequested, state: RunState, now: float) -> T
     if not state.running:
         return state, ()
     reason = f"paused: {detail}"
-    state, effects = end_run(state, "stopped", reason, now)
+    state, effects = state.end("stopped", reason, now)
     return replace(_with_reason(state, reason, f"paused: {shown}"), paused=True), effects
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Set
 from typing import Any
 
 from fedone_sdk.aggregator.rounds import (
-    caps,
     closing,
     events,
     growth,
@@ -18,8 +17,7 @@ from fedone_sdk.aggregator.rounds import (
 )
 from fedone_sdk.aggregator.rounds.events import Event, Refused, SeatOffered
 from fedone_sdk.aggregator.rounds.rules import Rules
-from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.rounds.transition import Transition
+from fedone_sdk.aggregator.rounds.state import RunState, Transition
 from fedone_sdk.errors import ProblemError
 
 _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Transition]] = {
@@ -40,7 +38,7 @@ _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Transition]] 
     events.Measured: lifecycle.record_metric,
     events.ModelSeen: lifecycle.record_model,
     events.PauseRequested: lifecycle.pause,
-    events.RaiseRequested: caps.raise_caps,
+    events.RaiseRequested: lifecycle.raise_caps,
     events.ReplicasLost: lifecycle.charge_lost_replicas,
     events.ResumeRequested: lifecycle.resume,
     events.RollbackRequested: lifecycle.roll_back,

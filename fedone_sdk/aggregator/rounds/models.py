@@ -8,8 +8,7 @@ from dataclasses import replace
 from fedone_sdk.aggregator.rounds.events import Effect, RollbackRequested
 from fedone_sdk.aggregator.rounds.lifecycle import roll_back
 from fedone_sdk.aggregator.rounds.rules import Rules
-from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.rounds.transition import Transition
+from fedone_sdk.aggregator.rounds.state import RunState, Transition
 
 AGREEING = 3
 """Number of devices that must report the same model before the run's model is final."""

@@ -19,8 +19,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import end_early
 from fedone_sdk.aggregator.rounds.privacy import may_take_seat
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.spending import release
-from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, RunState, Seat
-from fedone_sdk.aggregator.rounds.transition import Transition, with_seat, without_seat
+from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, RunState, Seat, Transition
 from fedone_sdk.algorithms import select, stream
 from fedone_sdk.budget import Usage
 
@@ -151,7 +150,7 @@ def vacate(
         # Earlier local steps are paid for: the seat closes with their result.
         state, more = close_seat(rules, state, replace(seat, phase="done"), now)
     else:
-        state = without_seat(state, seat)
+        state = state.without_seat(seat)
     return state, effects + more
 
 
@@ -162,7 +161,7 @@ def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
     for other in state.seats:
         started = other.step or other.phase != "offered" or other.slot == seat.slot
         if other.client == seat.client and not started:
-            state = without_seat(state, other)
+            state = state.without_seat(other)
     return replace(state, unfit={**dict(newest), seat.client: reason})
 
 
@@ -191,7 +190,7 @@ def renew_offers(rules: Rules, state: RunState, client: int, now: float) -> RunS
     due = now + rules.spec.participation.claim_timeout_s
     waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
     for seat in waiting:
-        state = with_seat(state, replace(seat, due=due))
+        state = state.with_seat(replace(seat, due=due))
     return state
 
 
@@ -203,7 +202,7 @@ def quarantine(rules: Rules, event: QuarantineRequested, state: RunState, now: f
             reason = f"the client was quarantined: {event.reason}"
             state, seat, closed = release(rules, state, seat, reason, None)
             effects.extend(closed)
-            state = without_seat(state, seat)
+            state = state.without_seat(seat)
     return replace(state, quarantined=state.quarantined | {event.client}), tuple(effects)
 
 

@@ -14,8 +14,7 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
 )
 from fedone_sdk.aggregator.rounds.rules import Rules, working
-from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.rounds.transition import Transition, with_seat
+from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 
@@ -62,7 +61,7 @@ def release(
         sent={},
         used=NOTHING,
     )
-    return with_seat(state, seat), seat, (closed,)
+    return state.with_seat(seat), seat, (closed,)
 
 
 def through_gateway(rules: Rules, seat: Seat) -> bool:
@@ -117,7 +116,7 @@ def reserve_call(rules: Rules, event: CallReserved, state: RunState, now: float)
         account = state.account.add(event.assignment_id, missing)
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
-    return replace(with_seat(state, seat), account=account), ()
+    return replace(state.with_seat(seat), account=account), ()
 
 
 def settle_call(rules: Rules, event: CallSettled, state: RunState, now: float) -> Transition:
@@ -129,7 +128,7 @@ def settle_call(rules: Rules, event: CallSettled, state: RunState, now: float) -
     sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt != event.attempt}
     seat = replace(seat, sent=sent, used=seat.used + event.used)
     account = state.account.owe(event.assignment_id, seat.used + seat.max_pending)
-    return replace(with_seat(state, seat), account=account), ()
+    return replace(state.with_seat(seat), account=account), ()
 
 
 def is_lost(attempt: str, alive: Set[str]) -> bool:

@@ -1,12 +1,13 @@
-"""The state of a run: input and output of the round machine, kept by a store."""
+"""The state of a run, and the transition from one state to the next."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedone_sdk.aggregator.rounds.curves import Curves
+from fedone_sdk.aggregator.rounds.events import Effect, RunEnded
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import MetricReport, RunStatus, Verdict
@@ -155,3 +156,27 @@ class RunState:
         """Whether all queries of a seat's lease are answered: only the update is missing."""
         lease = self.account.leases.get(seat.assignment_id or "", NOTHING)
         return bool(lease.queries) and not seat.sent and seat.used.queries == lease.queries
+
+    def with_seat(self, seat: Seat) -> RunState:
+        """Return the state with the seat of the same slot and client replaced."""
+        seats = tuple(seat if _is_same(s, seat) else s for s in self.seats)
+        return replace(self, seats=seats)
+
+    def without_seat(self, seat: Seat) -> RunState:
+        """Return the state without this seat."""
+        return replace(self, seats=tuple(s for s in self.seats if not _is_same(s, seat)))
+
+    def end(self, status: RunStatus, reason: str | None, now: float) -> Transition:
+        """End the run, finally or until it is resumed."""
+        ended = replace(
+            self, status=status, reason=reason, summary=None, ended_at=now, paused=False
+        )
+        return ended, (RunEnded(status=status),)
+
+
+Transition = tuple[RunState, tuple[Effect, ...]]
+"""The next state and the effects."""
+
+
+def _is_same(one: Seat, other: Seat) -> bool:
+    return (one.slot, one.client) == (other.slot, other.client)

@@ -16,8 +16,7 @@ from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
 from fedone_sdk.aggregator.rounds.rules import Rules, working
 from fedone_sdk.aggregator.rounds.seats import renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
-from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.rounds.transition import Transition, with_seat
+from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
@@ -78,7 +77,7 @@ def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> T
     if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
         due = now + rules.spec.participation.claim_timeout_s
-        state = with_seat(state, replace(seat, phase="offered", due=due))
+        state = state.with_seat(replace(seat, phase="offered", due=due))
         return state, (accepted, SeatOffered(client=seat.client))
     state, effects = close_seat(rules, state, seat, now)
     return state, (accepted, *effects)

@@ -16,8 +16,7 @@ from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
 from fedone_sdk.aggregator.rounds.privacy import count_releases
 from fedone_sdk.aggregator.rounds.rules import Rules, working
 from fedone_sdk.aggregator.rounds.seats import vacate
-from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.rounds.transition import Transition, with_seat
+from fedone_sdk.aggregator.rounds.state import RunState, Transition
 from fedone_sdk.algorithms import State
 from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.errors import ProblemError
@@ -57,14 +56,14 @@ def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> T
             local=seat.local or _saved_local(rules, state, event),
         )
         state = replace(
-            with_seat(state, seat),
+            state.with_seat(seat),
             account=state.account.reserve(event.assignment_id, worst),
             releases=count_releases(rules.releases, state.releases, seat),
             started_at=now if state.started_at is None else state.started_at,
         )
     elif event.own_model and not seat.own_model:  # The client restarted with a model.
         seat = replace(seat, own_model=True)
-        state = with_seat(state, seat)
+        state = state.with_seat(seat)
     # A repeated claim gets the same assignment and no second lease.
     return state, (Assigned(assignment=rules.assignment(state, seat, now)),)
 
@@ -90,7 +89,7 @@ def renew(rules: Rules, event: RenewalRequested, state: RunState, now: float) ->
         )
     deadline_s = rules.spec.participation.deadline_s
     seat = replace(seat, due=now + deadline_s, renewals=seat.renewals + 1)
-    return with_seat(state, seat), (DeadlineExtended(deadline_s=deadline_s),)
+    return state.with_seat(seat), (DeadlineExtended(deadline_s=deadline_s),)
 
 
 def decline(rules: Rules, event: WorkDeclined, state: RunState, now: float) -> Transition:
