@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import fedone_sdk
 from fedone_sdk.aggregator.rounds.events import RoundFinished
+from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
@@ -164,7 +165,7 @@ class _Measurements:
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
         show = await self._run.show(self._recorder)
-        prompt = show(machine.evaluated_prompt(state).tolist())
+        prompt = show(evaluated_prompt(machine, state).tolist())
         queries, calibration = _queries(self._federation, self._recorder, task, prompt, examples)
         answers = self._recorder.repeated(queries)
         if answers is None:

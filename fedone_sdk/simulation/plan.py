@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, field_serializer
 
+from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.algorithms import stream, stream_seed
@@ -361,7 +362,7 @@ def _sample(federation: Federation, backend: LLMBackend, show: Show) -> list[Que
         state, assignment = first_work(federation, machine, round_number)
         shard = federation.shards[state.seats[0].client]
         assert isinstance(assignment, LossesAssignment)
-        drawn = machine.candidates(state, state.seats[0]).prompts.tolist()
+        drawn = candidates(machine, state, state.seats[0]).prompts.tolist()
         batch = [
             shard[row]
             for row in draw_minibatch(

@@ -11,6 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 
+from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.projection import projected
@@ -185,7 +186,7 @@ def _drawn(spec: RunSpec) -> np.ndarray:
     machine = RoundMachine(spec.name, spec, vocab_size=0)
     state, _ = machine.step(machine.initial_state(), SeatsVacant(available={0: 4}), 0.0)
     state, _ = machine.step(state, WorkRequested(client=0, assignment_id="a"), 0.0)
-    return machine.candidates(state, state.seats[0]).prompts
+    return candidates(machine, state, state.seats[0]).prompts
 
 
 class TestTrained:

@@ -16,6 +16,7 @@ from fedone_sdk.aggregator.rounds.events import (
     RoundFinished,
 )
 from fedone_sdk.aggregator.rounds.growth import admit_candidates
+from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256, median, trimmed_mean
@@ -119,7 +120,7 @@ def _judge(
         # Only the first step's prompts can be drawn again; alpha does not describe a pool.
         if compared and (len(compared) == 1 or rules.method.shares_memory):
             first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
-            asked = rules.candidates(state, first)
+            asked = candidates(rules, state, first)
             advantage = drawn_advantage(asked, rules.clipped(compared[0]))
         mean_loss = seat.mean_loss
         if seat.curves:
@@ -162,7 +163,7 @@ def _aggregate(
         method = state.method
         for seat in seats:
             if seat.local is not None:
-                asked = rules.candidates(state, replace(seat, local=None, step=0))
+                asked = candidates(rules, state, replace(seat, local=None, step=0))
                 curves = seat.curves[0] if seat.curves else None
                 method = rules.algorithm.tell(
                     method, asked, rules.as_losses(seat.losses[0], curves)

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedone_sdk.aggregator.rounds import (
     closing,
+    deadlines,
     events,
     growth,
     lifecycle,
@@ -22,11 +23,11 @@ from fedone_sdk.errors import ProblemError
 
 _HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Transition]] = {
     events.SeatsVacant: seats.fill_vacancies,
-    events.TimePassed: seats.expire,
+    events.TimePassed: deadlines.expire,
     events.QuarantineRequested: seats.quarantine,
     events.QuarantineLifted: seats.lift_quarantine,
     events.WorkRequested: work.assign,
-    events.RenewalRequested: work.renew,
+    events.RenewalRequested: deadlines.renew,
     events.WorkDeclined: work.decline,
     events.UnfitCleared: seats.clear_unfit,
     events.UpdateArrived: updates.accept,
@@ -90,10 +91,6 @@ class RoundMachine(Rules):
     def can_resume(self, state: RunState) -> bool:
         """Whether the run can be resumed."""
         return lifecycle.can_resume(state)
-
-    def next_deadline(self, state: RunState) -> float | None:
-        """Return the earliest deadline of a seat, seconds since the epoch."""
-        return min((seat.due for seat in seats.timed_seats(state)), default=None)
 
     def has_lost_calls(self, state: RunState, alive: Set[str]) -> bool:
         """Whether a replica that has exited left pending calls of the run."""

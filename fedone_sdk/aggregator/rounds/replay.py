@@ -15,6 +15,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves
 from fedone_sdk.aggregator.rounds.events import Event, RaiseRequested, Refused, RollbackRequested
+from fedone_sdk.aggregator.rounds.prompts import updated_local
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import Memory, State, alpha_sha256, dump_memory, load_memory
 from fedone_sdk.budget import Budget
@@ -361,7 +362,7 @@ def _replay_seat(
                 f"seat {seat.slot} has {len(values)} losses, at most {most} are allowed"
             )
         seat = replace(seat, num_samples=len(values))
-        local = machine.updated_local(state, seat, values, curves)
+        local = updated_local(machine, state, seat, values, curves)
         seat = replace(
             seat,
             step=seat.step + 1,

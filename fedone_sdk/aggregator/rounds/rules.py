@@ -23,7 +23,6 @@ from fedone_sdk.algorithms import (
     ServerOptimizer,
     State,
     method_from_spec,
-    stream,
     stream_seed,
 )
 from fedone_sdk.algorithms.cma_es import check_library
@@ -36,12 +35,8 @@ from fedone_sdk.calibration import bias_grid
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     MAX_ELEMENTS,
-    AlphaAssignment,
-    LossesAssignment,
     MetricReport,
-    Step,
 )
-from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.task import Bias
 from fedone_sdk.vocabulary import Layout, Vocabulary
@@ -142,7 +137,7 @@ class Rules:
         if isinstance(spec.method, OwnMethodSpec) and self.method.shares_memory:
             spec.check_shared_memory(spec.method.label, "its memories")
         # Cache: the assignment, the gateway and the update use the same prompts of a seat.
-        self._draws: dict[tuple[int, ...], tuple[State, Candidates]] = {}
+        self.drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
         if self.losses_exchange and spec.method.domain == "latent":
             check_library()  # Fails now rather than at the first client's request.
         self.defence = defence_of(spec, self.method)
@@ -374,51 +369,30 @@ class Rules:
                 return samples, count
         return None
 
-    # Draws: reproducible from seeds, not stored
+    # Seeds: all draws are reproducible and not stored
 
     def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
         """Return the seed of a seat's draw in a local step."""
         # With replacement a client may hold two seats of a round: the slot separates their seeds.
         position = seat.slot * self.spec.method.local_steps + step
-        return self._seed(state, purpose, seat.client, position)
+        return self.seed_of(state, purpose, seat.client, position)
 
     def selection_seed(self, state: RunState) -> int:
         """Return the seed of the next draw of clients."""
-        return self._seed(state, "selection", 0, state.fills)
+        return self.seed_of(state, "selection", 0, state.fills)
 
-    def _seed(self, state: RunState, purpose: str, client: int, position: int) -> int:
-        # After a rollback the round must draw other clients and prompts.
-        step = position + state.rollbacks * _STRIDE
-        return stream_seed(self.spec.seed, purpose, state.round, client, step)
-
-    def candidates(self, state: RunState, seat: Seat) -> Candidates:
-        """Return the prompts of a seat's current step."""
-        base = seat.local or state.method
-        key = (seat.client, seat.slot, seat.step, seat.num_samples, state.round, state.rollbacks)
-        known = self._draws.get(key)
-        if known is not None and known[0] is base:
-            return known[1]
-        rng = stream(self.seed(state, seat, "prompts", seat.step))
-        drawn = self.algorithm.ask(base, rng, seat.num_samples)
-        if len(self._draws) >= 2 * self.spec.participation.clients_per_round:
-            self._draws.clear()
-        self._draws[key] = (base, drawn)
-        return drawn
-
-    def updated_local(
-        self, state: RunState, seat: Seat, losses: Sequence[float], curves: Curves | None = None
-    ) -> State:
-        """Return a client's method state after the losses of its current step (losses exchange).
+    def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
+        """Return the seed of a draw of the current round.
 
         Args:
             state: The run.
-            seat: The seat.
-            losses: One per prompt.
-            curves: Losses by class and label bias, in runs with label calibration.
+            purpose: The use of the draw.
+            client: Enrolment index of the client; 0 for draws of the server.
+            position: Number of the draw among those of the same purpose and client.
         """
-        base = seat.local or state.method
-        candidates = self.candidates(state, seat)
-        return self.algorithm.tell(base, candidates, self.as_losses(losses, curves))
+        # After a rollback the round must draw other clients and prompts.
+        step = position + state.rollbacks * _STRIDE
+        return stream_seed(self.spec.seed, purpose, state.round, client, step)
 
     def as_losses(
         self, losses: Sequence[float], curves: Curves | None
@@ -436,14 +410,6 @@ class Rules:
         """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""
         return clip_losses(np.array(losses, dtype=np.float64), self.loss_clip)
 
-    def evaluated_prompt(self, state: RunState) -> NDArray[Any]:
-        """Return the prompt of the evaluation curve, in the form of `Method.prompt`."""
-        if self.spec.evaluation.prompt == "mode":
-            return self.method.prompt(state.method)
-        rng = stream(self._seed(state, "evaluation", 0, 0))
-        drawn: NDArray[np.int64] = self.algorithm.ask(state.method, rng, 1).prompts[0]
-        return drawn
-
     def bias(self, state: RunState) -> Bias | None:
         """Return the label bias of the deployable prompt, if the method estimates one."""
         found = self.method.bias(state.method)
@@ -453,40 +419,6 @@ class Rules:
         """Return the label bias of "no prompt", if the run has scored it."""
         found = self.method.plain_bias(state.method)
         return None if found is None else tuple(found.tolist())
-
-    # Messages
-
-    def assignment(
-        self, state: RunState, seat: Seat, now: float
-    ) -> AlphaAssignment | LossesAssignment:
-        """Return the assignment of a working seat."""
-        common: dict[str, Any] = {
-            "assignment_id": seat.assignment_id,
-            "run_id": self.run_id,
-            "round": state.round,
-            "deadline_s": round(max(seat.due - now, 0.001), 3),
-            "leased_queries": seat.num_samples * seat.num_steps,
-            "vocabulary_version": len(state.proposed),
-        }
-        if self.losses_exchange:
-            return LossesAssignment(
-                **common,
-                prompts=prompts_to_wire(self.candidates(state, seat).prompts, self.vocab_size),
-                minibatch_seed=self.seed(state, seat, "minibatch", seat.step),
-            )
-        return AlphaAssignment(
-            **common,
-            alpha=to_wire(state.method.alpha),
-            memory=memory_to_wire(state.method.memory),
-            steps=tuple(
-                Step(
-                    num_samples=seat.num_samples,
-                    minibatch_seed=self.seed(state, seat, "minibatch", step),
-                    prompt_seed=self.seed(state, seat, "prompts", step),
-                )
-                for step in range(seat.num_steps)
-            ),
-        )
 
 
 def working(state: RunState, assignment_id: str) -> Seat:

@@ -1,4 +1,4 @@
-"""Seats of a round: draw clients, expire and vacate seats, quarantine clients."""
+"""Seats of a round: draw clients, vacate seats, quarantine clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fedone_sdk.aggregator.rounds.events import (
     QuarantineRequested,
     SeatOffered,
     SeatsVacant,
-    TimePassed,
     UnfitCleared,
 )
 from fedone_sdk.aggregator.rounds.lifecycle import end_early
@@ -112,16 +111,6 @@ def _fill_vacant(
     return state, tuple(SeatOffered(client=seat.client) for seat in seats)
 
 
-def expire(rules: Rules, event: TimePassed, state: RunState, now: float) -> Transition:
-    """Vacate the seats whose deadline has passed."""
-    effects: list[Effect] = []
-    for seat in timed_seats(state):
-        if seat.due <= now and state.running:
-            state, more = vacate(rules, state, seat, "the deadline passed", None, now)
-            effects.extend(more)
-    return state, tuple(effects)
-
-
 def vacate(
     rules: Rules,
     state: RunState,
@@ -170,19 +159,6 @@ def clear_unfit(rules: Rules, event: UnfitCleared, state: RunState, now: float) 
     if event.client not in state.unfit:
         return state, ()
     return replace(state, unfit={c: why for c, why in state.unfit.items() if c != event.client}), ()
-
-
-def timed_seats(state: RunState) -> tuple[Seat, ...]:
-    """Return the seats whose deadline applies.
-
-    The offers of a client that works on another seat do not expire before that work ends.
-    """
-    at_work = {seat.client for seat in state.seats if seat.phase == "working"}
-    return tuple(
-        seat
-        for seat in state.seats
-        if seat.phase == "working" or (seat.phase == "offered" and seat.client not in at_work)
-    )
 
 
 def renew_offers(rules: Rules, state: RunState, client: int, now: float) -> RunState:

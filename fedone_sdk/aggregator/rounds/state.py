@@ -152,6 +152,24 @@ class RunState:
             None,
         )
 
+    @property
+    def timed_seats(self) -> tuple[Seat, ...]:
+        """The seats whose deadline applies.
+
+        The offers of a client that works on another seat do not expire before that work ends.
+        """
+        at_work = {seat.client for seat in self.seats if seat.phase == "working"}
+        return tuple(
+            seat
+            for seat in self.seats
+            if seat.phase == "working" or (seat.phase == "offered" and seat.client not in at_work)
+        )
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of a seat, seconds since the epoch."""
+        return min((seat.due for seat in self.timed_seats), default=None)
+
     def is_answered(self, seat: Seat) -> bool:
         """Whether all queries of a seat's lease are answered: only the update is missing."""
         lease = self.account.leases.get(seat.assignment_id or "", NOTHING)

@@ -13,6 +13,7 @@ from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.events import Accepted, Refused, SeatOffered, UpdateArrived
 from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
+from fedone_sdk.aggregator.rounds.prompts import updated_local
 from fedone_sdk.aggregator.rounds.rules import Rules, working
 from fedone_sdk.aggregator.rounds.seats import renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
@@ -128,7 +129,7 @@ def _step_result(
             )
         curves = _curves(rules, update)
         return _StepResult(
-            local=rules.updated_local(state, seat, update.losses, curves),
+            local=updated_local(rules, state, seat, update.losses, curves),
             mean_loss=float(np.mean(rules.clipped(update.losses))),
             losses=(update.losses,),
             curves=() if curves is None else (curves,),

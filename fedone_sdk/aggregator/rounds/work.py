@@ -1,25 +1,27 @@
-"""Assignments: claim, renewal, decline."""
+"""Assignments: claim and decline."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from fedone_sdk.aggregator.rounds.events import (
     Assigned,
-    DeadlineExtended,
     Refused,
-    RenewalRequested,
     WorkDeclined,
     WorkRequested,
 )
 from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
 from fedone_sdk.aggregator.rounds.privacy import count_releases
+from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.rules import Rules, working
 from fedone_sdk.aggregator.rounds.seats import vacate
-from fedone_sdk.aggregator.rounds.state import RunState, Transition
+from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
 from fedone_sdk.algorithms import State
 from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import AlphaAssignment, LossesAssignment, Step
+from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
 
 
 def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> Transition:
@@ -65,7 +67,7 @@ def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> T
         seat = replace(seat, own_model=True)
         state = state.with_seat(seat)
     # A repeated claim gets the same assignment and no second lease.
-    return state, (Assigned(assignment=rules.assignment(state, seat, now)),)
+    return state, (Assigned(assignment=assignment(rules, state, seat, now)),)
 
 
 def _saved_local(rules: Rules, state: RunState, event: WorkRequested) -> State | None:
@@ -78,18 +80,37 @@ def _saved_local(rules: Rules, state: RunState, event: WorkRequested) -> State |
     return replace(state.method, memory=memory) if memory else None
 
 
-def renew(rules: Rules, event: RenewalRequested, state: RunState, now: float) -> Transition:
-    """Give a client a full new deadline, up to ``participation.max_renewals`` times."""
-    seat = working(state, event.assignment_id)
-    most = rules.spec.participation.max_renewals
-    if seat.renewals >= most:
-        raise ProblemError(
-            "renewal_refused",
-            f"assignment {event.assignment_id} was renewed {most} times already",
+def assignment(
+    rules: Rules, state: RunState, seat: Seat, now: float
+) -> AlphaAssignment | LossesAssignment:
+    """Return the assignment of a working seat."""
+    common: dict[str, Any] = {
+        "assignment_id": seat.assignment_id,
+        "run_id": rules.run_id,
+        "round": state.round,
+        "deadline_s": round(max(seat.due - now, 0.001), 3),
+        "leased_queries": seat.num_samples * seat.num_steps,
+        "vocabulary_version": len(state.proposed),
+    }
+    if rules.losses_exchange:
+        return LossesAssignment(
+            **common,
+            prompts=prompts_to_wire(candidates(rules, state, seat).prompts, rules.vocab_size),
+            minibatch_seed=rules.seed(state, seat, "minibatch", seat.step),
         )
-    deadline_s = rules.spec.participation.deadline_s
-    seat = replace(seat, due=now + deadline_s, renewals=seat.renewals + 1)
-    return state.with_seat(seat), (DeadlineExtended(deadline_s=deadline_s),)
+    return AlphaAssignment(
+        **common,
+        alpha=to_wire(state.method.alpha),
+        memory=memory_to_wire(state.method.memory),
+        steps=tuple(
+            Step(
+                num_samples=seat.num_samples,
+                minibatch_seed=rules.seed(state, seat, "minibatch", step),
+                prompt_seed=rules.seed(state, seat, "prompts", step),
+            )
+            for step in range(seat.num_steps)
+        ),
+    )
 
 
 def decline(rules: Rules, event: WorkDeclined, state: RunState, now: float) -> Transition:

@@ -29,7 +29,6 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkDeclined,
     WorkRequested,
 )
-from fedone_sdk.aggregator.rounds.seats import timed_seats
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
@@ -455,7 +454,7 @@ class Dispatcher:
         now = self._clock.now()
         missed = [
             seat.client
-            for seat in timed_seats(run.state)
+            for seat in run.state.timed_seats
             if seat.phase == "offered" and seat.due <= now and seat.client not in self._polls
         ]
         if missed:

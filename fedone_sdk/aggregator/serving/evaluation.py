@@ -20,6 +20,7 @@ from fedone_sdk.aggregator.rounds.events import (
     RoundFinished,
     RunEnded,
 )
+from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime.threads import in_thread
 from fedone_sdk.aggregator.serving.bugs import BugCounter
@@ -176,7 +177,7 @@ class Evaluation:
 
     def _deployable(self, state: RunState) -> _ShownPrompt:
         machine = self._run.machine
-        return _ShownPrompt(machine.evaluated_prompt(state).tolist(), machine.bias(state))
+        return _ShownPrompt(evaluated_prompt(machine, state).tolist(), machine.bias(state))
 
     async def _measure_point(self, round_number: int, shown: _ShownPrompt, rollbacks: int) -> None:
         if self._run.state.rollbacks != rollbacks:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from fedone_sdk.aggregator.rounds.events import CallReserved, CallSettled, PauseRequested
+from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.serving.bugs import BugCounter
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
@@ -142,7 +143,7 @@ class ModelGateway:
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
                 raise ProblemError("invalid_message", "prompts: are required in this exchange")
-            drawn: list[list[float]] = run.machine.candidates(run.state, seat).prompts.tolist()
+            drawn: list[list[float]] = candidates(run.machine, run.state, seat).prompts.tolist()
             return drawn
         array, latent = message.prompts, run.spec.method.domain == "latent"
         width = run.spec.method.prompt_width(run.spec.prompt.length)

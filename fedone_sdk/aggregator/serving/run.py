@@ -36,6 +36,7 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
     WorkRequested,
 )
+from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.runtime.rate_limit import Bucket
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
@@ -350,7 +351,7 @@ class ServedRun(RunView):
         super()._on_new_state()
         self._known_version = max(self._known_version, self._version)
         if self._known_version == self._version:  # Else a signal had a newer deadline.
-            self._due = self.machine.next_deadline(self._state)
+            self._due = self._state.next_deadline
         if self._state.running:
             self.ended.clear()
         else:
@@ -463,7 +464,7 @@ class ServedRun(RunView):
         """Draw and cache the prompts of a seat in a thread if the draw is slow."""
         machine = self.machine
         if machine.losses_exchange and machine.is_slow:
-            await in_thread(machine.candidates, self._state, seat)
+            await in_thread(candidates, machine, self._state, seat)
 
     async def seat(self) -> None:
         """Offer vacant seats to available clients."""
@@ -639,7 +640,7 @@ class ServedRun(RunView):
         changed = RunChanged(
             run_id=self.run_id,
             version=self._version + 1,
-            due=self.machine.next_deadline(state),
+            due=state.next_deadline,
             offered=offered if len(offered) <= MAX_NAMED else None,
             finished=any(isinstance(effect, RoundFinished) for effect in effects),
             status=state.status,

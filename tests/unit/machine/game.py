@@ -31,6 +31,7 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkRequested,
 )
 from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.rounds.work import assignment
 from fedone_sdk.algorithms import State, stream
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import (
@@ -254,7 +255,7 @@ class Game:
                 self.claim(client)
             for seat in self.state.seats:
                 if self.state.seat_with(seat.assignment_id or "") is not None:
-                    work = self.machine.assignment(self.state, seat, self.now)
+                    work = assignment(self.machine, self.state, seat, self.now)
                     if self.machine.gateway_model and not seat.used.queries:
                         self.gateway(work, work.leased_queries)
                     self.send(work, answer_to(self, work))

@@ -14,6 +14,7 @@ from fedone_sdk.aggregator.rounds.events import (
     SeatOffered,
     StopRequested,
 )
+from fedone_sdk.aggregator.rounds.work import assignment
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import Budget, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
@@ -78,7 +79,7 @@ def test_a_race_under_way_is_not_disturbed_within_a_round() -> None:
     work = game.take()
     raised(game, queries=60 * SAMPLES)
     # The losses that come are those of the prompts that were sent.
-    assert game.machine.assignment(game.state, game.state.seats[0], game.now) == work
+    assert assignment(game.machine, game.state, game.state.seats[0], game.now) == work
     game.send(work)
     game.take()
     assert game.state.method.memory["progress"][2] == -1

@@ -20,6 +20,7 @@ from fedone_sdk.aggregator.rounds.events import (
     RoundFinished,
     StopRequested,
 )
+from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.calibration import bias_grid, class_losses
 from fedone_sdk.messages import (
@@ -210,7 +211,7 @@ def test_the_method_is_told_them() -> None:
     game = Game(calibrated(rounds=2))
     work = game.take()
     (seat,) = game.state.seats
-    asked, start = game.machine.candidates(game.state, seat), game.state.method
+    asked, start = candidates(game.machine, game.state, seat), game.state.method
     update = update_for(game, work, counts=(3, 1))
     game.send(work, update)
     assert update.by_class is not None
@@ -263,7 +264,7 @@ def test_local_steps_and_several_clients() -> None:
     updates, asked = {}, {}
     for client, given in zip((one, other), works, strict=True):
         assert given is not None
-        asked[client] = several.machine.candidates(several.state, seats[client])
+        asked[client] = candidates(several.machine, several.state, seats[client])
         updates[client] = update_for(several, given, counts=(1, 1) if client == one else (3, 0))
         several.send(given, updates[client])
     # In order of enrolment, not of arrival.

@@ -52,7 +52,7 @@ class TestDeadlines:
         assert again == DeadlineExtended(deadline_s=100)
         game.advance(99)
         assert game.state.seat_with(work.assignment_id) is not None
-        assert game.machine.next_deadline(game.state) == game.now + 1
+        assert game.state.next_deadline == game.now + 1
 
     @both
     def test_renewals_are_counted(self, exchange: str) -> None:

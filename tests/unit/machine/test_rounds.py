@@ -21,6 +21,7 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
     WorkDeclined,
 )
+from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
@@ -179,7 +180,7 @@ class TestRounds:
                                 due=0, step=step, num_samples=record["num_samples"],
                                 local=local)  # fmt: skip
                     at_round = dataclasses.replace(game.state, round=effect.report.round)
-                    asked = game.machine.candidates(at_round, seat)
+                    asked = candidates(game.machine, at_round, seat)
                     local = game.machine.algorithm.tell(local, asked, losses)
                 alphas.append(local.alpha)
             mean = np.average(np.array(alphas, np.float64), axis=0, weights=weights)
@@ -255,7 +256,7 @@ class TestRounds:
             game.advance(9)
             work = game.claim(4)
             assert work is not None
-            assert game.machine.next_deadline(game.state) == game.now + 100
+            assert game.state.next_deadline == game.now + 100
             game.advance(99)
             game.send(work)
         assert game.only(RoundFinished).clients == (4, 4, 4)
@@ -275,7 +276,7 @@ class TestRounds:
                 game.advance(100)
             else:
                 game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
-        assert game.machine.next_deadline(game.state) == game.now + 10
+        assert game.state.next_deadline == game.now + 10
         game.advance(9)
         assert game.state.seat_of(4) is not None
         game.advance(1)
