@@ -131,7 +131,7 @@ class StoreConfig(Spec):
             raise SpecError(f"store: {exc}") from exc
 
     def __str__(self) -> str:
-        """The file or URL, with stars for a password."""
+        """Return the file or URL, with stars for a password."""
         return self.url.get_secret_value() if self.is_file else str(self._sql_url())
 
     def _sql_url(self) -> URL:

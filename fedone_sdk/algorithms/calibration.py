@@ -117,7 +117,7 @@ class BiasGrid:
     def _fitted(
         self, curves: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-        """The least values, the nearest points, and the offset from them along each axis."""
+        """Return the least values, the nearest points, and the offset from them along each axis."""
         places = curves.argmin(axis=1)
         rows, axes = np.arange(len(curves)), len(self._shape)
         least = curves[rows, places]

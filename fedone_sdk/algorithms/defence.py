@@ -210,7 +210,7 @@ class Defence:
         return _Verdict(admitted=admitted, score=score, measure=measure)
 
     def _score(self, update: _Update, history: _History) -> float:
-        """The lower of the two scores, in robust standard deviations; negative is worse."""
+        """Return the lower of the two scores, in robust standard deviations; negative is worse."""
         score = 0.0
         if update.agreement is not None and len(history.agreements) >= WARM_UP:
             chance = 1.0 / math.sqrt(self.num_samples - 1)

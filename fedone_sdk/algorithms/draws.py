@@ -183,7 +183,7 @@ class Draws:
         return prompts, self._values(prompts)
 
     def _rest(self, prompts: NDArray[np.int64], at: int) -> NDArray[np.int64]:
-        """The features of all other positions, without repetitions, shape (D, S, n - 1)."""
+        """Return the features of all other positions, without repetitions, shape (D, S, n - 1)."""
         columns = self.columns[np.arange(self.space.prompt_len), prompts]
         rest = np.delete(columns, at, axis=2)
         rest = np.where(rest == -2, -1, rest)
@@ -193,7 +193,7 @@ class Draws:
         return np.where(again, -1, rest)
 
     def _values(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The sum of effects of features and pairs, shape (D, S)."""
+        """Return the sum of effects of features and pairs, shape (D, S)."""
         columns = self.columns[np.arange(self.space.prompt_len), prompts]
         present = np.zeros((*prompts.shape[:2], self.single.shape[1] + 2))
         np.put_along_axis(present, columns, 1.0, axis=2)
@@ -236,7 +236,7 @@ class _Pairs(NamedTuple):
 
 
 def _active(evaluator: Evaluator, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The features in the draws, ascending."""
+    """Return the features in the draws, ascending."""
     counts = evaluator.present.sum(axis=0)
     met = counts > 0
     known = np.flatnonzero(met)
@@ -249,7 +249,7 @@ def _active(evaluator: Evaluator, rng: np.random.Generator) -> NDArray[np.int64]
 
 
 def _renumbered(columns: NDArray[np.int64], active: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The columns renumbered among the active features; -1 stays, all others become -2."""
+    """Return the columns renumbered among the active features; -1 stays, all others become -2."""
     place = np.full(columns.max() + 2, -2, dtype=np.int64)
     place[active] = np.arange(len(active))
     place[-1] = -1

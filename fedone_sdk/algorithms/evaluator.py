@@ -195,7 +195,7 @@ class _Parts(NamedTuple):
     def posteriors(
         self, observed: Observations, losses: NDArray[np.float64]
     ) -> tuple[Posterior | None, ...]:
-        """The posterior of each class, from losses (J, I, C)."""
+        """Return the posterior of each class, from losses (J, I, C)."""
         weights = observed.trust[:, None] * observed.examples
         return tuple(
             posterior(
@@ -255,7 +255,7 @@ def _at_best(observed: Observations, grid: BiasGrid | None) -> NDArray[np.float6
 def _best_biases(
     observed: Observations, features: Features, grid: BiasGrid, values: Hyperparameters
 ) -> NDArray[np.float64]:
-    """The best label bias of each prompt, shape (P, C)."""
+    """Return the best label bias of each prompt, shape (P, C)."""
     parts = _Parts.of(observed, features, values)
     prior = parts.inverse / math.exp(values.curves)
     curves = np.zeros((len(observed.prompts), len(grid.biases)))
@@ -294,7 +294,7 @@ def _trust_of(
     losses: NDArray[np.float64],
     found: tuple[Posterior | None, ...],
 ) -> NDArray[np.float64]:
-    """The trust in each mini-batch, from its agreement with the others, shape (J,)."""
+    """Return the trust in each mini-batch, from its agreement with the others, shape (J,)."""
     batches, contrasts = parts.batches, parts.contrasts
     squares = np.zeros(len(observed.examples))
     degrees = np.zeros(len(observed.examples))

@@ -32,11 +32,11 @@ class Comparisons(NamedTuple):
         return self.batches.matrix(self.weights[:, None, None] * self.contrasts.precision)
 
     def weighted(self) -> NDArray[np.float64]:
-        """The losses times that precision, summed per prompt, shape (P,) or (P, G)."""
+        """Return the losses times that precision, summed per prompt, shape (P,) or (P, G)."""
         return self.batches.totals(self._weighted())
 
     def square(self) -> float:
-        """The weighted sum of squared differences of plain losses (J, I)."""
+        """Return the weighted sum of squared differences of plain losses (J, I)."""
         return float((self.losses * self._weighted()).sum())
 
     def degrees(self) -> float:

@@ -118,7 +118,7 @@ class Likelihood:
         return self.loss(Hyperparameters(*values))
 
     def _of(self, values: Hyperparameters) -> tuple[NDArray[np.float64], Contrasts]:
-        """The inverse of the prior covariance, and the contrasts."""
+        """Return the inverse of the prior covariance, and the contrasts."""
         length = typical_length(self.present)
         covariance = values.kernel(self.examples, length).matrix(self.present)
         contrasts = Contrasts.of(self.batches, unit_covariance(covariance), values.part)

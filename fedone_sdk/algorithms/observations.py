@@ -270,13 +270,13 @@ class Observations:
         return evaluations
 
     def last_met(self) -> NDArray[np.int64]:
-        """The last mini-batch of each prompt, shape (P,)."""
+        """Return the last mini-batch of each prompt, shape (P,)."""
         last = np.zeros(len(self.prompts), dtype=np.int64)
         last[self.rows] = self.batches  # ascending, so the last one wins
         return last
 
     def row(self, prompt: NDArray[np.int64] | None) -> int | None:
-        """The row of a prompt; None if it was not observed."""
+        """Return the row of a prompt; None if it was not observed."""
         if prompt is None:
             return None
         rows = np.flatnonzero((self.prompts == prompt).all(axis=1))

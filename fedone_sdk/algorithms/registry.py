@@ -153,7 +153,7 @@ def method_from_spec(
 
 @cache
 def _defaults(name: str) -> Mapping[str, Any]:
-    """The defaults that RUN.yaml gives to required options."""
+    """Return the defaults that RUN.yaml gives to required options."""
     from pydantic import TypeAdapter
 
     from fedone_sdk.spec.methods import MethodSpec

@@ -266,7 +266,7 @@ class PromptSearch(ABC):
         return self._features.space
 
     def _first(self, state: State, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The first ask: "no prompt", random prompts, the warm start and draws from it."""
+        """Return the first ask: "no prompt", random prompts, the warm start and draws from it."""
         indices = self._random(count, rng)
         if is_warm_started(state.alpha):
             known = draw_prompts(state.alpha.astype(np.float64), (count + 1) // 2, rng)
@@ -416,7 +416,7 @@ class PromptSearch(ABC):
         return bool(self._progress(state)[_RACE_START] >= 0)
 
     def _racers(self, state: State, observed: Observations) -> NDArray[np.int64]:
-        """The prompts left in the race: half as many in each of log2(RACERS) equal stages."""
+        """Return the prompts left in the race: half as many in each of log2(RACERS) stages."""
         asks, _, race_start = self._progress(state)
         entered = min(RACERS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))

@@ -102,7 +102,7 @@ class Metrics:
 
     @contextmanager
     def answering(self, route: str) -> Iterator[None]:
-        """Counts a request while it is being answered."""
+        """Count a request while it is being answered."""
         if route in _WAITING:
             yield
             return
