@@ -13,6 +13,10 @@ from tests.postgres import database, postgres
 
 __all__ = ["database", "postgres"]
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One NumPy thread per worker, before NumPy is imported: more would wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if find_spec("hypothesis") is not None:  # some extras are tested without it
     from hypothesis import settings
 

@@ -62,7 +62,7 @@ class TPE(PromptSearch):
         return int(means.argmin())
 
     def _losses(self, known: Known) -> NDArray[np.float64]:
-        """Return each evaluation's loss at its prompt's bias, weighted by class share, shape (E,)."""
+        """Return the weighted loss of each evaluation at its prompt's bias, shape (E,)."""
         observed, losses = known.evaluator.observed, known.evaluator.losses
         weights = observed.class_share * (observed.examples[observed.batches] > 0)
         values: NDArray[np.float64] = (weights * losses).sum(axis=1) / weights.sum(axis=1)
