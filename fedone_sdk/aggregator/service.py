@@ -10,6 +10,7 @@ import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
+from fedone_sdk.aggregator.archives.reading import import_run
 from fedone_sdk.aggregator.cluster.replicas import Replicas
 from fedone_sdk.aggregator.cluster.signals import RunRemoved, publish
 from fedone_sdk.aggregator.rounds import RoundMachine
@@ -20,7 +21,6 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.runtime.shielded import wait_pending
 from fedone_sdk.aggregator.runtime.threads import in_thread
-from fedone_sdk.aggregator.serving.archive import import_run
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.evaluation import Evaluation, query_as_evaluation

@@ -160,7 +160,7 @@ class KeptRun:
         return asyncio.run(self._from_memory(run_id))
 
     async def _from_memory(self, run_id: str) -> ReportedRun:
-        from fedone_sdk.aggregator.serving.archive import export_run
+        from fedone_sdk.aggregator.archives.writing import export_run
         from fedone_sdk.reports import run_of_archive
 
         return await run_of_archive(await export_run(self.store, run_id))

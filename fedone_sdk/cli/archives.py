@@ -200,7 +200,7 @@ def import_run(
 
     The whole file is checked, and the run replayed, before anything is written.
     """
-    from fedone_sdk.aggregator.serving import archive
+    from fedone_sdk.aggregator.archives.reading import import_run
     from fedone_sdk.clock import SystemClock
 
     data = _read(source)
@@ -212,7 +212,7 @@ def import_run(
         return
     # With a server's lock: a server of the same SQLite file would not see the run.
     record = _in_store(
-        store or "", True, lambda opened: archive.import_run(opened, data, SystemClock().now())
+        store or "", True, lambda opened: import_run(opened, data, SystemClock().now())
     )
     typer.echo(f"run {record.run_id}: imported")
 
@@ -225,7 +225,7 @@ def _exported(
     *,
     with_credentials: bool,
 ) -> bytes:
-    from fedone_sdk.aggregator.serving import archive
+    from fedone_sdk.aggregator.archives import writing
 
     if server is None and store is None and os.path.isfile(default_store(run_id)):
         store = str(default_store(run_id))
@@ -241,7 +241,7 @@ def _exported(
     return _in_store(
         store or "",
         False,
-        lambda opened: archive.export_run(opened, run_id, with_credentials=with_credentials),
+        lambda opened: writing.export_run(opened, run_id, with_credentials=with_credentials),
     )
 
 
@@ -272,7 +272,7 @@ def _snapshot(data: bytes, run_id: str, source: str) -> RunSnapshot:
     Raises:
         ArchiveError: It is not an archive, or that of another run.
     """
-    from fedone_sdk.aggregator.serving.archive import read_archive
+    from fedone_sdk.aggregator.archives.reading import read_archive
 
     try:
         snapshot = read_archive(data, computes=False).snapshot

@@ -156,7 +156,7 @@ async def _both_exchanges(run: RunFile, federation: Federation) -> _Found:
 
 
 async def _changes(store: Store, federation: Federation, result: RunResult) -> list[Change]:
-    from fedone_sdk.aggregator.serving.outcomes import OUTCOMES, newest_outcomes
+    from fedone_sdk.evaluation.outcomes import OUTCOMES, newest_outcomes
     from fedone_sdk.reports import changed_answers
 
     outcomes = newest_outcomes(await store.log(result.run_id, OUTCOMES))

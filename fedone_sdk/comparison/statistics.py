@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_sdk.aggregator.serving.intervals import metrics_of_tables
 from fedone_sdk.comparison.records import TrialRecord
+from fedone_sdk.evaluation.intervals import metrics_of_tables
 
 _DRAWS = 4_000
 _CHUNK = 2**22

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedone_sdk
-from fedone_sdk.aggregator.serving.intervals import interval
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArchiveError, SpecError
+from fedone_sdk.evaluation.intervals import interval
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.reports.source import ReportedRun

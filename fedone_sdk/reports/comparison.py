@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
-from fedone_sdk.aggregator.serving.verdict import no_prompt_biased
+from fedone_sdk.evaluation.outcomes import Outcomes, Which
+from fedone_sdk.evaluation.verdict import no_prompt_biased
 from fedone_sdk.task import Bias, Example, TaskSpec
 
 

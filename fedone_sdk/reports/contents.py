@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import fedone_sdk
-from fedone_sdk.aggregator.serving.intervals import confusion
 from fedone_sdk.budget import Usage
+from fedone_sdk.evaluation.intervals import confusion
 from fedone_sdk.messages import COMPARED, Standing
 from fedone_sdk.reports.snippets import Snippet, snippets
 from fedone_sdk.reports.source import ReportedRun

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from fedone_sdk.aggregator.serving.intervals import difference, interval
-from fedone_sdk.aggregator.serving.outcomes import Outcomes
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, is_known, prediction_queries
 from fedone_sdk.budget import NOTHING
+from fedone_sdk.evaluation.intervals import difference, interval
+from fedone_sdk.evaluation.outcomes import Outcomes
 from fedone_sdk.messages import Message, PromptReport, Spread
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.reports.artefact import PromptArtefact

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from fedone_sdk.aggregator.archives.reading import read_archive
 from fedone_sdk.aggregator.rounds.replay import machine_of
-from fedone_sdk.aggregator.serving.archive import read_archive
-from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which, newest_outcomes
 from fedone_sdk.aggregator.serving.run_view import RunView
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ArchiveError, SpecError
+from fedone_sdk.evaluation.outcomes import Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import PromptReport, RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry, RunSnapshot

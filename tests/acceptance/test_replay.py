@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 import fedone_sdk.cli
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.archives.reading import import_run, read_archive
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
@@ -37,7 +39,6 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkRequested,
 )
 from fedone_sdk.aggregator.rounds.replay import at_round, compare, replay
-from fedone_sdk.aggregator.serving.archive import export_run, import_run, read_archive
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import load_memory

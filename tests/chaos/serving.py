@@ -22,10 +22,10 @@ from typing import Any, Literal
 import structlog
 
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.archives.writing import write_archive
 from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.serving.archive import write_archive
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.backends import Query
 from fedone_sdk.client.transport import HttpTransport

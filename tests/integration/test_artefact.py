@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fedone_sdk
-from fedone_sdk.aggregator.serving.archive import export_run
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.errors import ArchiveError, SpecError
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import (

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Service
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.aggregator.serving.export import export_run
 from fedone_sdk.backends import Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
 from fedone_sdk.budget import NOTHING, Usage

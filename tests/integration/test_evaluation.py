@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.serving.archive import export_run
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.backends import CachedBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from fedone_sdk.aggregator.archives.reading import read_archive
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.service import Service
-from fedone_sdk.aggregator.serving.archive import export_run, read_archive
 from fedone_sdk.budget import Budget
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError, SpecError

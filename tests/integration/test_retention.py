@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.config import RunToServe
-from fedone_sdk.aggregator.serving.export import export_run
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.cli.app import app
 from fedone_sdk.cli.serve import _add_runs

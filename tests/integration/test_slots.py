@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.replay import compare
-from fedone_sdk.aggregator.serving.export import export_run
 from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.backends.wrappers import BudgetedBackend

@@ -16,8 +16,9 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import RoundMachine, Service
+from fedone_sdk.aggregator.archives.reading import read_archive
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.replay import compare
-from fedone_sdk.aggregator.serving.archive import export_run, read_archive
 from fedone_sdk.algorithms import (
     BBT,
     State,

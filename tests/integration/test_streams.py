@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.aggregator.serving.archive import export_run, read_archive
-from fedone_sdk.aggregator.serving.export import export_pages
+from fedone_sdk.aggregator.archives.reading import read_archive
+from fedone_sdk.aggregator.archives.writing import export_pages, export_run
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.errors import ArchiveError, StoreUnavailable
 from fedone_sdk.messages import ClientList

@@ -17,8 +17,9 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.archives.reading import import_run
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.routes.dashboard import FILES
-from fedone_sdk.aggregator.serving.archive import export_run, import_run
 from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.messages import LostWork, Me, RoundReport, RunSummary, Seats, TokenProbabilities
 from fedone_sdk.spec import RunSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedone_sdk.aggregator.serving.archive import export_run
+from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.messages import RunResult
 from fedone_sdk.simulation import Federation, simulate

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.serving.intervals import confusion, difference, interval
-from fedone_sdk.aggregator.serving.outcomes import Outcomes
+from fedone_sdk.evaluation.intervals import confusion, difference, interval
+from fedone_sdk.evaluation.outcomes import Outcomes
 from fedone_sdk.metrics import METRICS, evaluate
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
-from fedone_sdk.aggregator.serving.verdict import examples_needed, judge, no_prompt_biased, sentence
 from fedone_sdk.budget import Usage
+from fedone_sdk.evaluation.outcomes import Outcomes, Which
+from fedone_sdk.evaluation.verdict import examples_needed, judge, no_prompt_biased, sentence
 from fedone_sdk.messages import Spread, Verdict
 from fedone_sdk.task import LOG_ZERO, TaskSpec
 

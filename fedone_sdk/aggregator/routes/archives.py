@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from fedone_sdk.aggregator.archives.writing import export_pages
 from fedone_sdk.aggregator.http.requests import answer, body_of, streamed
 from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, run_of
 from fedone_sdk.aggregator.routes.route import Route
-from fedone_sdk.aggregator.serving.export import export_pages
 from fedone_sdk.errors import ArchiveError, ProblemError
 from fedone_sdk.messages import RunResult
 

@@ -26,7 +26,6 @@ from fedone_sdk.aggregator.runtime.threads import in_thread
 from fedone_sdk.aggregator.serving.bugs import BugCounter
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.feed import RunReloaded
-from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
@@ -42,6 +41,7 @@ from fedone_sdk.errors import (
     SpecError,
     StoreUnavailable,
 )
+from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.soft_prompt import SoftPrompt

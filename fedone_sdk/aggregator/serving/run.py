@@ -43,12 +43,12 @@ from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
 from fedone_sdk.aggregator.serving.feed import Feed, Listener, RunReloaded
 from fedone_sdk.aggregator.serving.influence import client_influences
-from fedone_sdk.aggregator.serving.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView
 from fedone_sdk.algorithms import dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import MethodError, ProblemError
+from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import (
     ClientInfluence,
     LostWork,

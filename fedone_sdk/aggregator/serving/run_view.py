@@ -13,13 +13,13 @@ from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.events import MetricMeasured, RunRolledBack
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
-from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
-from fedone_sdk.aggregator.serving.verdict import judge, not_measured, sentence
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.backends import LLMBackend, Show, shown_by
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.evaluation.outcomes import Outcomes, Which
+from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
 from fedone_sdk.messages import (
     Array,
     CacheReport,

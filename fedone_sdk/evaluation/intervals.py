@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_sdk.aggregator.serving.outcomes import Outcomes
+from fedone_sdk.evaluation.outcomes import Outcomes
 from fedone_sdk.metrics import METRICS
 
 _DRAWS = 10_000

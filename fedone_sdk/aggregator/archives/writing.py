@@ -10,9 +10,7 @@ import json
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
-from fedone_sdk.aggregator.rounds.codec import decode, encode_document
-from fedone_sdk.aggregator.runtime.threads import in_thread
-from fedone_sdk.aggregator.serving.archive_lines import (
+from fedone_sdk.aggregator.archives.lines import (
     Client,
     Closed,
     End,
@@ -25,6 +23,8 @@ from fedone_sdk.aggregator.serving.archive_lines import (
     referenced_clients,
     rounds_of,
 )
+from fedone_sdk.aggregator.rounds.codec import decode, encode_document
+from fedone_sdk.aggregator.runtime.threads import in_thread
 from fedone_sdk.errors import ArchiveError
 from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, RunSnapshot, Store, log_pages
 

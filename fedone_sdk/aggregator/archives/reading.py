@@ -21,13 +21,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from fedone_sdk.aggregator.rounds import MIN_SAMPLES, RoundMachine
-from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
-from fedone_sdk.aggregator.rounds.events import Event, PauseRequested, ReplicasLost
-from fedone_sdk.aggregator.rounds.replay import compare, machine_of
-from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.runtime.threads import in_thread
-from fedone_sdk.aggregator.serving.archive_lines import (
+from fedone_sdk.aggregator.archives.lines import (
     FORMAT,
     LINE,
     VERSION,
@@ -43,22 +37,18 @@ from fedone_sdk.aggregator.serving.archive_lines import (
     match_clients,
     rounds_of,
 )
-from fedone_sdk.aggregator.serving.export import export_run, write_archive
+from fedone_sdk.aggregator.rounds import MIN_SAMPLES, RoundMachine
+from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.events import Event, PauseRequested, ReplicasLost
+from fedone_sdk.aggregator.rounds.replay import compare, machine_of
+from fedone_sdk.aggregator.rounds.state import RunState, Seat
+from fedone_sdk.aggregator.runtime.threads import in_thread
 from fedone_sdk.aggregator.serving.run_view import Counters
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError, one_line
 from fedone_sdk.messages import LostWork, RoundReport
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import ClientRecord, ClosedWork, LogEntry, RunRecord, RunSnapshot, Store
-
-__all__ = [
-    "Archive",
-    "MAX_UNPACKED_BYTES",
-    "export_run",
-    "import_run",
-    "read_archive",
-    "write_archive",
-]
 
 MAX_UNPACKED_BYTES = 1 << 30
 """Maximal unpacked size of an archive, bytes."""

@@ -9,10 +9,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedone_sdk.aggregator.serving.intervals import difference, interval
-from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.budget import Usage
+from fedone_sdk.evaluation.intervals import difference, interval
+from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.messages import Compared, Spread, Standing, Verdict
 from fedone_sdk.messages.verdict import Conclusion
 from fedone_sdk.metrics import METRICS, MetricFunction, evaluate

@@ -1,0 +1,3 @@
+"""Archives: a complete run in one file."""
+
+__all__: list[str] = []
