@@ -1,3 +1,7 @@
 """Evaluation of prompts on a dev split: outcomes, intervals, the verdict of a run."""
 
-__all__: list[str] = []
+from fedone_sdk.evaluation.intervals import confusion, difference, interval
+from fedone_sdk.evaluation.outcomes import Outcomes
+from fedone_sdk.evaluation.verdict import judge, sentence
+
+__all__ = ["Outcomes", "confusion", "difference", "interval", "judge", "sentence"]
