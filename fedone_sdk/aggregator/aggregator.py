@@ -116,7 +116,7 @@ class Aggregator:
     async def __aenter__(self) -> Self:
         try:
             await self.open()
-            await self.taken_up()
+            await self.admit_devices()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -125,8 +125,8 @@ class Aggregator:
     async def open(self) -> None:
         """Open the store, and start to load the stored runs that are running or paused.
 
-        Entering ``async with`` does this and `taken_up`. A server that listens during the load
-        calls both itself, with `listen` in between, and ends with `__aexit__`.
+        Entering ``async with`` does this and `admit_devices`. A server that listens during the
+        load calls both itself, with `listen` in between, and ends with `__aexit__`.
         """
         if self._is_default_store:
             _log.warning(
@@ -136,14 +136,14 @@ class Aggregator:
         self._stack.push_async_callback(self.service.stop)
         await self.service.open()
 
-    async def taken_up(self) -> None:
-        """Return when the stored runs are loaded; devices are admitted from then on.
+    async def admit_devices(self) -> None:
+        """Wait until the stored runs are loaded, then admit devices.
 
         Raises:
             StoreUnavailable: The store is not available.
         """
         await self.service.wait_until_loaded()
-        self.service.begin()
+        self.service.admit_devices()
 
     async def __aexit__(self, *_: object) -> None:
         self.drain()

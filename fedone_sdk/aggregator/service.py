@@ -74,11 +74,11 @@ from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
-_LOADING = "taking up runs"
+_LOADING = "loading runs"
 _SWEEP = "retention"
 _SWEEP_S = 3600.0
 """Interval of the retention sweep, seconds."""
-_PATIENCE_S = 20.0
+_START_TIMEOUT_S = 20.0
 """Maximal time that a device's request waits for the start, seconds."""
 
 KEEP_ALL = Retention()
@@ -192,7 +192,7 @@ class Service:
         except BaseException:
             await self.stop()
             raise
-        self.begin()
+        self.admit_devices()
 
     async def open(self) -> None:
         """Open the store and start to load its live runs.
@@ -214,8 +214,8 @@ class Service:
         """
         await asyncio.shield(self._tasks[_LOADING])
 
-    def begin(self) -> None:
-        """Accept devices; call it after all live runs are loaded or added."""
+    def admit_devices(self) -> None:
+        """Admit devices; call it after all live runs are loaded or added."""
         self._open.set()
         if self._sweeps:
             self._tasks[_SWEEP] = asyncio.create_task(self._sweep(), name=_SWEEP)
@@ -242,7 +242,7 @@ class Service:
             ProblemError: ``store_unavailable`` after a timeout; the device should retry.
         """
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._open.wait()
         except TimeoutError:
             raise ProblemError("store_unavailable", "the server is starting") from None

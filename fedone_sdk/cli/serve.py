@@ -134,7 +134,7 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
                 await aggregator.listen_metrics(host=host, port=port)
         await aggregator.service.wait_until_loaded()
         await _add_runs(aggregator, runs, stack)
-        aggregator.service.begin()
+        aggregator.service.admit_devices()
         collect_rarely()
         _log.info("serving", url=url, runs=[run.spec.name for run in runs], store=str(config.store))
         await stopped.wait()

@@ -42,7 +42,7 @@ def main() -> None:
         print(json.dumps(asyncio.run(started(args.start))))
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print("| ended runs | live runs | rounds each | store MB | listening s | all taken up s |")
+    print("| ended runs | live runs | rounds each | store MB | listening s | all loaded s |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         store = Path(folder) / "fedone.db"
@@ -54,7 +54,7 @@ def main() -> None:
             found = json.loads(told.splitlines()[-1])  # after the lines of the log
             print(
                 f"| {args.runs} | {args.live} | {args.rounds} | {megabytes:.0f} "
-                f"| {found['listening']:.2f} | {found['taken_up']:.2f} |"
+                f"| {found['listening']:.2f} | {found['loaded']:.2f} |"
             )
 
 
@@ -142,10 +142,10 @@ async def started(path: Path) -> dict[str, float]:
     await aggregator.open()
     await aggregator.listen()
     listening = time.perf_counter() - began
-    await aggregator.taken_up()
-    taken_up = time.perf_counter() - began
+    await aggregator.admit_devices()
+    loaded = time.perf_counter() - began
     await aggregator.__aexit__(None, None, None)
-    return {"listening": listening, "taken_up": taken_up}
+    return {"listening": listening, "loaded": loaded}
 
 
 if __name__ == "__main__":

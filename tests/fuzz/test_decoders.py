@@ -152,7 +152,7 @@ def test_how_long_to_wait(value: str) -> None:
 
 STREAM = (
     b'event: round\ndata: {"round":0,"client_id":"c","queries":4,"mean_loss":0.5}\n\n'
-    b': still here\n\nevent: end\ndata: {"run_id":"r"}\n\n'
+    b': keep-alive\n\nevent: end\ndata: {"run_id":"r"}\n\n'
 )
 
 

@@ -482,7 +482,7 @@ class TestMachines:
                 raise FedOneError("password=hunter2")
 
         async with Aggregator(store=Broken()) as aggregator, aiohttp.ClientSession() as session:
-            aggregator._readiness._patience_s = 0.01
+            aggregator._readiness._timeout_s = 0.01
             url = await aggregator.listen()
             async with session.get(f"{url}/readyz") as response:
                 assert response.status == 503

@@ -206,7 +206,7 @@ class TestTheModel:
         backend.gate_of_looks.clear()
         service = service_of(store, backend)
         await service.open()
-        service.begin()
+        service.admit_devices()
         device = await service.client((await service.enrol(TOKEN, Enrol())).credential)
         claim = asyncio.create_task(service.claim(device, Claim(num_examples=5, wait_s=30)))
         done, _ = await asyncio.wait({claim}, timeout=0.05)
@@ -255,7 +255,7 @@ class TestListening:
             done, _ = await asyncio.wait({claim}, timeout=0.1)
             assert not done
             store.gate.set()
-            await aggregator.taken_up()
+            await aggregator.admit_devices()
             assert (await claim)[0] == 200
             assert (await server.call("GET", "/readyz", token=None))[0] == 200
         await aggregator.__aexit__(None, None, None)

@@ -11,7 +11,7 @@ from fedone_sdk.messages import Check, Health
 
 _log = structlog.get_logger(__name__)
 
-_PATIENCE_S = 2.0
+_TIMEOUT_S = 2.0
 """Timeout of the store check, seconds."""
 
 
@@ -23,17 +23,17 @@ class Readiness:
 
     Args:
         service: The service.
-        patience_s: Timeout of the store check, seconds.
+        timeout_s: Timeout of the store check, seconds.
     """
 
     def __init__(
         self,
         service: Service,
         *,
-        patience_s: float = _PATIENCE_S,
+        timeout_s: float = _TIMEOUT_S,
     ) -> None:
         self._service = service
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._was_ok = self._model_was_ok = True
 
     async def look(self) -> Health:
@@ -55,11 +55,11 @@ class Readiness:
 
     async def _store(self) -> Check:
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 await self._service.check_ready()
         except TimeoutError:
-            _log.error("not ready: the store does not answer", patience_s=self._patience_s)
-            return Check(ok=False, detail=f"no answer within {self._patience_s:g} s")
+            _log.error("not ready: the store does not answer", timeout_s=self._timeout_s)
+            return Check(ok=False, detail=f"no answer within {self._timeout_s:g} s")
         except Exception as exc:
             _log.error("not ready: the store cannot be used", error=type(exc).__name__)
             return Check(ok=False, detail="it cannot be used; see the server's log")

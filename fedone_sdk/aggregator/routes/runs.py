@@ -42,7 +42,7 @@ _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluen
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
 """Sources of candidates that read neither files nor texts."""
 
-_STILL_HERE_S = 15.0
+_KEEPALIVE_S = 15.0
 """Comment that prevents proxies from closing an idle stream."""
 
 
@@ -174,11 +174,11 @@ async def events(request: web.Request) -> web.StreamResponse:
                 await _event(response, "end", _visible_result(watched))
                 return response
             try:
-                async with asyncio.timeout(_STILL_HERE_S):
+                async with asyncio.timeout(_KEEPALIVE_S):
                     if await drain.unless_started(feed.changed()) is None:
                         return response
             except TimeoutError:
-                await response.write(b": still here\n\n")
+                await response.write(b": keep-alive\n\n")
         return response
 
 

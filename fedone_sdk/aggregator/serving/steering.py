@@ -30,7 +30,7 @@ from fedone_sdk.stores import Store, log_pages
 
 _log = structlog.get_logger(__name__)
 
-_RETURN_S = 5.0
+_RETURN_TIMEOUT_S = 5.0
 """Maximal wait for updates whose queries are answered, when a run stops gently, seconds."""
 
 
@@ -100,7 +100,7 @@ class Steering:
 
         self._listeners.append(listener)
         try:
-            async with asyncio.timeout(_RETURN_S):
+            async with asyncio.timeout(_RETURN_TIMEOUT_S):
                 while run.state.running and any(map(run.state.is_answered, run.state.seats)):
                     news.clear()
                     await news.wait()
