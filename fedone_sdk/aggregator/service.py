@@ -27,6 +27,8 @@ from fedone_sdk.aggregator.serving.evaluation import Evaluation, query_as_evalua
 from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
+from fedone_sdk.aggregator.serving.offers import Offers
+from fedone_sdk.aggregator.serving.open_work import OpenWork
 from fedone_sdk.aggregator.serving.proposer import Proposer
 from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
@@ -143,12 +145,20 @@ class Service:
             on_removed=self._on_removed,
         )
         self.runs = self.registry.served
+        offers = Offers()
         self.dispatcher = Dispatcher(
             store=store,
             clock=clock,
             runs=self.runs,
-            refresh=self.registry.refresh,
+            offers=offers,
             prepare=self._models.ensure,
+        )
+        self._work = OpenWork(
+            store=store,
+            runs=self.runs,
+            offers=offers,
+            refresh=self.registry.refresh,
+            on_finished=self.dispatcher.finish_work,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
         self.replicas = Replicas(
@@ -582,20 +592,20 @@ class Service:
         message: AlphaUpdate | LossesUpdate,
         body_sha256: str,
     ) -> Receipt:
-        """Accept a client's update; see `Dispatcher.update`."""
-        return await self.dispatcher.update(client, assignment_id, message, body_sha256)
+        """Accept a client's update; see `OpenWork.update`."""
+        return await self._work.update(client, assignment_id, message, body_sha256)
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Give a client a full new deadline."""
-        return await self.dispatcher.renew(client, assignment_id)
+        return await self._work.renew(client, assignment_id)
 
     async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
         """Take an assignment back from a client that declines it."""
-        await self.dispatcher.decline(client, assignment_id, message)
+        await self._work.decline(client, assignment_id, message)
 
     async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
         """Score prompts through the gateway, under the client's lease."""
-        run, seat = await self.dispatcher.working(client, message.assignment_id)
+        run, seat = await self._work.find(client, message.assignment_id)
         if self._gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
         run.check_rate(client.index)

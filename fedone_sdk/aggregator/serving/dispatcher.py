@@ -1,4 +1,4 @@
-"""Dispatch of work to clients: long polls, assignments, updates."""
+"""Dispatch of work to waiting clients: long polls and seats."""
 
 from __future__ import annotations
 
@@ -16,45 +16,33 @@ from fedone_sdk.aggregator.cluster.signals import (
     encode_signals,
 )
 from fedone_sdk.aggregator.rounds.events import (
-    Accepted,
     Assigned,
-    DeadlineExtended,
     Effect,
-    RenewalRequested,
     RoundFinished,
     RunEnded,
     SeatOffered,
     UnfitCleared,
-    UpdateArrived,
-    WorkDeclined,
     WorkRequested,
 )
-from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime.shielded import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.offers import Offers
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     AlphaAssignment,
-    AlphaUpdate,
     Claim,
-    Decline,
     LossesAssignment,
-    LossesUpdate,
-    Receipt,
-    Renewal,
     RunDevices,
     UnfitDevices,
 )
-from fedone_sdk.stores import ClientRecord, ClosedWork, Member, Store
+from fedone_sdk.stores import ClientRecord, Member, Store
 
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
-_MAX_REASON_CHARS = 200
-"""Maximal length of an unfit client's reason."""
 _RETRY_NOW = RetryLater(retry_after_s=0.0)
 """No other client waits for the place: retry immediately."""
 
@@ -73,13 +61,13 @@ class _Poll:
 
 
 class Dispatcher:
-    """Assigns work to clients and receives their updates.
+    """Assigns work to the clients that wait for it.
 
     Args:
-        store: Store of waiting clients and closed work.
+        store: Store of waiting clients.
         clock: Source of the current time.
         runs: The served runs, by id.
-        refresh: Loads other replicas' changes of all runs.
+        offers: Offers of seats, which this keeps up to date.
         prepare: Prepares a run for its next assignment.
 
     Attributes:
@@ -92,19 +80,16 @@ class Dispatcher:
         store: Store,
         clock: Clock,
         runs: Mapping[str, ServedRun],
-        refresh: Callable[[], Awaitable[None]],
+        offers: Offers,
         prepare: Callable[[ServedRun], Awaitable[None]],
     ) -> None:
         self.pool = ClientPool()
         self._store = store
         self._clock = clock
         self._runs = runs
-        self._refresh = refresh
         self._prepare = prepare
         self._polls: dict[int, _Poll] = {}
-        # Enrolment index -> ids of runs that may have a seat for the client.
-        self._offers: dict[int, set[str]] = {}
-        self._offered_by: dict[str, set[int]] = {}
+        self._offers = offers
         self._draining = False
         self._closing: set[str] = set()
         self._rotation = 0
@@ -254,16 +239,16 @@ class Dispatcher:
                 another model.
         """
         mismatch: ProblemError | None = None
-        for run_id in tuple(self._offers.get(client, ())):
+        for run_id in self._offers.runs_of(client):
             run = self._runs.get(run_id)
             if run is None:
-                self._remove_offer(client, run_id)
+                self._offers.remove(run_id, [client])
                 continue
             await run.model_checked.wait()
             await run.catch_up()
             seat = run.state.seat_of(client)
             if seat is None:
-                self._remove_offer(client, run_id)
+                self._offers.remove(run_id, [client])
                 continue
             if not run.state.running:
                 continue  # Paused: the seat is kept.
@@ -289,119 +274,6 @@ class Dispatcher:
                     return effect.assignment
         if mismatch is not None:
             raise mismatch
-        return None
-
-    def _remove_offer(self, client: int, run_id: str) -> None:
-        offers = self._offers.get(client, set())
-        offers.discard(run_id)
-        self._offered_by.get(run_id, set()).discard(client)
-        if not offers:
-            self._offers.pop(client, None)
-
-    # Open assignments
-
-    async def update(
-        self,
-        client: ClientRecord,
-        assignment_id: str,
-        message: AlphaUpdate | LossesUpdate,
-        body_sha256: str,
-    ) -> Receipt:
-        """Accept a client's update; the same body again gets the same receipt.
-
-        Raises:
-            ProblemError: ``assignment_expired``, ``update_conflict``, ``model_mismatch``,
-                ``invalid_message`` or ``not_found``.
-        """
-        held = await self._open_work(client, assignment_id)
-        if held is not None:
-            arrived = UpdateArrived(
-                assignment_id=assignment_id, update=message, body_sha256=body_sha256
-            )
-            try:
-                effects = await held[0].apply(arrived)
-            except ValueError as exc:
-                raise ProblemError("invalid_message", str(exc)) from exc
-            except ProblemError as exc:
-                if exc.code != "assignment_expired":
-                    raise
-                # Closed while this request waited for the lock, perhaps by the same update.
-            else:
-                if self.pool.finish_work(client.index, self._clock.now()):
-                    await self._remove_members([client.index])
-                return next(e.receipt for e in effects if isinstance(e, Accepted))
-        closed = await self._closed(client, assignment_id)
-        if closed.receipt is None:
-            raise ProblemError(
-                "assignment_expired", f"assignment {assignment_id} has ended: {closed.outcome}"
-            )
-        if closed.body_sha256 != body_sha256:
-            raise ProblemError(
-                "update_conflict", f"another update was accepted for assignment {assignment_id}"
-            )
-        return Receipt.model_validate_json(closed.receipt)
-
-    async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
-        """Give a client a full new deadline."""
-        run, _ = await self.working(client, assignment_id)
-        effects = await run.apply(RenewalRequested(assignment_id=assignment_id))
-        return next(
-            Renewal(deadline_s=e.deadline_s) for e in effects if isinstance(e, DeadlineExtended)
-        )
-
-    async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
-        """Take an assignment back from a client that declines it."""
-        run, _ = await self.working(client, assignment_id)
-        await run.apply(
-            WorkDeclined(
-                assignment_id=assignment_id,
-                reason=message.reason[:_MAX_REASON_CHARS] if message.unfit else message.reason,
-                usage=message.usage,
-                unfit=message.unfit,
-            )
-        )
-
-    async def working(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
-        """Return the seat of a client's open assignment.
-
-        Raises:
-            ProblemError: ``not_found``, or ``assignment_expired``.
-        """
-        held = await self._open_work(client, assignment_id)
-        if held is not None:
-            return held
-        await self._closed(client, assignment_id)
-        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
-
-    async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
-        """Return the record of a client's closed assignment.
-
-        Raises:
-            ProblemError: ``not_found``.
-        """
-        closed = await self._store.closed(assignment_id)
-        if closed is None or closed.client_index != client.index:
-            raise ProblemError("not_found", f"you have no assignment {assignment_id}")
-        return closed
-
-    async def _open_work(
-        self, client: ClientRecord, assignment_id: str
-    ) -> tuple[ServedRun, Seat] | None:
-        found = self._find_seat(client, assignment_id)
-        if found is None and self._store.shared:
-            await self._refresh()  # Another replica may just have assigned it.
-            found = self._find_seat(client, assignment_id)
-        if found is not None and not found[0].model_checked.is_set():
-            await found[0].model_checked.wait()
-            found = self._find_seat(client, assignment_id)
-        return found
-
-    def _find_seat(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
-        for run_id in self._offers.get(client.index, ()):
-            run = self._runs.get(run_id)
-            seat = None if run is None else run.state.seat_with(assignment_id)
-            if run is not None and seat is not None and seat.client == client.index:
-                return run, seat
         return None
 
     # Waiting clients
@@ -461,6 +333,11 @@ class Dispatcher:
             self.pool.remove(missed)
             await self._remove_members(missed)
 
+    async def finish_work(self, client: int) -> None:
+        """Let a client that has finished its work leave the pool, if others wait for its place."""
+        if self.pool.finish_work(client, self._clock.now()):
+            await self._remove_members([client])
+
     def revoke(self, client: ClientRecord) -> None:
         """Remove a revoked client and end its poll."""
         self.pool.remove([client.index])
@@ -514,15 +391,13 @@ class Dispatcher:
         """Remove a deleted run."""
         if self.pool.is_open(run.run_id):
             self.pool.close(run.run_id)
-        for client in tuple(self._offered_by.pop(run.run_id, ())):
-            self._remove_offer(client, run.run_id)
+        self._offers.remove(run.run_id, self._offers.clients_of(run.run_id))
         self.wake()
 
     def offer(self, run_id: str, clients: Sequence[int]) -> None:
         """Record that a run may have seats for clients, and wake their polls."""
         for client in clients:
-            self._offers.setdefault(client, set()).add(run_id)
-            self._offered_by.setdefault(run_id, set()).add(client)
+            self._offers.add(client, run_id)
             poll = self._polls.get(client)
             if poll is not None:
                 poll.changed.set()
@@ -532,8 +407,7 @@ class Dispatcher:
         if run.is_stale:
             return  # An announced seat may be missing from this copy of the state.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
-        for client in self._offered_by.get(run.run_id, set()) - seated:
-            self._remove_offer(client, run.run_id)
+        self._offers.remove(run.run_id, self._offers.clients_of(run.run_id) - seated)
 
     def wake(self) -> None:
         """Wake all polls."""

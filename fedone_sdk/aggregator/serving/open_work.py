@@ -1,0 +1,152 @@
+"""Open assignments of clients: updates, renewals, declines."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from fedone_sdk.aggregator.rounds.events import (
+    Accepted,
+    DeadlineExtended,
+    RenewalRequested,
+    UpdateArrived,
+    WorkDeclined,
+)
+from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.serving.offers import Offers
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, Receipt, Renewal
+from fedone_sdk.stores import ClientRecord, ClosedWork, Store
+
+_MAX_REASON_CHARS = 200
+"""Maximal length of an unfit client's reason."""
+
+
+class OpenWork:
+    """The assignments that clients work on.
+
+    Args:
+        store: Store of closed work.
+        runs: The served runs, by id.
+        offers: Offers of seats, among which an assignment is found.
+        refresh: Loads other replicas' changes of all runs.
+        on_finished: Called with the enrolment index of a client whose update was accepted.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        runs: Mapping[str, ServedRun],
+        offers: Offers,
+        refresh: Callable[[], Awaitable[None]],
+        on_finished: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._runs = runs
+        self._offers = offers
+        self._refresh = refresh
+        self._on_finished = on_finished
+
+    async def update(
+        self,
+        client: ClientRecord,
+        assignment_id: str,
+        message: AlphaUpdate | LossesUpdate,
+        body_sha256: str,
+    ) -> Receipt:
+        """Accept a client's update; the same body again gets the same receipt.
+
+        Raises:
+            ProblemError: ``assignment_expired``, ``update_conflict``, ``model_mismatch``,
+                ``invalid_message`` or ``not_found``.
+        """
+        held = await self._find_open(client, assignment_id)
+        if held is not None:
+            arrived = UpdateArrived(
+                assignment_id=assignment_id, update=message, body_sha256=body_sha256
+            )
+            try:
+                effects = await held[0].apply(arrived)
+            except ValueError as exc:
+                raise ProblemError("invalid_message", str(exc)) from exc
+            except ProblemError as exc:
+                if exc.code != "assignment_expired":
+                    raise
+                # Closed while this request waited for the lock, perhaps by the same update.
+            else:
+                await self._on_finished(client.index)
+                return next(e.receipt for e in effects if isinstance(e, Accepted))
+        closed = await self._closed(client, assignment_id)
+        if closed.receipt is None:
+            raise ProblemError(
+                "assignment_expired", f"assignment {assignment_id} has ended: {closed.outcome}"
+            )
+        if closed.body_sha256 != body_sha256:
+            raise ProblemError(
+                "update_conflict", f"another update was accepted for assignment {assignment_id}"
+            )
+        return Receipt.model_validate_json(closed.receipt)
+
+    async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
+        """Give a client a full new deadline."""
+        run, _ = await self.find(client, assignment_id)
+        effects = await run.apply(RenewalRequested(assignment_id=assignment_id))
+        return next(
+            Renewal(deadline_s=e.deadline_s) for e in effects if isinstance(e, DeadlineExtended)
+        )
+
+    async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
+        """Take an assignment back from a client that declines it."""
+        run, _ = await self.find(client, assignment_id)
+        await run.apply(
+            WorkDeclined(
+                assignment_id=assignment_id,
+                reason=message.reason[:_MAX_REASON_CHARS] if message.unfit else message.reason,
+                usage=message.usage,
+                unfit=message.unfit,
+            )
+        )
+
+    async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
+        """Return the seat of a client's open assignment.
+
+        Raises:
+            ProblemError: ``not_found``, or ``assignment_expired``.
+        """
+        held = await self._find_open(client, assignment_id)
+        if held is not None:
+            return held
+        await self._closed(client, assignment_id)
+        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+
+    async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
+        """Return the record of a client's closed assignment.
+
+        Raises:
+            ProblemError: ``not_found``.
+        """
+        closed = await self._store.closed(assignment_id)
+        if closed is None or closed.client_index != client.index:
+            raise ProblemError("not_found", f"you have no assignment {assignment_id}")
+        return closed
+
+    async def _find_open(
+        self, client: ClientRecord, assignment_id: str
+    ) -> tuple[ServedRun, Seat] | None:
+        found = self._find_seat(client, assignment_id)
+        if found is None and self._store.shared:
+            await self._refresh()  # Another replica may just have assigned it.
+            found = self._find_seat(client, assignment_id)
+        if found is not None and not found[0].model_checked.is_set():
+            await found[0].model_checked.wait()
+            found = self._find_seat(client, assignment_id)
+        return found
+
+    def _find_seat(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
+        for run_id in self._offers.runs_of(client.index):
+            run = self._runs.get(run_id)
+            seat = None if run is None else run.state.seat_with(assignment_id)
+            if run is not None and seat is not None and seat.client == client.index:
+                return run, seat
+        return None
