@@ -335,7 +335,7 @@ class TestTokensAndClients:
     async def test_a_revoked_client_follows_no_run(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("fedone_sdk.aggregator.routes.runs._STILL_HERE_S", 0.05)
+        monkeypatch.setattr("fedone_sdk.aggregator.routes.runs._KEEPALIVE_S", 0.05)
         client_id, credential = await server.enrol()
         async with (
             asyncio.timeout(10),
