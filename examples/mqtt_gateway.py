@@ -33,8 +33,8 @@ class Sensors:
         self.rows: dict[str, deque[dict[str, Any]]] = {}
         self.joined = asyncio.Event()
 
-    def hear(self, name: str, payload: object) -> None:
-        """Adds a message; ignores messages that are not rows."""
+    def add(self, name: str, payload: object) -> None:
+        """Add a message; ignore messages that are not rows."""
         try:
             row = json.loads(str(payload, "utf-8") if isinstance(payload, bytes) else "null")
             row = {"text": str(row["text"]), "label": int(row["label"])}
@@ -46,19 +46,19 @@ class Sensors:
             self.joined.set()
         self.rows[name].append(row)
 
-    async def heard(self, number: int) -> None:
-        """Waits until this number of sensors has sent a row."""
+    async def wait_for(self, number: int) -> None:
+        """Wait until this number of sensors has sent a row."""
         while len(self.rows) < number:
             self.joined.clear()
             await self.joined.wait()
 
     def held(self) -> list[dict[str, Any]]:
-        """All current rows, without the sensors' names."""
+        """Return all current rows, without the sensors' names."""
         return [row for rows in self.rows.values() for row in rows]
 
 
 async def listen(host: str, port: int, sensors: Sensors) -> None:
-    """Receives the sensors' messages; the broker queues them during a disconnection."""
+    """Receive the sensors' messages; the broker queues them during a disconnection."""
     while True:
         try:
             async with aiomqtt.Client(
@@ -67,7 +67,7 @@ async def listen(host: str, port: int, sensors: Sensors) -> None:
                 await broker.subscribe(TOPIC, qos=1)
                 print("listening", flush=True)
                 async for message in broker.messages:
-                    sensors.hear(message.topic.value.split("/")[1], message.payload)
+                    sensors.add(message.topic.value.split("/")[1], message.payload)
         except aiomqtt.MqttError as exc:
             print(f"no broker: {exc}", flush=True)
             await asyncio.sleep(RECONNECT_S)
@@ -83,7 +83,7 @@ async def bridge(server: str, token: str, host: str, port: int, sensors_wanted: 
     sensors = Sensors()
     async with asyncio.TaskGroup() as group:
         listening = group.create_task(listen(host, port, sensors))
-        await sensors.heard(sensors_wanted)
+        await sensors.wait_for(sensors_wanted)
         async with EdgeClient(
             server,
             token=token,

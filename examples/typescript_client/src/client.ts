@@ -354,14 +354,14 @@ export class EdgeClient {
     }
     const total = assignment.prompts.shape[0] ?? 0;
     let done = 0;
-    const told = (count: number): void => {
+    const onScored = (count: number): void => {
       done += count;
       this.#work = { ...facts, done, total };
       if (count > 0) this.#tell({ kind: "scored", done, total, ...facts });
     };
     const { beforeSend, score, backend } = this.#options;
     const work = {
-      ...{ run, assignment, held, beforeSend, score, told },
+      ...{ run, assignment, held, beforeSend, score, onScored },
       journal: this.#journal,
       ownModel: backend !== undefined,
       random: this.#random,

@@ -47,7 +47,7 @@ export function gatewayOracle(
       const shape = [asked.length, asked[0]?.length ?? 0];
       const scores = await ask({
         assignment_id: assignmentId,
-        // The server drew the prompts itself; it need not be told all of them.
+        // The server drew the prompts itself; it does not need all of them.
         prompts: parts.length === 1 ? null : pack(asked.flat(), shape, step.dtype),
         examples: [...batch.texts],
         references: [...batch.references],

@@ -8,7 +8,7 @@ import type { Run } from "./task.js";
 
 /** Prompts to score on one mini-batch. */
 export class Step {
-  /** @param told Told how many more prompts have their losses. */
+  /** @param onScored Called with how many more prompts have their losses. */
   constructor(
     readonly run: Run,
     readonly batch: Minibatch,
@@ -16,7 +16,7 @@ export class Step {
     readonly dtype: PackedArray["dtype"],
     readonly journal: Journal,
     readonly score: ScoreFunction | undefined,
-    readonly told: (count: number) => void,
+    readonly onScored: (count: number) => void,
   ) {}
 
   /** Whether the losses are wanted by class and label bias, too. */
@@ -58,6 +58,6 @@ export class Step {
     const logProbs = answers.map((answer) => (typeof answer === "string" ? null : answer));
     const kept = { row, answers: this.byClass ? logProbs : null, model };
     await this.journal.keep(places, { ...kept, ...(usage && { usage }) });
-    this.told(places.length);
+    this.onScored(places.length);
   }
 }

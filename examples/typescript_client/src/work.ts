@@ -27,8 +27,8 @@ export interface Work {
   /** Whether the device asks a model of its own, whose queries it must report. */
   readonly ownModel: boolean;
   readonly random: () => Random;
-  /** Told how many more prompts have their losses. */
-  readonly told: (count: number) => void;
+  /** Called with how many more prompts have their losses. */
+  readonly onScored: (count: number) => void;
 }
 
 /**
@@ -52,9 +52,9 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
   const digest = fingerprint(JSON.stringify([prompts, batch.texts, batch.examples]));
   journal.open(digest);
   const { dtype } = assignment.prompts;
-  const step = new Step(run, batch, prompts, dtype, journal, work.score, work.told);
+  const step = new Step(run, batch, prompts, dtype, journal, work.score, work.onScored);
   const missing = step.missing();
-  work.told(prompts.length - missing.length);
+  work.onScored(prompts.length - missing.length);
   if (missing.length > 0) await oracle(step, missing);
   return { num_examples: examples.length, ...(await summed(step, work)) };
 }

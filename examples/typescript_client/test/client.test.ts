@@ -27,7 +27,7 @@ import {
 const SERVER = "https://fedone.example";
 const DATA = Array.from({ length: 5 }, (_, n) => ({ text: "x".repeat(n + 1), label: n % 2 }));
 
-/** A client of a scripted server, and what it told. */
+/** A client of a scripted server, and the events that it emitted. */
 function clientOf(server: ScriptedServer, options: Partial<EdgeClientOptions> = {}) {
   const events: ClientEvent[] = [];
   const clock = new ManualClock();

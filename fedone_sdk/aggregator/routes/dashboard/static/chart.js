@@ -32,7 +32,7 @@ export function lineChart({ title, x, y, format, series, signal }) {
   const canvas = h("div", { class: "canvas", "aria-hidden": "true" });
   const summary = h("p", { class: "unseen" });
   const body = h("tbody");
-  const told = series.map((each, at) => at).filter((at) => !series[at].mark);
+  const curves = series.map((each, at) => at).filter((at) => !series[at].mark);
   const values = h(
     "details",
     { class: "values" },
@@ -50,7 +50,7 @@ export function lineChart({ title, x, y, format, series, signal }) {
           h(
             "tr",
             {},
-            [x.label, ...told.map((at) => series[at].label)].map((text) =>
+            [x.label, ...curves.map((at) => series[at].label)].map((text) =>
               h("th", { scope: "col", class: "number" }, text),
             ),
           ),
@@ -117,7 +117,7 @@ export function lineChart({ title, x, y, format, series, signal }) {
     if (!values.open) return;
     const rows = [];
     for (let at = data[0].length - 1; at >= 0 && rows.length < ROWS; at -= 1) {
-      const found = told.map((index) => data[index + 1][at]);
+      const found = curves.map((index) => data[index + 1][at]);
       if (!found.some(isNumber)) continue;
       rows.push(
         h(

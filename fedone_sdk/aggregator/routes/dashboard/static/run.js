@@ -42,10 +42,10 @@ async function listen(run, signal) {
   for (;;) {
     await follow(runPath(run.id, "/events"), {
       signal,
-      lost: banner.lost,
-      heard: (event) => {
+      onLost: banner.lost,
+      onEvent: (event) => {
         banner.found();
-        run.hear(event);
+        run.onEvent(event);
       },
     });
     await run.resumed(signal);
@@ -76,7 +76,7 @@ class Run {
     this.id = id;
     this.signal = signal;
     this.reports = new Map(); // By round; a rollback removes some.
-    this.heardAt = new Map();
+    this.receivedAt = new Map();
     this.clientsAt = -CLIENTS_MS;
     this.tookAt = -1;
     this.model = modelNotice();
@@ -103,7 +103,7 @@ class Run {
     }
     Object.assign(this, { seats, clients });
     for (const round of this.reports.keys()) {
-      if (round >= result.rounds && this.heardAt.get(round) < began) this.reports.delete(round);
+      if (round >= result.rounds && this.receivedAt.get(round) < began) this.reports.delete(round);
     }
     if (this.tookAt < began) this.take(result); // Else an event has ended the run since.
   }
@@ -119,10 +119,10 @@ class Run {
     this.changed();
   }
 
-  hear({ name, data }) {
+  onEvent({ name, data }) {
     if (name === "round") {
       this.reports.set(data.round, data);
-      this.heardAt.set(data.round, performance.now());
+      this.receivedAt.set(data.round, performance.now());
       this.changed();
     } else if (name === "end") {
       this.take(data);

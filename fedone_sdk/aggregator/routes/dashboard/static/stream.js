@@ -33,15 +33,15 @@ async function* events(path, signal) {
 
 // Follows a run until it ends, and reconnects after failures.
 //
-// Calls `heard` with each event, and `lost` with the wait before the next attempt in ms and a
+// Calls `onEvent` with each event, and `onLost` with the wait before the next attempt in ms and a
 // function that retries now. Returns after `end`; throws a Problem that is not retryable.
-export async function follow(path, { heard, lost, signal }) {
+export async function follow(path, { onEvent, onLost, signal }) {
   let wait = FIRST_WAIT_MS;
   for (;;) {
     try {
       for await (const event of events(path, signal)) {
         wait = FIRST_WAIT_MS;
-        heard(event);
+        onEvent(event);
         if (event.name === "end") return;
       }
     } catch (error) {
@@ -51,7 +51,7 @@ export async function follow(path, { heard, lost, signal }) {
       wait = Math.max(wait, (error.retryAfter ?? 0) * 1000);
     }
     signal.throwIfAborted();
-    await pause(wait, signal, lost);
+    await pause(wait, signal, onLost);
     wait = Math.min(2 * wait, LONGEST_WAIT_MS);
   }
 }
