@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._output import plural
+from fedone_sdk.cli._output import note, plural
+from fedone_sdk.cli._process import interruptible, stopping
 from fedone_sdk.cli._report import is_resumable
-from fedone_sdk.cli._signals import interruptible, stopping
 from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli.archives import stored_run
 from fedone_sdk.cli.progress import progress
@@ -63,7 +63,7 @@ async def run_here(
 
     def stop_gracefully() -> None:
         stop.set()
-        print("stopping, measuring the prompt so far; Ctrl-C again aborts", file=sys.stderr)
+        note("stopping, measuring the prompt so far; Ctrl-C again aborts")
 
     with (
         stopping(stop_gracefully),
@@ -138,20 +138,14 @@ def same_command() -> str:
     return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
 
 
-def _store(path: Path | None) -> Store | None:
-    from fedone_sdk.stores import SqlStore
-
-    return None if path is None else SqlStore.sqlite(path)
-
-
 class KeptRun:
     """A run's store, which is read after the run."""
 
     def __init__(self, path: Path | None) -> None:
-        from fedone_sdk.stores import MemoryStore
+        from fedone_sdk.stores import MemoryStore, SqlStore
 
         self._path = path
-        self.store: Store = _store(path) or MemoryStore()
+        self.store: Store = MemoryStore() if path is None else SqlStore.sqlite(path)
 
     def run(self, run_id: str) -> ReportedRun:
         """The stored run."""

@@ -12,11 +12,10 @@ import structlog
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._logs import json_logs, quiet_logs
 from fedone_sdk.cli._options import header_value
-from fedone_sdk.cli._signals import stopping
+from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.data import load_examples
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.spec import BackendSpec, Spec, validate_spec
 from fedone_sdk.spec.privacy import RequiredPrivacy
 
@@ -160,7 +159,7 @@ def client(
     else:
         json_logs("warning" if quiet else "info")
     if backend is None and (model is not None or base_url is not None):
-        raise SpecError("--model and --base-url go with --backend", source="arguments")
+        raise ArgumentError("--model and --base-url go with --backend")
     required = _required(max_epsilon, delta, min_noise_multiplier, privacy_unit)
     examples = load_examples(data)
     own = None if backend is None else _own(backend, model, base_url)
@@ -196,9 +195,8 @@ def _required(
     }
     document = {name: value for name, value in given.items() if value is not None}
     if document and max_epsilon is None:
-        raise SpecError(
-            "--delta, --min-noise-multiplier and --privacy-unit go with --max-epsilon",
-            source="arguments",
+        raise ArgumentError(
+            "--delta, --min-noise-multiplier and --privacy-unit go with --max-epsilon"
         )
     return validate_spec(RequiredPrivacy, document, source="arguments") if document else None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,18 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedone_sdk import __version__
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import write_file
-from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
-from fedone_sdk.cli._output import Output, money
+from fedone_sdk.cli._output import Output, money, note, write_file
+from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._state import RunState
-from fedone_sdk.cli._trials import trial_progress
 from fedone_sdk.cli._tuning import same_command
+from fedone_sdk.cli.progress import trial_progress
 from fedone_sdk.cli.report import check_page
-from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.errors import ArgumentError, FedOneError
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -128,13 +126,13 @@ def compare(
                 )
             )
     if not records:
-        raise SpecError(f"there is nothing to report in {place.folder}", source="arguments")
+        raise ArgumentError(f"there is nothing to report in {place.folder}")
     results = comparison.results(trials, records, target=target)
     if html is not None:
         from fedone_sdk.comparison.page import comparison_html
 
         write_file("--html", html, comparison_html(results, same_command()))
-    output.write_json({"version": _version(), "run": str(run.path), **results.document()})
+    output.write_json({"version": __version__, "run": str(run.path), **results.document()})
     _print(output, results, place)
 
 
@@ -187,16 +185,12 @@ class _Place:
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as exc:
-            raise SpecError(
-                f"{self.folder}: cannot be created: {exc.strerror}", source="arguments"
-            ) from exc
+            raise ArgumentError(f"{self.folder}: cannot be created: {exc.strerror}") from exc
         lock = FileLock(self.folder / "lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise SpecError(
-                f"{self.folder}: another process runs this comparison", source="arguments"
-            ) from None
+            raise ArgumentError(f"{self.folder}: another process runs this comparison") from None
         try:
             yield
         finally:
@@ -239,7 +233,10 @@ async def _run(
         )
         with naming(str(run.path)):
             await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
-            _check_caps(caps, backend)
+            if caps.usd is not None and "usd" not in backend.bounds:
+                raise ArgumentError(
+                    "--usd: the price of this model is not known; backend.prices names it"
+                )
             records = comparison.known(trials, place.file, backend.fingerprint)
             missing = [one for one in trials if (one.entrant.name, one.seed) not in records]
             spent = sum(record.queries for record in place.file.read())
@@ -251,16 +248,13 @@ async def _run(
                     f"--queries {caps.queries}: pays for none of the {len(missing)} missing trials"
                 )
                 if not records:
-                    raise SpecError(text, source="arguments")
-                _print_line(text)
+                    raise ArgumentError(text)
+                note(text)
             return records
         for line in _cost_lines(costs, len(trials), len(missing), caps):
-            _print_line(line)
+            note(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
-            raise SpecError(
-                "--yes: is required to begin, because this model may cost money",
-                source="arguments",
-            )
+            raise ArgumentError("--yes: is required to begin, because this model may cost money")
         try:
             await _run_trials(ahead, backend, place, records, total=len(trials))
         except FedOneError:
@@ -268,8 +262,8 @@ async def _run(
                 raise
             text = f"--requests, --usd: {guard.refusal}"
             if not records:
-                raise SpecError(text, source="arguments") from None
-            _print_line(text)
+                raise ArgumentError(text) from None
+            note(text)
         return records
 
 
@@ -290,13 +284,13 @@ async def _run_trials(
                 records[trial.entrant.name, trial.seed] = record
                 watch(Progress(total=total, kept=kept, done=len(records), failed=0, last=trial.key))
         except asyncio.CancelledError:
-            _print_line(
+            note(
                 f"stopped; {len(records)} of {total} trials are kept in {place.folder}, and the "
                 "same command continues from there"
             )
             raise typer.Exit(130) from None
         except FedOneError:
-            _print_line(f"{len(records)} of {total} trials are kept in {place.folder}")
+            note(f"{len(records)} of {total} trials are kept in {place.folder}")
             raise
 
 
@@ -314,21 +308,13 @@ def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
     return TotalGuard(budget, ledger=ledger)
 
 
-def _check_caps(caps: _Caps, backend: LLMBackend) -> None:
-    if caps.usd is not None and "usd" not in backend.bounds:
-        raise SpecError(
-            "--usd: the price of this model is not known; backend.prices names it",
-            source="arguments",
-        )
-
-
 def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
     """The estimated cost of all trials, as lines."""
-    kept = total - missing
+    kept, beyond = total - missing, missing - costs.trials
     yield (
         f"{costs.trials} of {total} trials to run"
         f"{f', {kept} are there already' if kept else ''}"
-        f"{_beyond(missing - costs.trials, caps)}"
+        f"{f', {beyond} are beyond --queries {caps.queries}' if beyond else ''}"
     )
     yield (
         f"  at most {costs.training_queries:,} training queries, and {costs.evaluation_queries:,} "
@@ -342,10 +328,6 @@ def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator
         )
     for warning in costs.warnings:
         yield f"  warning: {warning}"
-
-
-def _beyond(count: int, caps: _Caps) -> str:
-    return f", {count} are beyond --queries {caps.queries}" if count else ""
 
 
 def _print(output: Output, results: Results, place: _Place) -> None:
@@ -362,14 +344,4 @@ def _print(output: Output, results: Results, place: _Place) -> None:
         output.console.print(f"  {len(results.missing)} trials are not there yet")
     output.console.print()
     output.console.print(results.conclusion)
-    _print_line(f"kept in {place.folder}")
-
-
-def _print_line(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def _version() -> str:
-    from fedone_sdk import __version__
-
-    return __version__
+    note(f"kept in {place.folder}")

@@ -14,11 +14,10 @@ import typer
 
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._logs import quiet_logs
-from fedone_sdk.cli._output import Output, plural
+from fedone_sdk.cli._output import Output, check_target, plural, write_file
+from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.data import label_columns, load_examples, split_dev, text_columns
-from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.errors import ArgumentError, BackendError, MissingExtraError, SpecError
 
 _DEV_SHARE = 0.2
 _SAMPLES = 6
@@ -62,7 +61,7 @@ def init(
     for file in (target, train_path, dev_path):
         check_target("--output", file)
         if file.exists():
-            raise SpecError(f"{file} exists, and is not overwritten", source="arguments")
+            raise ArgumentError(f"{file} exists, and is not overwritten")
     with naming(str(data)):
         rows = load_examples(data)
         label = _chosen("--label", label, label_columns(rows), list(rows[0]))

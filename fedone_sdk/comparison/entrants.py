@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from fedone_sdk.candidates import InstructionsSource
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
 from fedone_sdk.vocabulary import LABELS
 
@@ -113,21 +113,21 @@ def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]
         SpecError: There is no such method, or it cannot run RUN.yaml.
     """
     if not names or len(set(names)) < len(names):
-        raise SpecError("--methods: each name may occur only once", source="arguments")
+        raise ArgumentError("--methods: each name may occur only once")
     return [_entrant(document, base, name) for name in names]
 
 
 def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
     if name in BASELINES:
         if name == "no-prompt-bias" and (problem := _against_bias(base)):
-            raise SpecError(f"--methods: {name} {problem}", source="arguments")
+            raise ArgumentError(f"--methods: {name} {problem}")
         return Entrant(name=name, kind="baseline", spec=base)
     if name == INSTRUCTION:
         return _instruction(document, base)
     if name not in METHODS:
         known = ", ".join((*METHODS, INSTRUCTION, *BASELINES))
         reason = "is trained with gradients" if name in _MODELS else "is not known"
-        raise SpecError(f"--methods: {name!r} {reason}; allowed: {known}", source="arguments")
+        raise ArgumentError(f"--methods: {name!r} {reason}; allowed: {known}")
     if name == base.method.name:
         return Entrant(name=name, kind="method", spec=base)
     changed = {
@@ -194,10 +194,7 @@ def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
             first = first or exc
     assert first is not None  # the document itself is always tried
     problem = "; ".join(first.problems)
-    raise SpecError(
-        f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out",
-        source="arguments",
-    )
+    raise ArgumentError(f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out")
 
 
 def _forms(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

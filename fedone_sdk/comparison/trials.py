@@ -12,11 +12,11 @@ import fedone_sdk
 from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
-from fedone_sdk.budget import Budget, BudgetGuard
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
+from fedone_sdk.backends.wrappers import Wrapper
+from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.comparison.entrants import Entrant
-from fedone_sdk.comparison.recorder import AnswerRecorder
 from fedone_sdk.comparison.records import Point, TrialRecord
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import FedOneError
@@ -115,6 +115,30 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
         curve=[_point(queries, found) for queries, found in curve if found is not None],
         wall_s=result.wall_s,
     )
+
+
+class AnswerRecorder(Wrapper):
+    """Records all answers, including those with failed inputs.
+
+    Args:
+        inner: The backend; its owner closes it.
+    """
+
+    def __init__(self, inner: LLMBackend) -> None:
+        super().__init__(inner)
+        self._answers: dict[Query, Answer] = {}
+
+    async def score(self, query: Query) -> Answer:
+        """Return the inner backend's answer, and record it."""
+        answer = await self.inner.score(query)
+        self._answers[replace(query, payer=None)] = replace(answer, usage=NOTHING)
+        return answer
+
+    def repeated(self, queries: Sequence[Query]) -> list[Answer] | None:
+        """Return the recorded answers to queries; None if one was not asked before."""
+        found = [self._answers.get(query) for query in queries]
+        known = [answer for answer in found if answer is not None]
+        return known if len(known) == len(queries) else None
 
 
 class _Checkpoints:

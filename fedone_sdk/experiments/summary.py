@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 
 Number = TypeVar("Number", int, float, float | None)
 
@@ -109,7 +109,5 @@ def number(options: Mapping[str, str], name: str, default: Number) -> Number:
         found = math.nan
     if not 0 < found < math.inf:
         what = "whole number" if whole else "number"
-        raise SpecError(
-            f"--set {name}: must be a positive {what}, not {options[name]!r}", source="arguments"
-        )
+        raise ArgumentError(f"--set {name}: must be a positive {what}, not {options[name]!r}")
     return found  # type: ignore[no-any-return]

@@ -29,12 +29,17 @@ from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.messages import Cap, LossesAssignment, Message
 from fedone_sdk.messages.bill import Bill, bill
-from fedone_sdk.simulation.duration import Duration, by_limits, by_probe
 from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.simulation.first_work import Exchange, first_work, planned_machine, unbudgeted
 from fedone_sdk.simulation.longest import LongestTokens, longest_tokens
-from fedone_sdk.simulation.probe import Probe, probe_run
-from fedone_sdk.simulation.traffic import ExchangePlan, exchange_plan
+from fedone_sdk.simulation.probe import Duration, Probe, by_limits, by_probe, probe_run
+from fedone_sdk.simulation.traffic import (
+    Exchange,
+    ExchangePlan,
+    exchange_plan,
+    first_work,
+    planned_machine,
+    unbudgeted,
+)
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import Example, TextPrompt, references_of
 

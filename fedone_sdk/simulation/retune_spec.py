@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
@@ -63,9 +63,8 @@ def retune_spec(
     if not slots and "".join(tokens) != artefact.prompt.text:
         raise SpecError("prompt: its tokens do not make its text")
     if slots and run is None:
-        raise SpecError(
-            "--run: is required for a prompt with slots, whose candidates are in its RUN.yaml",
-            source="arguments",
+        raise ArgumentError(
+            "--run: is required for a prompt with slots, whose candidates are in its RUN.yaml"
         )
     if run is None:
         given = _of_artefact(artefact, train, dev, num_examples, queries or DEFAULT_QUERIES)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator.rounds.events import Assigned, SeatsVacant, WorkRequested
+from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import ClassLosses, stream, stream_seed
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import (
     TENSORS,
     AlphaAssignment,
@@ -36,13 +40,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire
 from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.simulation.first_work import (
-    WORK_ID,
-    Exchange,
-    first_work,
-    planned_machine,
-    unbudgeted,
-)
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import references_of
 
 _STEPS = 4
@@ -54,6 +52,47 @@ _CHARS_PER_TOKEN = 4
 _SHA256 = "0" * 64
 _LOSS = math.log(2)
 """A float with the usual number of digits."""
+
+
+Exchange = Literal["alpha", "losses"]
+
+WORK_ID = "0" * 32
+"""A placeholder with the usual length."""
+
+
+def unbudgeted(spec: RunSpec, exchange: Exchange) -> RunSpec:
+    """Return the run with one client per round and no budget, for its first assignment."""
+    participation = {"exchange": exchange, "min_clients": 1}
+    return spec.model_copy(
+        update={
+            "participation": spec.participation.model_copy(update=participation),
+            "budget": None,
+        }
+    )
+
+
+def first_work(
+    federation: Federation, machine: RoundMachine, round_number: int
+) -> tuple[RunState, AlphaAssignment | LossesAssignment]:
+    """Return the assignment of the first client that a round selects, from the round machine."""
+    available = {index: len(shard) for index, shard in enumerate(federation.shards)}
+    state = replace(machine.initial_state(), round=round_number)
+    state, _ = machine.step(state, SeatsVacant(available=available), 0.0)
+    asked = WorkRequested(client=state.seats[0].client, assignment_id=WORK_ID)
+    state, effects = machine.step(state, asked, 0.0)
+    return state, next(e.assignment for e in effects if isinstance(e, Assigned))
+
+
+def planned_machine(federation: Federation, spec: RunSpec, model: str) -> RoundMachine:
+    """Return the round machine of a planned run.
+
+    Raises:
+        SpecError: The method's settings do not fit each other.
+    """
+    try:
+        return RoundMachine.of(spec.name, spec, federation.vocabulary, gateway_model=model or None)
+    except ValueError as exc:
+        raise SpecError(f"method: {exc}") from exc
 
 
 class ExchangePlan(Message):
