@@ -114,8 +114,7 @@ def retune(
     """
     from fedone_sdk.reports import read_artefact
     from fedone_sdk.reports.retune_page import retune_page
-    from fedone_sdk.simulation.retune import Retuning
-    from fedone_sdk.simulation.retune_spec import retune_name, retune_spec
+    from fedone_sdk.simulation.retune import Retuning, retune_name, retune_spec
 
     output = Output(json_file)
     quiet_logs()

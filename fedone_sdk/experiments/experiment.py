@@ -1,4 +1,4 @@
-"""What an experiment is: independent trials, and a report of their results."""
+"""Experiments: independent trials, and a report of their results. They are found by their names."""
 
 from __future__ import annotations
 

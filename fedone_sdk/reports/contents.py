@@ -1,4 +1,4 @@
-"""Contents of a report, independent of its form."""
+"""Contents of a report, independent of its form, and the answers that a prompt changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import fedone_sdk
 from fedone_sdk.aggregator.serving.intervals import confusion
 from fedone_sdk.aggregator.serving.outcomes import Outcomes, Which
 from fedone_sdk.aggregator.serving.verdict import no_prompt_biased
@@ -62,7 +61,6 @@ class Contents:
     others: int
     programs: list[Snippet]
     note: str
-    version: str
     began: str | None
 
 
@@ -86,7 +84,6 @@ def contents_of(run: ReportedRun) -> Contents:
         others=len(clients[MOST_CLIENTS:]),
         programs=programs,
         note=note,
-        version=fedone_sdk.__version__,
         began=None if run.snapshot is None else _date(run.snapshot.record.created_at),
     )
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import fedone_sdk
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages import RunResult, Spread
 from fedone_sdk.reports.artefact import PromptArtefact
@@ -28,7 +27,6 @@ class RetunePage:
         gains: Rows of comparison, difference, 95 % interval.
         costs: Rows of unit, expected, at most, spent.
         verdict: Sentences: whether the old prompt holds, the new one's gain, a recommendation.
-        version: Version of the SDK.
     """
 
     title: str
@@ -38,7 +36,6 @@ class RetunePage:
     gains: tuple[tuple[str, str, str], ...]
     costs: tuple[tuple[str, str, str, str], ...]
     verdict: tuple[str, ...]
-    version: str = fedone_sdk.__version__
 
 
 def retune_page(
@@ -68,10 +65,10 @@ def retune_page(
 
 
 def retune_html(page: RetunePage) -> str:
-    """One self-contained HTML page, without network and scripts."""
-    from fedone_sdk.reports.render import filled_html
+    """The page as HTML."""
+    from fedone_sdk.reports.render import html_page
 
-    return filled_html("retune.html.j2", page=page)
+    return html_page("retune.html.j2", page=page)
 
 
 def _measured(found: Retuned) -> Iterator[tuple[str, str, str, str]]:

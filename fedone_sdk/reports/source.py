@@ -1,4 +1,4 @@
-"""A run to report on: from an archive, with its log, or from a result file, without it."""
+"""A run to report on or to start from: an archive, with its log, or a result file, without it."""
 
 from __future__ import annotations
 

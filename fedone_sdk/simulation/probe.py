@@ -1,4 +1,4 @@
-"""A short timed probe: the first rounds of a run on its local model."""
+"""The duration of a planned run, by a short timed probe of its first rounds on a local model."""
 
 from __future__ import annotations
 

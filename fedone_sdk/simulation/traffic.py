@@ -1,4 +1,4 @@
-"""The traffic of a planned run, from the sizes of its own messages."""
+"""The first assignment of a planned run, and the traffic by the sizes of its messages."""
 
 from __future__ import annotations
 

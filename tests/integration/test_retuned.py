@@ -14,8 +14,7 @@ from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import PromptArtefact, artefact_of, run_of_archive
 from fedone_sdk.reports.retuned import Retuned, measure_retuned
 from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.simulation.retune import Retuning
-from fedone_sdk.simulation.retune_spec import retune_name, retune_spec
+from fedone_sdk.simulation.retune import Retuning, retune_name, retune_spec
 from fedone_sdk.spec import OnnxSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
