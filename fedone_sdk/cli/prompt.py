@@ -183,7 +183,11 @@ def use(
 
     with naming(str(path)):
         found = asyncio.run(labelled())
-    _say("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in _rows(found)), target)
+    rows: Iterable[dict[str, Any]] = (
+        {"text": text} if text is not None else {"label": label, "scores": scores}
+        for label, scores, text in zip(found.labels, found.scores, found.texts, strict=True)
+    )
+    _say("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), target)
     usage = found.usage
     terminal(stderr=True).print(
         f"{len(examples)} labelled, {plural(usage.requests, 'request')}, "
@@ -198,11 +202,6 @@ def _say(text: str, target: Path | None) -> None:
         # A terminal gets a final line break, a program the exact text.
         end = "\n" if os.isatty(1) and not text.endswith("\n") else ""
         say(f"{text}{end}")
-
-
-def _rows(found: Labelled) -> Iterable[dict[str, Any]]:
-    for label, scores, text in zip(found.labels, found.scores, found.texts, strict=True):
-        yield {"text": text} if text is not None else {"label": label, "scores": scores}
 
 
 def _examples(data: str, task: TaskSpec) -> list[Example]:

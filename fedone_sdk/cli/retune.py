@@ -142,7 +142,10 @@ def retune(
     estimate = asyncio.run(_plan(model, move))
     if plan:
         output.write_json(estimate)
-        _print_plan(output, name, estimate)
+        output.heading(f"{name}: estimated cost")
+        output.console.print(f"  {_cost(estimate)}")
+        for warning in estimate.run.warnings:
+            output.console.print(f"  warning: {warning}")
         return
     state = RunState.of(path, name, store)
     kept = KeptRun(state.store)
@@ -270,13 +273,6 @@ def _cost(plan: RetunePlan) -> str:
         f"about {plan.expected.requests} requests, {plan.expected.prompt_tokens} prompt tokens and "
         f"USD {expected}, {most} at most"
     )
-
-
-def _print_plan(output: Output, name: str, plan: RetunePlan) -> None:
-    output.heading(f"{name}: estimated cost")
-    output.console.print(f"  {_cost(plan)}")
-    for warning in plan.run.warnings:
-        output.console.print(f"  warning: {warning}")
 
 
 def _print(output: Output, page: RetunePage) -> None:

@@ -97,9 +97,14 @@ def tune(
     The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
     crash or a pause. Paths in RUN.yaml are relative to its folder.
     """
+    from fedone_sdk.reports import read_run, start_of
+
     output = Output(json_file)
     quiet_logs()
-    _check_options(store=store, no_store=no_store, fresh=fresh, raised=raised)
+    kept_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
+    for option, is_given in kept_options.items():
+        if is_given and no_store:
+            raise ArgumentError(f"{option}: does not go with --no-store")
     if store is not None:
         check_target("--store", store)
     if artefact is not None:
@@ -113,7 +118,7 @@ def tune(
         cap=cap,
         exchange=exchange,
         raised=_caps(raised or []),
-        start=_warm_start(start),
+        start=None if start is None else start_of(asyncio.run(read_run(start))),
     )
     if artefact is not None and run.spec.method.domain != "tokens":
         raise ArgumentError(f"--artefact: {run.spec.method.name} tunes vectors, no words")
@@ -139,14 +144,6 @@ def tune(
     raise typer.Exit(exit_code(result))
 
 
-def _check_options(
-    *, store: Path | None, no_store: bool, fresh: bool, raised: list[str] | None
-) -> None:
-    given = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
-    for name in (name for name, is_given in given.items() if is_given and no_store):
-        raise ArgumentError(f"{name}: does not go with --no-store")
-
-
 def _caps(raised: list[str]) -> dict[str, str]:
     """The caps of ``--raise`` by unit; the run's spec validates the values."""
     pairs = [text.partition("=") for text in raised]
@@ -154,12 +151,6 @@ def _caps(raised: list[str]) -> dict[str, str]:
         if not (unit and mark):
             raise ArgumentError(f"--raise: {unit!r} must be UNIT=N, as queries=600")
     return {unit: value for unit, _, value in pairs}
-
-
-def _warm_start(path: Path | None) -> tuple[dict[str, float], ...] | None:
-    from fedone_sdk.reports import read_run, start_of
-
-    return None if path is None else start_of(asyncio.run(read_run(path)))
 
 
 def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | None) -> None:

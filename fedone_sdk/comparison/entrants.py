@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from fedone_sdk.candidates import InstructionsSource
 from fedone_sdk.errors import ArgumentError, SpecError
+from fedone_sdk.simulation.plan import training_queries
 from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
 from fedone_sdk.vocabulary import LABELS
 
@@ -80,13 +81,6 @@ class Entrant:
         if self.kind == "method":
             return most
         return min(most, BIAS_QUERIES) if self.name == "no-prompt-bias" else 0
-
-
-def training_queries(spec: RunSpec) -> int:
-    """Return the upper bound of a run's training queries."""
-    method, cap = spec.method, None if spec.budget is None else spec.budget.queries
-    per_round = spec.participation.clients_per_round * method.num_samples * method.local_steps
-    return spec.rounds * per_round if cap is None else min(cap, spec.rounds * per_round)
 
 
 def default_names(spec: RunSpec) -> tuple[str, ...]:

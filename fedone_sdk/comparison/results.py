@@ -145,7 +145,8 @@ class Results:
     def conclusion(self) -> str:
         """Return which entrant is better, in one or two sentences."""
         first, *others = self.standings
-        compared = [(one, self._judged(one)) for one in others]
+        by_loss = self.judged == "loss"
+        compared = [(one, one.loss_difference if by_loss else one.difference) for one in others]
         sides: dict[str, list[str]] = {"better": [], "worse": [], "open": []}
         for one, estimate in compared:
             if estimate is not None:
@@ -204,9 +205,6 @@ class Results:
             if found:
                 parts.append(f"of {_names(found)} is {word}")
         return f" The loss {' and that '.join(parts)}." if parts else ""
-
-    def _judged(self, one: Standing) -> Estimate | None:
-        return one.loss_difference if self.judged == "loss" else one.difference
 
     def _side(self, estimate: Estimate) -> str:
         """Return whether an entrant is better or worse than the first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -189,12 +189,11 @@ class _Measurements:
         task = spec.task if bias is None else spec.task.with_bias(bias)
         show = await self._run.show(self._recorder)
         prompt = show(machine.evaluated_prompt(state).tolist())
-        queries, calibration = _queries(self._federation, self._recorder, task, prompt, examples)
+        queries, prediction_of = _measurement(
+            self._federation, self._recorder, task, prompt, examples
+        )
         answers = self._recorder.repeated(queries)
-        if answers is None:
-            return None
-        score, measure = self._federation.score, self._federation.measure
-        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+        return None if answers is None else prediction_of(answers)
 
 
 async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
@@ -209,17 +208,19 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
     async def ask(
         task: TaskSpec, examples: Sequence[Example], *, calibrated: bool = True
     ) -> Prediction:
-        queries, calibration = _queries(
+        queries, prediction_of = _measurement(
             federation, backend, task, bare, examples, calibrated=calibrated
         )
         answers = await score_all(backend, [replace(query, payer=guard) for query in queries])
-        score, measure = federation.score, federation.measure
-        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+        return prediction_of(answers)
 
     task, queries = spec.task, 0
     if trial.entrant.name == "no-prompt-bias":
         queries, size = trial.training_queries, spec.method.batch_size
-        rows = _pooled_rows(federation, queries * size)
+        # Rows of all clients, in an order drawn from the run's seed.
+        held = [row for shard in federation.shards for row in shard]
+        seed = stream_seed(spec.seed, "pooled-rows", 0)
+        rows = [held[index] for index in draw_minibatch(len(held), queries * size, seed)]
         found = await ask(task, rows, calibrated=False)
         if not found.scored:
             raise FedOneError("no-prompt-bias: the model failed on all rows of the clients")
@@ -240,14 +241,7 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
     )
 
 
-def _pooled_rows(federation: Federation, count: int) -> list[Example]:
-    """Return rows of all clients, in an order drawn from the run's seed."""
-    held = [row for shard in federation.shards for row in shard]
-    drawn = draw_minibatch(len(held), count, stream_seed(federation.spec.seed, "pooled-rows", 0))
-    return [held[index] for index in drawn]
-
-
-def _queries(
+def _measurement(
     federation: Federation,
     backend: LLMBackend,
     task: TaskSpec,
@@ -255,12 +249,17 @@ def _queries(
     examples: Sequence[Example],
     *,
     calibrated: bool = True,
-) -> Any:
-    """Return the queries that measure a prompt, and a function that fits its bias."""
+) -> tuple[list[Query], Callable[[Sequence[Answer]], Prediction]]:
+    """Return the queries that measure a prompt, and the function of their answers."""
     spec = federation.spec
     calibration = spec.calibration.label_free if calibrated else None
-    size = spec.method.batch_size
-    return prediction_queries(backend, task, prompt, examples, size, calibration), calibration
+    size, score, measure = spec.method.batch_size, federation.score, federation.measure
+    queries = prediction_queries(backend, task, prompt, examples, size, calibration)
+
+    def prediction_of(answers: Sequence[Answer]) -> Prediction:
+        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+
+    return queries, prediction_of
 
 
 def _point(queries: int, found: Prediction) -> Point:

@@ -84,14 +84,10 @@ def table(first: str | None, rows: Mapping[Any, Any], columns: Mapping[str, Colu
         rows: The results by key.
         columns: By the name of the column.
     """
-    names = {} if first is None else {first: lambda key, _: _key_text(key)}
-    columns = {**names, **columns}
+    if first is not None:
+        columns = {first: lambda k, _: f"{k:,}" if isinstance(k, int) else str(k), **columns}
     cells = ([cell(key, value) for cell in columns.values()] for key, value in rows.items())
     return markdown_table(list(columns), cells)
-
-
-def _key_text(key: object) -> str:
-    return f"{key:,}" if isinstance(key, int) else str(key)
 
 
 def number(options: Mapping[str, str], name: str, default: Number) -> Number:

@@ -72,6 +72,10 @@ def contents_of(run: ReportedRun) -> Contents:
     if after is not None and after.targets and spec is not None:
         table = _table(confusion(after, len(spec.task.labels)), list(spec.task.labels))
     clients = _clients(run)
+    began = None
+    if run.snapshot is not None:
+        created = datetime.fromtimestamp(run.snapshot.record.created_at, UTC)
+        began = f"{created:%Y-%m-%d %H:%M UTC}"
     programs, note = ([], "") if spec is None else snippets(spec, result.prompt, result.model)
     return Contents(
         run=run,
@@ -84,7 +88,7 @@ def contents_of(run: ReportedRun) -> Contents:
         others=len(clients[MOST_CLIENTS:]),
         programs=programs,
         note=note,
-        began=None if run.snapshot is None else _date(run.snapshot.record.created_at),
+        began=began,
     )
 
 
@@ -153,10 +157,6 @@ def _clients(run: ReportedRun) -> list[Client]:
         for name, theirs in losses.items()
     ]
     return sorted(found, key=lambda client: (-client.rounds, client.name))
-
-
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,12 @@ def _measured(found: Retuned) -> Iterator[tuple[str, str, str, str]]:
     }
     for name, one in rows.items():
         if one is not None:
-            yield name, _number(one.value), _range(one.interval), _bias(one)
+            yield (
+                name,
+                "-" if one.value is None else f"{one.value:.3f}",
+                "-" if one.interval is None else "{:.3f} to {:.3f}".format(*one.interval),
+                "-" if one.bias is None else _numbers(one.bias),
+            )
 
 
 def _gains(found: Retuned) -> Iterator[tuple[str, str, str]]:
@@ -167,18 +172,6 @@ def _conclusion(found: Retuned, result: RunResult) -> str:
 
 def _spread(found: Spread) -> str:
     return f"{found.value:+.3f} (95 % {found.low:+.3f} to {found.high:+.3f})"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _range(ends: tuple[float, float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
-
-
-def _bias(measured: MeasuredPrompt) -> str:
-    return "-" if measured.bias is None else _numbers(measured.bias)
 
 
 def _numbers(values: tuple[float, ...]) -> str:

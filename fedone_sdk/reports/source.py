@@ -72,7 +72,12 @@ async def run_of_archive(data: bytes) -> ReportedRun:
     snapshot = read_archive(data, computes=False).snapshot
     run = await _served(snapshot)
     result = run.result()
-    outcomes = _outcomes(snapshot, result)
+    # The newest measurement of each prompt, if it agrees with the result.
+    outcomes = {
+        which: one
+        for which, one in newest_outcomes(snapshot.log).items()
+        if getattr(result.metric, which) is not None
+    }
     if result.verdict is None and "after" in outcomes:  # From an earlier version.
         result = result.model_copy(update={"verdict": run.compute_verdict(outcomes)})
     words = run.spec.method.domain == "tokens"
@@ -186,9 +191,3 @@ async def _served(snapshot: RunSnapshot) -> ServedRun:
 
 async def _no_names(indices: object) -> list[str]:
     return []
-
-
-def _outcomes(snapshot: RunSnapshot, result: RunResult) -> dict[Which, Outcomes]:
-    """The newest measurement of each prompt, if it agrees with the result."""
-    found = newest_outcomes(snapshot.log)
-    return {which: one for which, one in found.items() if getattr(result.metric, which) is not None}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Self
 
 from fedone_sdk.aggregator.rounds.events import Effect, SeatOffered
@@ -105,7 +104,8 @@ class Population:
                 await self._enrol_client(member)
             return
         plain = MemoryTransport(self.service)
-        for members in _batches(self._members):
+        for at in range(0, len(self._members), _BATCH):
+            members = self._members[at : at + _BATCH]
             # Clients with a stored identity enrol themselves; the others share one write of the
             # store, whose queue keeps their order.
             kept = [member for member in members if devices.credential(member.number) is not None]
@@ -225,9 +225,3 @@ class Population:
             pool = self.service.dispatcher.pool
             # Not clients that left the pool, for example after a missed seat; a claim readmits.
             await self._gather([index for index in self._by_index if index in pool])
-
-
-def _batches(members: Iterable[_Member]) -> Iterator[list[_Member]]:
-    ahead = iter(members)
-    while batch := [*islice(ahead, _BATCH)]:
-        yield batch

@@ -142,13 +142,8 @@ def exchange_plan(
     times = math.ceil(queries / assignment.leased_queries)
     steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
     work = _traffic([claim, update], [assignment, receipt], times)
-    joining = _joining(federation, times)
     return ExchangePlan(
-        federated=Traffic(
-            upload_bytes=work.upload_bytes + joining.upload_bytes,
-            download_bytes=work.download_bytes + joining.download_bytes,
-            messages=work.messages + joining.messages,
-        ),
+        federated=_sum(work, _joining(federation, times)),
         gateway=_traffic(score, scores, times * steps),
     )
 
@@ -200,15 +195,10 @@ def _joining(federation: Federation, assignments: int) -> Traffic:
         gateway=True,
         calibration=spec.calibration,
     )
-    everybody = _traffic([Enrol(nonce=_SHA256[:43]), claim], [enrolled, ended], count)
+    all_clients = _traffic([Enrol(nonce=_SHA256[:43]), claim], [enrolled, ended], count)
     # Only selected clients fetch the task: the expected distinct clients of uniform draws.
     chosen = round(count * (1 - (1 - 1 / count) ** assignments))
-    asking = _traffic([], [task], chosen)
-    return Traffic(
-        upload_bytes=everybody.upload_bytes + asking.upload_bytes,
-        download_bytes=everybody.download_bytes + asking.download_bytes,
-        messages=everybody.messages + asking.messages,
-    )
+    return _sum(all_clients, _traffic([], [task], chosen))
 
 
 def _update(
@@ -251,6 +241,14 @@ def _traffic(up: Sequence[Message], down: Sequence[Message], times: int) -> Traf
         upload_bytes=sum(map(_size, up)) * times,
         download_bytes=sum(map(_size, down)) * times,
         messages=(len(up) + len(down)) * times,
+    )
+
+
+def _sum(*parts: Traffic) -> Traffic:
+    return Traffic(
+        upload_bytes=sum(part.upload_bytes for part in parts),
+        download_bytes=sum(part.download_bytes for part in parts),
+        messages=sum(part.messages for part in parts),
     )
 
 
