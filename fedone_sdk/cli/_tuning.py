@@ -150,7 +150,7 @@ class KeptRun:
     def run(self, run_id: str) -> ReportedRun:
         """The stored run."""
         if self._path is not None:
-            return stored_run(run_id, None, None, str(self._path))
+            return stored_run(run_id, store=str(self._path))
         return asyncio.run(self._from_memory(run_id))
 
     async def _from_memory(self, run_id: str) -> ReportedRun:

@@ -66,7 +66,7 @@ def replay(
         _one_of({"--server": server, "--store": store, "--archive": str(archive)})
         data = _read(archive)
     else:
-        data = _exported(run_id, server, token, store, with_credentials=False)
+        data = _exported(run_id, server, token, store)
     snapshot = _snapshot(data, run_id, str(archive or run_id))
     try:
         report = compare(snapshot)
@@ -126,7 +126,7 @@ def export_run(
 
         target = target or Path(f"{run_id}.prompt.json")
         check_target("--output", target)
-        run = stored_run(run_id, server, token, store)
+        run = stored_run(run_id, server=server, token=token, store=store)
         write_file("--output", target, artefact_of(run).dump())
         typer.echo(f"{target}: prompt of run {run_id}, {plural(run.result.rounds, 'round')}")
         return
@@ -144,7 +144,7 @@ def load_own(run_path: Path | None) -> None:
 
 
 def stored_run(
-    run_id: str, server: str | None, token: str | None, store: str | None
+    run_id: str, *, server: str | None = None, token: str | None = None, store: str | None = None
 ) -> ReportedRun:
     """A run of a server or a store, for reports.
 
@@ -154,8 +154,7 @@ def stored_run(
     """
     from fedone_sdk.reports import run_of_archive
 
-    data = _exported(run_id, server, token, store, with_credentials=False)
-    return asyncio.run(run_of_archive(data))
+    return asyncio.run(run_of_archive(_exported(run_id, server, token, store)))
 
 
 def import_run(
@@ -192,7 +191,7 @@ def _exported(
     token: str | None,
     store: str | None,
     *,
-    with_credentials: bool,
+    with_credentials: bool = False,
 ) -> bytes:
     from fedone_sdk.aggregator.serving import archive
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -229,12 +230,8 @@ def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:
 
 
 async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
-    async with edge:
-        try:
-            fits = await edge.check()
-        finally:
-            if own is not None:
-                await own.aclose()
+    async with edge, own or nullcontext():
+        fits = await edge.check()
     typer.echo(f"{server} accepts this client")
     for fit in fits:
         typer.echo(f"your rows fit {fit}")
@@ -244,12 +241,8 @@ async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
 
 
 async def _work(edge: EdgeClient, own: LLMBackend | None) -> None:
-    async with edge:
-        try:
-            with stopping(edge.stop):
-                _log.info("working")
-                await edge.run_forever()
-                _log.info("done")
-        finally:
-            if own is not None:
-                await own.aclose()
+    async with edge, own or nullcontext():
+        with stopping(edge.stop):
+            _log.info("working")
+            await edge.run_forever()
+            _log.info("done")

@@ -105,7 +105,7 @@ def _run_of(against: str, run_id: str) -> ReportedRun:
     from fedone_sdk.reports import read_run
 
     if "://" in against or _begins(Path(against), _SQLITE):
-        return stored_run(run_id, None, None, against)
+        return stored_run(run_id, store=against)
     return asyncio.run(read_run(Path(against)))
 
 

@@ -68,7 +68,10 @@ def report(
     if markdown and target.suffix != ".md":
         raise ArgumentError(f"--output: {target} must end in .md")
     check_report("--output", target)
-    run = stored_run(source, server, token, store) if stored else _of_file(Path(source), run_path)
+    if stored:
+        run = stored_run(source, server=server, token=token, store=store)
+    else:
+        run = _of_file(Path(source), run_path)
     for file in write_report("--output", target, run):
         typer.echo(f"{file}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 

@@ -124,6 +124,7 @@ def retune(
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
     _check_targets(target, html, store, name, overwrite=overwrite)
+    num_examples = 0 if train is None else len([*load_examples(train)])
     with naming(str(run_path or path)):
         spec = retune_spec(
             artefact,
@@ -132,7 +133,7 @@ def retune(
             run=None if run_path is None else RunFile.load(run_path).spec,
             train=train,
             dev=dev,
-            num_examples=0 if train is None else len([*load_examples(train)]),
+            num_examples=num_examples,
             queries=queries,
             seed=seed,
         )
@@ -254,14 +255,11 @@ async def _retune(
         found = await measure_retuned(
             backend,
             move.artefact,
-            federation.spec,
-            federation.dev,
+            federation,
             result.prompt,
             move.biases,
             finished=exit_code(result) == 0,
             bare=move.bare,
-            score=federation.score,
-            measure=federation.measure,
         )
     return known, result, found
 

@@ -28,14 +28,10 @@ def _all() -> Mapping[str, Any]:
 
 
 def printed(name: str) -> Mapping[str, Any]:
-    """The printed numbers of an experiment.
+    """The printed numbers of an experiment, or of ``setup`` or ``datasets``.
 
-    Args:
-        name: Of the experiment, or ``setup`` or ``datasets``.
-
-    Returns:
-        ``place`` and, for a table, ``setting``, ``columns`` and ``rows``; a cell is a number, or a
-        mean and its spread.
+    They have a ``place`` and, for a table, ``setting``, ``columns`` and ``rows``; a cell is a
+    number, or a mean and its spread.
     """
     found: Mapping[str, Any] = _all()[name]
     return found

@@ -78,7 +78,6 @@ class FedOneStrategy(Strategy):
             measure=measure,
             store=store,
         )
-        self._tuning.check()
         self._result: RunResult | None = None
         self._nodes: Nodes | None = None
 
