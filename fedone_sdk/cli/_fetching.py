@@ -100,14 +100,12 @@ def _only_one(target: Path, name: str) -> Iterator[None]:
     """Lock for one process per file; the system releases it if the process is killed."""
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         note(f"another process fetches {name}; waiting for it")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk import __version__
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
 from fedone_sdk.cli._output import Output, money, note, write_file
@@ -111,20 +112,13 @@ def compare(
     comparison = _comparison(run, methods, seeds)
     with naming(str(run.path)):
         trials = comparison.trials()
-    with place.locked(makes=not only_report):
-        if only_report:
-            records = comparison.known(trials, place.file)
-        else:
-            records = asyncio.run(
-                _run(
-                    run,
-                    comparison,
-                    trials,
-                    place,
-                    _Caps(queries=queries, requests=requests, usd=usd),
-                    yes=yes,
-                )
-            )
+    if only_report:
+        records = comparison.known(trials, place.file)
+    else:
+        money_cap = None if usd is None else Decimal(str(usd))
+        caps = Budget(queries=queries, requests=requests, usd=money_cap)
+        with place.locked():
+            records = asyncio.run(_run(run, comparison, trials, place, caps, yes=yes))
     if not records:
         raise ArgumentError(f"there is nothing to report in {place.folder}")
     results = comparison.results(trials, records, target=target)
@@ -134,15 +128,6 @@ def compare(
         write_file("--html", html, comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})
     _print(output, results, place)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Caps:
-    """Caps on all trials together."""
-
-    queries: int | None
-    requests: int | None
-    usd: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +155,7 @@ class _Place:
         return TrialFile(self.folder / "trials.jsonl")
 
     @contextmanager
-    def locked(self, *, makes: bool) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Creates and locks the folder.
 
         Raises:
@@ -178,23 +163,17 @@ class _Place:
         """
         from filelock import FileLock, Timeout
 
-        if not makes:
-            yield
-            return
         self.state.make()
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as exc:
             raise ArgumentError(f"{self.folder}: cannot be created: {exc.strerror}") from exc
-        lock = FileLock(self.folder / "lock")
         try:
-            lock.acquire(timeout=0)
+            lock = FileLock(self.folder / "lock").acquire(timeout=0)
         except Timeout:
             raise ArgumentError(f"{self.folder}: another process runs this comparison") from None
-        try:
+        with lock:
             yield
-        finally:
-            lock.release()
 
 
 def _comparison(run: RunFile, methods: str | None, seeds: int) -> Comparison:
@@ -217,7 +196,7 @@ async def _run(
     comparison: Comparison,
     trials: list[Trial],
     place: _Place,
-    caps: _Caps,
+    caps: Budget,
     *,
     yes: bool,
 ) -> _Records:
@@ -294,21 +273,18 @@ async def _run_trials(
             raise
 
 
-def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
+def _guard(place: _Place, caps: Budget) -> TotalGuard | None:
     """The guard of the caps on all trials, which survives a crash."""
-    from fedone_sdk.budget import Budget, SqliteLedger
+    from fedone_sdk.budget import SqliteLedger
     from fedone_sdk.comparison import TotalGuard
 
     if caps.requests is None and caps.usd is None:
         return None
-    budget = Budget(
-        requests=caps.requests, usd=None if caps.usd is None else Decimal(str(caps.usd))
-    )
     ledger = SqliteLedger(place.folder / "ledger.sqlite", program="fedone compare")
-    return TotalGuard(budget, ledger=ledger)
+    return TotalGuard(caps.model_copy(update={"queries": None}), ledger=ledger)
 
 
-def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
+def _cost_lines(costs: Costs, total: int, missing: int, caps: Budget) -> Iterator[str]:
     """The estimated cost of all trials, as lines."""
     kept, beyond = total - missing, missing - costs.trials
     yield (

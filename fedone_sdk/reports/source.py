@@ -27,6 +27,12 @@ from fedone_sdk.vocabulary import Vocabulary
 _GZIP = b"\x1f\x8b"
 _MAX_RESULT_BYTES = 1 << 28
 
+_START_SHARE = 0.8
+"""Probability of a prompt's tokens in a warm start if the earlier alpha is not known."""
+
+_START_TOKENS = 32
+"""Maximum tokens of a position in a warm start."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun:
@@ -121,13 +127,6 @@ async def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
     return ReportedRun(result=result, spec=spec)
 
 
-_BELIEVED = 0.8
-"""Probability of a prompt's tokens if the earlier alpha is not known."""
-
-_MOST = 32
-"""Maximum tokens of a position."""
-
-
 def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
     """A run's alpha in the form of `PromptSpec.start`; for a result file, its prompt's tokens.
 
@@ -140,13 +139,15 @@ def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
     if run.alpha is None or run.vocabulary is None:
         if not run.result.prompt.tokens:
             raise ArchiveError(f"run {run.result.run_id!r} tunes no words")
-        return tuple({token: _BELIEVED} for token in run.result.prompt.tokens)
+        return tuple({token: _START_SHARE} for token in run.result.prompt.tokens)
     weights = run.alpha.astype(np.float64)
     start = []
     for position, row in enumerate(weights / weights.sum(axis=1, keepdims=True)):
         candidates = run.vocabulary.of_position(position)
         row = row[: len(candidates)]
-        likeliest = [at for at in np.argsort(-row, kind="stable")[:_MOST] if row[at] > row.mean()]
+        likeliest = [
+            at for at in np.argsort(-row, kind="stable")[:_START_TOKENS] if row[at] > row.mean()
+        ]
         # Rounded down, so that they do not sum to more than 1.
         shares = {at: math.floor(row[at] * 1e6) / 1e6 for at in likeliest}
         start.append({candidates[at]: share for at, share in shares.items() if share})

@@ -22,6 +22,18 @@ from fedone_sdk.simulation.plan import RunPlan, plan_run
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, TextPrompt, form_of
 
+DEFAULT_QUERIES = 200
+"""The default cap on training queries, without a command option or a RUN.yaml."""
+
+_NUM_SAMPLES = 10
+"""Default prompts per round, without a RUN.yaml."""
+
+_MOST_CLIENTS = 100
+_SHARE = 0.8
+"""The old prompt's share of a position's probability."""
+
+_MAX_NAME = 64
+
 BIAS_EXAMPLES = 128
 """Training examples that a bias is fitted on. On the companion feedback the fit has a standard
 deviation of 0.2 nats, which costs 0.005 nats and no measurable accuracy."""
@@ -156,19 +168,6 @@ class Retuning:
     def _queries(self, backend: LLMBackend, prompt: TextPrompt) -> list[Query]:
         spec = self.federation.spec
         return prediction_queries(backend, spec.task, prompt, self.examples, spec.method.batch_size)
-
-
-DEFAULT_QUERIES = 200
-"""The default cap on training queries, without a command option or a RUN.yaml."""
-
-_NUM_SAMPLES = 10
-"""Default prompts per round, without a RUN.yaml."""
-
-_MOST_CLIENTS = 100
-_SHARE = 0.8
-"""The old prompt's share of a position's probability."""
-
-_MAX_NAME = 64
 
 
 def retune_name(artefact: PromptArtefact, backend: str) -> str:
