@@ -118,12 +118,7 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
     """Writes or replaces a file atomically.
 
     The target of a link is replaced, and the link is kept. Pipes and devices are written directly.
-
-    Args:
-        option: Name of the option, for the message.
-        target: The file.
-        data: The contents; text is encoded as UTF-8.
-        mode: The file's mode, masked by the process's umask.
+    Text is encoded as UTF-8; the process's umask masks `mode`. Errors name the option.
 
     Raises:
         SpecError: It cannot be written.

@@ -43,18 +43,9 @@ async def run_here(
     tracking: Tracking | None = None,
     first: First | None = None,
 ) -> RunResult:
-    """Runs a federation to its end, or to the first Ctrl-C.
+    """Runs a federation to its end, or to the first Ctrl-C; see `simulate`.
 
-    Args:
-        federation: The run and its data.
-        source: The run's file, for errors.
-        backend: The model; not closed.
-        proposer: The model of ``prompt.proposer``; not closed.
-        transport: Transport of messages.
-        store: Store of the run.
-        state_dir: Folder of the clients' state.
-        tracking: Trackers of the run.
-        first: Work before the run begins; see `simulate`.
+    Errors name `source`, the run's file.
     """
     from fedone_sdk.baselines import trainer_of
     from fedone_sdk.simulation import simulate

@@ -22,8 +22,6 @@ class Standing:
     Attributes:
         entrant: The entrant.
         trials: By seed.
-        metric: Mean over the seeds; None without trials.
-        loss: Mean over the seeds; None without trials.
         difference: Its metric minus the first entrant's, paired; None for the first, without
             pairs, or for a metric that cannot be resampled.
         loss_difference: The same for the loss.
@@ -32,11 +30,19 @@ class Standing:
 
     entrant: Entrant
     trials: Mapping[int, TrialRecord]
-    metric: float | None
-    loss: float | None
     difference: Estimate | None
     loss_difference: Estimate | None
     reached: Mapping[int, int | None]
+
+    @property
+    def metric(self) -> float | None:
+        """Mean over the seeds; None without trials."""
+        return self.mean("metric")
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the seeds; None without trials."""
+        return self.mean("loss")
 
     @property
     def queries_to_target(self) -> float | None:
@@ -254,8 +260,6 @@ def results_of(
             Standing(
                 entrant=entrant,
                 trials=own,
-                metric=_mean([one.metric for one in own.values()]),
-                loss=_mean([one.loss for one in own.values()]),
                 difference=difference(task.metric, *pair, len(task.labels)),
                 loss_difference=difference("loss", *pair),
                 reached={
@@ -294,10 +298,6 @@ def _reached(record: TrialRecord, bar: float, *, lower: bool) -> int | None:
         if (point.metric <= bar) if lower else (point.metric >= bar):
             return point.queries
     return None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def _names(names: Sequence[str]) -> str:

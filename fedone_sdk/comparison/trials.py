@@ -66,11 +66,7 @@ class Trial:
 
 
 async def run_trial(trial: Trial, backend: LLMBackend) -> TrialRecord:
-    """Run a trial to its end.
-
-    Args:
-        trial: The trial.
-        backend: The model; the caller closes it.
+    """Run a trial to its end. The caller closes the backend.
 
     Raises:
         FedOneError: The trial failed, or its caps leave nothing for the measurement.

@@ -114,9 +114,6 @@ class _Node:
 class NodeServer:
     """A run and its nodes.
 
-    Args:
-        tuning: The run and its dependencies.
-
     Attributes:
         run: The served run; set inside the ``async with`` block.
     """

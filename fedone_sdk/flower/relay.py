@@ -168,9 +168,6 @@ Kept = dict[str, bytes]
 def kept_folder(before: Mapping[str, bytes]) -> Iterator[tuple[Path, Kept]]:
     """Create a folder with the stored files, for the duration of one message.
 
-    Args:
-        before: The stored files.
-
     Yields:
         The folder, and its files at the end of the ``with`` block.
     """

@@ -177,13 +177,11 @@ FORMS: Mapping[str, Callable[[PromptArtefact], str]] = {
 
 
 def in_form(artefact: PromptArtefact, form: str) -> str:
-    """An artefact in another form.
+    """An artefact in another form, one of `FORMS`.
 
-    Args:
-        artefact: The artefact.
-        form: One of `FORMS`: ``text`` is the prompt's exact text; ``template`` is `ready_text`;
-            ``dspy``, ``mlflow``, ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`,
-            `mlflow_prompt`, `langfuse_prompt` and `promptfoo_config`.
+    ``text`` is the prompt's exact text; ``template`` is `ready_text`; ``dspy``, ``mlflow``,
+    ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`, `mlflow_prompt`, `langfuse_prompt`
+    and `promptfoo_config`.
 
     Raises:
         SpecError: The prompt does not go into that form.

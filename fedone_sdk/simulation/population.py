@@ -65,13 +65,6 @@ class Population:
     offers one of them a seat, its `EdgeClient` is created and works as on a device: it claims the
     assignment, scores, and sends the update. It is kept for its next seat, with its run state and
     the memory of its method.
-
-    Args:
-        service: The aggregator's service, in this process.
-        devices: Creates the clients.
-
-    Attributes:
-        service: The service.
     """
 
     def __init__(self, service: Service, devices: Devices) -> None:

@@ -197,12 +197,7 @@ def by_probe(
 ) -> Duration:
     """Return the duration at the speed that a probe measured.
 
-    Args:
-        probe: The measurement.
-        startup_s: Seconds of the process before the probe.
-        training: Expected usage of training.
-        evaluation: Expected usage of evaluation.
-        rounds: Rounds of training.
+    The process took `startup_s` before the probe. Training has `rounds`; usages are expected ones.
     """
     startup = startup_s + probe.startup_s
     training_s = probe.training_s(
@@ -231,10 +226,6 @@ class _Meter(Wrapper):
         bursts: The measurements.
         first: Time of the first query, seconds of the event loop's clock.
         failure: The model's error.
-
-    Args:
-        inner: The timed backend.
-        enough_s: Seconds to measure.
     """
 
     def __init__(self, inner: LLMBackend, *, enough_s: float) -> None:
