@@ -2,6 +2,7 @@
 
 FedOneError
 ├── SpecError              a RUN.yaml, config or argument is invalid
+│   └── ArgumentError      an argument of a command or call is invalid
 ├── DataError              a data file or example cannot be used
 ├── ArchiveError           a run's archive is damaged, or cannot be imported here
 ├── MethodError            a method of the user's own failed during a run
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ArchiveError",
+    "ArgumentError",
     "BackendBlocked",
     "BackendError",
     "BackendUnavailable",
@@ -69,6 +71,13 @@ class SpecError(FedOneError):
         self.source = source
         self.problems = [problems] if isinstance(problems, str) else problems
         super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+
+
+class ArgumentError(SpecError):
+    """An argument of a command or call is invalid; the source is "arguments"."""
+
+    def __init__(self, problems: list[str] | str) -> None:
+        super().__init__(problems, source="arguments")
 
 
 class DataError(FedOneError):

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from fedone_sdk.baselines.fine_tuning import FineTuned, FineTuning
-from fedone_sdk.baselines.soft_prompts import PromptTuning, PTuningV2, SoftPromptTrainer
-from fedone_sdk.baselines.trainers import bare_model, trainer_of
+from fedone_sdk.baselines.soft_prompts import (
+    PromptTuning,
+    PTuningV2,
+    SoftPromptTrainer,
+    bare_model,
+    trainer_of,
+)
 
 __all__ = [
     "FineTuned",

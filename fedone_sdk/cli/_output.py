@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.errors import ArgumentError
+from fedone_sdk.files import replace_file
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Usage
@@ -28,6 +31,12 @@ def say(text: str) -> None:
     if sys.stdout is not None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """Prints a line to stderr; does nothing if that is closed."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
 
 
 class Output:
@@ -51,8 +60,8 @@ class Output:
             check_target("--json", self._file)
 
     def write_json(self, document: object) -> None:
-        """Writes the JSON atomically."""
-        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        """Writes the JSON atomically; pydantic models in it become objects."""
+        text = json.dumps(document, indent=2, ensure_ascii=False, default=_object_of) + "\n"
         if self._to_stdout:
             say(text)
         elif self._file is not None:
@@ -80,6 +89,65 @@ class Output:
             )
             style = "" if number else "bold"
             self.console.print(Text("  " + "  ".join([first, *others]).rstrip(), style=style))
+
+
+def check_target(option: str, target: Path) -> None:
+    """Checks that a file can be written.
+
+    Raises:
+        SpecError: It cannot be written.
+    """
+    place = _place(target)
+    folder = place.parent
+    # Pipes and devices need no write access to their folder.
+    written = place if _is_special(place) else folder
+    problem = (
+        f"there is no folder {folder}"
+        if not os.path.isdir(folder)
+        else f"{target} is a folder"
+        if os.path.isdir(place)
+        else f"{written} cannot be written to"
+        if not os.access(written, os.W_OK)
+        else None
+    )
+    if problem is not None:
+        raise ArgumentError(f"{option}: {problem}")
+
+
+def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:
+    """Writes or replaces a file atomically.
+
+    The target of a link is replaced, and the link is kept. Pipes and devices are written directly.
+    Text is encoded as UTF-8; the process's umask masks `mode`. Errors name the option.
+
+    Raises:
+        SpecError: It cannot be written.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    place = _place(target)
+    try:
+        if _is_special(place):
+            place.write_bytes(content)
+        else:
+            replace_file(place, content, mode=mode)
+    except OSError as exc:
+        raise ArgumentError(f"{option}: {target}: {exc.strerror or exc}") from exc
+
+
+def _place(target: Path) -> Path:
+    """The target of the file's links, unless that is a pipe without a name."""
+    if not target.is_symlink() or _is_special(target):
+        return target
+    return Path(os.path.realpath(target))
+
+
+def _is_special(path: Path) -> bool:
+    """Whether the path is a pipe or a device, such as `/dev/stdout`."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
+def _object_of(model: BaseModel) -> Any:
+    return model.model_dump(mode="json")
 
 
 def printable(text: str) -> str:

@@ -38,24 +38,26 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     usd = "" if result.cap.usd is None else f" of {result.cap.usd:g}"
     reason = f" ({result.reason})" if result.reason else ""
     took_part = {name for entry in result.history for name in entry.client_id.split(",")}
+    prompt, verdict = result.prompt, result.verdict
     facts = {
         "status": f"{result.status}{reason}, {plural(result.rounds, 'round')}",
-        **({} if result.verdict is None else {"verdict": result.verdict.text}),
-        "prompt so far" if result.status == "stopped" else "prompt": repr(result.prompt.text)
-        if result.prompt.tokens
+        "verdict": None if verdict is None else verdict.text,
+        "prompt so far" if result.status == "stopped" else "prompt": repr(prompt.text)
+        if prompt.tokens
         else "vectors, no words",
-        **{f"  {name}": repr(text) for name, text in (result.prompt.slots or {}).items()},
-        **(
-            {}
-            if result.prompt.labels is None
-            else {"label words": ", ".join(map(repr, result.prompt.labels.values()))}
+        **{f"  {name}": repr(text) for name, text in (prompt.slots or {}).items()},
+        "label words": None
+        if prompt.labels is None
+        else ", ".join(map(repr, prompt.labels.values())),
+        "label bias": None
+        if prompt.bias is None
+        else f"{bias_text(prompt.bias)}, belongs to the prompt",
+        # In one line, for runs without a verdict's table.
+        f"{result.metric.name} on dev": None
+        if verdict is not None and verdict.standings
+        else ", ".join(
+            f"{COMPARED[one.name].lower()} {_number(one.value)}" for one in result.standings
         ),
-        **(
-            {}
-            if result.prompt.bias is None
-            else {"label bias": f"{bias_text(result.prompt.bias)}, belongs to the prompt"}
-        ),
-        **_metrics_line(result),
         "queries": f"{spent.queries}{'' if cap is None else f' of {cap}'}"
         f" (evaluation: {result.evaluation.queries} more)",
         "billed requests": f"{spent.requests} (of them evaluation: {result.evaluation.requests}), "
@@ -63,30 +65,21 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         "cache hits": f"{result.cache.hits}",
         "clients": f"{len(took_part)}"
         f"{'' if num_clients is None else f' of {num_clients}'} took part",
-        **({} if result.devices is None else {"devices": devices_text(result.devices)}),
+        "devices": None if result.devices is None else devices_text(result.devices),
         "traffic": f"{size(result.communication.upload_bytes)} up, "
         f"{size(result.communication.download_bytes)} down",
         "time": f"{result.wall_s:.1f} s",
         "alpha_sha256": result.alpha_sha256,
+        "censored": f"{result.censoring.censored} of {result.censoring.values} label "
+        "log-probabilities are only upper bounds"
+        if result.censoring.censored
+        else None,
     }
-    if result.censoring.censored:
-        facts["censored"] = (
-            f"{result.censoring.censored} of {result.censoring.values} label log-probabilities "
-            "are only upper bounds"
-        )
     output.heading(f"{result.name} (run {result.run_id}, seed {result.seed})")
-    output.facts(facts)
-    if result.verdict is not None and result.verdict.standings:
+    output.facts({name: text for name, text in facts.items() if text is not None})
+    if verdict is not None and verdict.standings:
         output.console.print()
-        output.table(*_standings(result.metric.name, result.verdict))
-
-
-def _metrics_line(result: RunResult) -> dict[str, str]:
-    """The metric of each prompt in one line, for runs without a verdict's table."""
-    if result.verdict is not None and result.verdict.standings:
-        return {}
-    found = (f"{COMPARED[one.name].lower()} {_number(one.value)}" for one in result.standings)
-    return {f"{result.metric.name} on dev": ", ".join(found)}
+        output.table(*_standings(result.metric.name, verdict))
 
 
 def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:

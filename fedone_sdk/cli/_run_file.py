@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
+from fedone_sdk.errors import ArgumentError
+from fedone_sdk.spec import OnnxSpec, OwnMethodSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -91,10 +91,20 @@ class RunFile:
             return build_backend(spec, self.folder, guard=guard)
 
 
+def backend_of(run: RunFile | None, model: Path | None) -> LLMBackend:
+    """The model in a folder, else that of a run, else the embedded one."""
+    if run is not None and model is None:
+        return run.backend()
+    from fedone_sdk.backends.build import build_backend
+
+    with naming("arguments"):
+        return build_backend(OnnxSpec(model=None if model is None else str(model)))
+
+
 def _check_raised(caps: Budget | None, higher: Budget) -> None:
     try:
         if caps is None:
             raise ValueError("the run has no caps")
         caps.raised(higher)
     except ValueError as exc:
-        raise SpecError(f"--raise: {exc}", source="arguments") from exc
+        raise ArgumentError(f"--raise: {exc}") from exc

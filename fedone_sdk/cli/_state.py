@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError, SpecError
 
 if TYPE_CHECKING:
     from fedone_sdk.spec import RunSpec
@@ -78,8 +78,10 @@ class RunState:
         )
 
     @classmethod
-    def at(cls, store: Path) -> Self:
-        """The files for ``--store``."""
+    def of(cls, run_path: Path, name: str, store: Path | None) -> Self:
+        """The files for ``--store``, if it is given, else the default ones."""
+        if store is None:
+            return cls.next_to(run_path, name)
         return cls(
             store=store,
             clients=store.with_name(f"{store.name}.fedone-clients"),
@@ -163,10 +165,9 @@ class RunState:
     async def _clear(self, store: SqlStore, name: str) -> None:
         others = sorted(record.run_id for record in await store.runs() if record.run_id != name)
         if others:
-            raise SpecError(
+            raise ArgumentError(
                 f"--fresh: {self.store} holds other runs, too ({', '.join(others)}); "
-                "name another --store",
-                source="arguments",
+                "name another --store"
             )
         await store.clear()
 
@@ -203,8 +204,7 @@ class RunState:
 
 
 def _unusable(folder: Path) -> SpecError:
-    return SpecError(
+    return ArgumentError(
         f"{folder}: cannot be written, so the run cannot be kept there: --store FILE keeps it "
-        "elsewhere, --no-store keeps nothing",
-        source="arguments",
+        "elsewhere, --no-store keeps nothing"
     )

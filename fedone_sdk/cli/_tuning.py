@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._output import plural
+from fedone_sdk.cli._output import note, plural
+from fedone_sdk.cli._process import interruptible, stopping
 from fedone_sdk.cli._report import is_resumable
-from fedone_sdk.cli._signals import interruptible, stopping
 from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli.archives import stored_run
 from fedone_sdk.cli.progress import progress
@@ -43,18 +43,9 @@ async def run_here(
     tracking: Tracking | None = None,
     first: First | None = None,
 ) -> RunResult:
-    """Runs a federation to its end, or to the first Ctrl-C.
+    """Runs a federation to its end, or to the first Ctrl-C; see `simulate`.
 
-    Args:
-        federation: The run and its data.
-        source: The run's file, for errors.
-        backend: The model; not closed.
-        proposer: The model of ``prompt.proposer``; not closed.
-        transport: Transport of messages.
-        store: Store of the run.
-        state_dir: Folder of the clients' state.
-        tracking: Trackers of the run.
-        first: Work before the run begins; see `simulate`.
+    Errors name `source`, the run's file.
     """
     from fedone_sdk.baselines import trainer_of
     from fedone_sdk.simulation import simulate
@@ -63,7 +54,7 @@ async def run_here(
 
     def stop_gracefully() -> None:
         stop.set()
-        print("stopping, measuring the prompt so far; Ctrl-C again aborts", file=sys.stderr)
+        note("stopping, measuring the prompt so far; Ctrl-C again aborts")
 
     with (
         stopping(stop_gracefully),
@@ -138,25 +129,19 @@ def same_command() -> str:
     return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
 
 
-def _store(path: Path | None) -> Store | None:
-    from fedone_sdk.stores import SqlStore
-
-    return None if path is None else SqlStore.sqlite(path)
-
-
 class KeptRun:
     """A run's store, which is read after the run."""
 
     def __init__(self, path: Path | None) -> None:
-        from fedone_sdk.stores import MemoryStore
+        from fedone_sdk.stores import MemoryStore, SqlStore
 
         self._path = path
-        self.store: Store = _store(path) or MemoryStore()
+        self.store: Store = MemoryStore() if path is None else SqlStore.sqlite(path)
 
     def run(self, run_id: str) -> ReportedRun:
         """The stored run."""
         if self._path is not None:
-            return stored_run(run_id, None, None, str(self._path))
+            return stored_run(run_id, store=str(self._path))
         return asyncio.run(self._from_memory(run_id))
 
     async def _from_memory(self, run_id: str) -> ReportedRun:

@@ -28,16 +28,15 @@ from fedone_sdk.cli import (
     tokens,
     tune,
 )
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 
 
 class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[:1] == ["gateway"]:
-            raise SpecError(
+            raise ArgumentError(
                 "fedone gateway was removed: `fedone serve` has a gateway for devices; for other "
-                "programs start a LiteLLM proxy, and use kind openai with its base_url",
-                source="arguments",
+                "programs start a LiteLLM proxy, and use kind openai with its base_url"
             )
         return super().resolve_command(ctx, args)
 

@@ -13,57 +13,26 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._http import call
-from fedone_sdk.cli._options import JsonFile, header_value
-from fedone_sdk.cli._output import Output, plural, size
+from fedone_sdk.cli._options import (
+    JsonFile,
+    OptionalServer,
+    OptionalToken,
+    OwnRun,
+    RunId,
+    RunStore,
+    StoreUrl,
+    call,
+)
+from fedone_sdk.cli._output import Output, check_target, plural, size, write_file
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import default_store
-from fedone_sdk.errors import ArchiveError, SpecError
+from fedone_sdk.errors import ArchiveError, ArgumentError
 
 if TYPE_CHECKING:
     from fedone_sdk.reports import ReportedRun
     from fedone_sdk.stores import RunSnapshot, SqlStore
 
 T = TypeVar("T")
-
-RunId = Annotated[str, typer.Argument(metavar="RUN_ID")]
-Server = Annotated[str | None, typer.Option(metavar="URL", help="The aggregator.")]
-Token = Annotated[
-    str | None,
-    typer.Option(
-        "--admin-token",
-        metavar="T",
-        envvar="FEDONE_ADMIN_TOKEN",
-        callback=header_value,
-        help="The server's admin token.",
-    ),
-]
-StoreUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="STORE",
-        help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE.",
-    ),
-]
-OwnRun = Annotated[
-    Path | None,
-    typer.Option(
-        "--run",
-        metavar="RUN.yaml",
-        help="The run's file, if it names a method of your own: what is stored loads no code.",
-    ),
-]
-RunStore = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="STORE",
-        help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE. By default the store "
-        "of `fedone tune` in this folder's .fedone.",
-    ),
-]
 
 
 class ExportName(StrEnum):
@@ -75,8 +44,8 @@ class ExportName(StrEnum):
 
 def replay(
     run_id: RunId,
-    server: Server = None,
-    token: Token = None,
+    server: OptionalServer = None,
+    token: OptionalToken = None,
     store: RunStore = None,
     archive: Annotated[
         Path | None,
@@ -97,7 +66,7 @@ def replay(
         _one_of({"--server": server, "--store": store, "--archive": str(archive)})
         data = _read(archive)
     else:
-        data = _exported(run_id, server, token, store, with_credentials=False)
+        data = _exported(run_id, server, token, store)
     snapshot = _snapshot(data, run_id, str(archive or run_id))
     try:
         report = compare(snapshot)
@@ -132,8 +101,8 @@ def export_run(
         ExportName,
         typer.Option("--as", help="The run as an archive, or its prompt as an artefact."),
     ] = ExportName.archive,
-    server: Server = None,
-    token: Token = None,
+    server: OptionalServer = None,
+    token: OptionalToken = None,
     store: RunStore = None,
     with_credentials: Annotated[
         bool,
@@ -152,12 +121,12 @@ def export_run(
     load_own(run_path)
     if form == ExportName.prompt:
         if with_credentials:
-            raise SpecError("--with-credentials: does not go with --as prompt", source="arguments")
+            raise ArgumentError("--with-credentials: does not go with --as prompt")
         from fedone_sdk.reports import artefact_of
 
         target = target or Path(f"{run_id}.prompt.json")
         check_target("--output", target)
-        run = stored_run(run_id, server, token, store)
+        run = stored_run(run_id, server=server, token=token, store=store)
         write_file("--output", target, artefact_of(run).dump())
         typer.echo(f"{target}: prompt of run {run_id}, {plural(run.result.rounds, 'round')}")
         return
@@ -175,7 +144,7 @@ def load_own(run_path: Path | None) -> None:
 
 
 def stored_run(
-    run_id: str, server: str | None, token: str | None, store: str | None
+    run_id: str, *, server: str | None = None, token: str | None = None, store: str | None = None
 ) -> ReportedRun:
     """A run of a server or a store, for reports.
 
@@ -185,14 +154,13 @@ def stored_run(
     """
     from fedone_sdk.reports import run_of_archive
 
-    data = _exported(run_id, server, token, store, with_credentials=False)
-    return asyncio.run(run_of_archive(data))
+    return asyncio.run(run_of_archive(_exported(run_id, server, token, store)))
 
 
 def import_run(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="The archive.")],
-    server: Server = None,
-    token: Token = None,
+    server: OptionalServer = None,
+    token: OptionalToken = None,
     store: StoreUrl = None,
     run_path: OwnRun = None,
 ) -> None:
@@ -223,7 +191,7 @@ def _exported(
     token: str | None,
     store: str | None,
     *,
-    with_credentials: bool,
+    with_credentials: bool = False,
 ) -> bytes:
     from fedone_sdk.aggregator.archives import writing
 
@@ -250,7 +218,7 @@ def _in_store(where: str, serving: bool, work: Callable[[SqlStore], Awaitable[T]
 
     if "://" not in where:
         if not serving and not Path(where).is_file():
-            raise SpecError(f"--store: there is no file {where}", source="arguments")
+            raise ArgumentError(f"--store: there is no file {where}")
         store = SqlStore.sqlite(where, serving=serving)
     else:
         with naming("arguments"):
@@ -292,10 +260,10 @@ def _read(path: Path) -> bytes:
 
 def _required(token: str | None) -> str:
     if token is None:
-        raise SpecError("--admin-token: is required with --server", source="arguments")
+        raise ArgumentError("--admin-token: is required with --server")
     return token
 
 
 def _one_of(options: dict[str, str | None]) -> None:
     if sum(value is not None for value in options.values()) != 1:
-        raise SpecError(f"give one of {', '.join(options)}", source="arguments")
+        raise ArgumentError(f"give one of {', '.join(options)}")

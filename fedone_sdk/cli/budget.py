@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._options import JsonFile, group
 from fedone_sdk.cli._output import Output, moment
-from fedone_sdk.errors import SpecError, UnknownLease
+from fedone_sdk.errors import ArgumentError, SpecError, UnknownLease
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Account, OpenLease, OwnerState, SqliteLedger, Usage
 
-app = typer.Typer(
-    help="Show a ledger file, and release the leases of killed processes.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example: fedone budget show spent.db",
+app = group(
+    "Show a ledger file, and release the leases of killed processes.",
+    example="fedone budget show spent.db",
 )
 
 Ledger = Annotated[
@@ -46,8 +44,8 @@ def show(path: Ledger, json_file: JsonFile = None) -> None:
         account, leases = ledger.account(None), _stated(ledger.leases())
     output.write_json(
         {
-            "spent": account.spent.model_dump(mode="json"),
-            "leased": account.leased.model_dump(mode="json"),
+            "spent": account.spent,
+            "leased": account.leased,
             "leases": [_document(lease, state) for lease, state in leases],
         }
     )
@@ -90,7 +88,7 @@ def release(
 
     output = Output(json_file)
     if bool(lease_ids) == dead:
-        raise SpecError("give LEASE_IDs or --dead", source="arguments")
+        raise ArgumentError("give LEASE_IDs or --dead")
     with _opened(path) as ledger:
         chosen = _chosen(_stated(ledger.leases()), lease_ids, force=force)
         released = []
@@ -105,10 +103,10 @@ def release(
     output.write_json(
         {
             "released": [lease.lease_id for lease, _ in released],
-            "charged": _total(released, unspent).model_dump(mode="json"),
+            "charged": _total(released, unspent),
             "dry_run": dry_run,
-            "spent": account.spent.model_dump(mode="json"),
-            "leased": account.leased.model_dump(mode="json"),
+            "spent": account.spent,
+            "leased": account.leased,
         }
     )
     _print(output, path, account, released)
@@ -143,7 +141,7 @@ def _chosen(
             if state == "running" and lease.owner is not None
         ]
     if problems:
-        raise SpecError(problems, source="arguments")
+        raise ArgumentError(problems)
     return chosen
 
 
@@ -157,7 +155,7 @@ def _opened(path: Path) -> Iterator[SqliteLedger]:
     from fedone_sdk.budget import SqliteLedger
 
     if not path.is_file():
-        raise SpecError(f"there is no file {path}", source="arguments")
+        raise ArgumentError(f"there is no file {path}")
     try:
         if not SqliteLedger.is_ledger(path):
             raise SpecError("is no ledger of a budget", source=str(path))
@@ -180,7 +178,7 @@ def _document(lease: OpenLease, state: OwnerState) -> dict[str, object]:
     owner = lease.owner
     return {
         "lease_id": lease.lease_id,
-        "worst": lease.worst.model_dump(mode="json"),
+        "worst": lease.worst,
         "state": state,
         "host": owner and owner.host,
         "pid": owner and owner.pid,

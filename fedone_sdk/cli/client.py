@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -12,11 +13,10 @@ import structlog
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._logs import json_logs, quiet_logs
 from fedone_sdk.cli._options import header_value
-from fedone_sdk.cli._signals import stopping
+from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.data import load_examples
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.spec import BackendSpec, Spec, validate_spec
 from fedone_sdk.spec.privacy import RequiredPrivacy
 
@@ -160,7 +160,7 @@ def client(
     else:
         json_logs("warning" if quiet else "info")
     if backend is None and (model is not None or base_url is not None):
-        raise SpecError("--model and --base-url go with --backend", source="arguments")
+        raise ArgumentError("--model and --base-url go with --backend")
     required = _required(max_epsilon, delta, min_noise_multiplier, privacy_unit)
     examples = load_examples(data)
     own = None if backend is None else _own(backend, model, base_url)
@@ -196,9 +196,8 @@ def _required(
     }
     document = {name: value for name, value in given.items() if value is not None}
     if document and max_epsilon is None:
-        raise SpecError(
-            "--delta, --min-noise-multiplier and --privacy-unit go with --max-epsilon",
-            source="arguments",
+        raise ArgumentError(
+            "--delta, --min-noise-multiplier and --privacy-unit go with --max-epsilon"
         )
     return validate_spec(RequiredPrivacy, document, source="arguments") if document else None
 
@@ -231,12 +230,8 @@ def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:
 
 
 async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
-    async with edge:
-        try:
-            fits = await edge.check()
-        finally:
-            if own is not None:
-                await own.aclose()
+    async with edge, own or nullcontext():
+        fits = await edge.check()
     typer.echo(f"{server} accepts this client")
     for fit in fits:
         typer.echo(f"your rows fit {fit}")
@@ -246,12 +241,8 @@ async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:
 
 
 async def _work(edge: EdgeClient, own: LLMBackend | None) -> None:
-    async with edge:
-        try:
-            with stopping(edge.stop):
-                _log.info("working")
-                await edge.run_forever()
-                _log.info("done")
-        finally:
-            if own is not None:
-                await own.aclose()
+    async with edge, own or nullcontext():
+        with stopping(edge.stop):
+            _log.info("working")
+            await edge.run_forever()
+            _log.info("done")

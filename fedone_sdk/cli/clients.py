@@ -6,17 +6,14 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._http import Server, Token, call
-from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._options import JsonFile, Server, Token, call, group
 from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
 from fedone_sdk.messages import ClientInfo
 
-app = typer.Typer(
-    help="List enrolled devices, and revoke them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example: fedone clients list --server https://fedone.example",
+app = group(
+    "List enrolled devices, and revoke them.",
+    example="fedone clients list --server https://fedone.example",
 )
 
 
@@ -25,7 +22,7 @@ def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> No
     """List the clients."""
     output = Output(json_file)
     found = call(server, token, AdminClient.clients)
-    output.write_json([client.model_dump(mode="json") for client in found])
+    output.write_json(found)
     output.table(
         ["client", "name", "token", "runs", "signs", "enrolled", "revoked"],
         ([client.client_id, *_facts(client).values()] for client in found),
@@ -44,7 +41,7 @@ def revoke(
     """Revoke a client permanently."""
     output = Output(json_file)
     revoked = call(server, token, lambda admin: admin.revoke_client(client_id))
-    output.write_json(revoked.model_dump(mode="json"))
+    output.write_json(revoked)
     output.facts(_facts(revoked))
 
 

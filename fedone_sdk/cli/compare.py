@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedone_sdk import __version__
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import write_file
-from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
-from fedone_sdk.cli._output import Output, money
+from fedone_sdk.cli._output import Output, money, note, write_file
+from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._signals import stopping
 from fedone_sdk.cli._state import RunState
-from fedone_sdk.cli._trials import trial_progress
 from fedone_sdk.cli._tuning import same_command
+from fedone_sdk.cli.progress import trial_progress
 from fedone_sdk.cli.report import check_page
-from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.errors import ArgumentError, FedOneError
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -113,38 +112,22 @@ def compare(
     comparison = _comparison(run, methods, seeds)
     with naming(str(run.path)):
         trials = comparison.trials()
-    with place.locked(makes=not only_report):
-        if only_report:
-            records = comparison.known(trials, place.file)
-        else:
-            records = asyncio.run(
-                _run(
-                    run,
-                    comparison,
-                    trials,
-                    place,
-                    _Caps(queries=queries, requests=requests, usd=usd),
-                    yes=yes,
-                )
-            )
+    if only_report:
+        records = comparison.known(trials, place.file)
+    else:
+        money_cap = None if usd is None else Decimal(str(usd))
+        caps = Budget(queries=queries, requests=requests, usd=money_cap)
+        with place.locked():
+            records = asyncio.run(_run(run, comparison, trials, place, caps, yes=yes))
     if not records:
-        raise SpecError(f"there is nothing to report in {place.folder}", source="arguments")
+        raise ArgumentError(f"there is nothing to report in {place.folder}")
     results = comparison.results(trials, records, target=target)
     if html is not None:
         from fedone_sdk.comparison.page import comparison_html
 
         write_file("--html", html, comparison_html(results, same_command()))
-    output.write_json({"version": _version(), "run": str(run.path), **results.document()})
+    output.write_json({"version": __version__, "run": str(run.path), **results.document()})
     _print(output, results, place)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Caps:
-    """Caps on all trials together."""
-
-    queries: int | None
-    requests: int | None
-    usd: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +155,7 @@ class _Place:
         return TrialFile(self.folder / "trials.jsonl")
 
     @contextmanager
-    def locked(self, *, makes: bool) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Creates and locks the folder.
 
         Raises:
@@ -180,27 +163,17 @@ class _Place:
         """
         from filelock import FileLock, Timeout
 
-        if not makes:
-            yield
-            return
         self.state.make()
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as exc:
-            raise SpecError(
-                f"{self.folder}: cannot be created: {exc.strerror}", source="arguments"
-            ) from exc
-        lock = FileLock(self.folder / "lock")
+            raise ArgumentError(f"{self.folder}: cannot be created: {exc.strerror}") from exc
         try:
-            lock.acquire(timeout=0)
+            lock = FileLock(self.folder / "lock").acquire(timeout=0)
         except Timeout:
-            raise SpecError(
-                f"{self.folder}: another process runs this comparison", source="arguments"
-            ) from None
-        try:
+            raise ArgumentError(f"{self.folder}: another process runs this comparison") from None
+        with lock:
             yield
-        finally:
-            lock.release()
 
 
 def _comparison(run: RunFile, methods: str | None, seeds: int) -> Comparison:
@@ -223,7 +196,7 @@ async def _run(
     comparison: Comparison,
     trials: list[Trial],
     place: _Place,
-    caps: _Caps,
+    caps: Budget,
     *,
     yes: bool,
 ) -> _Records:
@@ -239,7 +212,10 @@ async def _run(
         )
         with naming(str(run.path)):
             await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
-            _check_caps(caps, backend)
+            if caps.usd is not None and "usd" not in backend.bounds:
+                raise ArgumentError(
+                    "--usd: the price of this model is not known; backend.prices names it"
+                )
             records = comparison.known(trials, place.file, backend.fingerprint)
             missing = [one for one in trials if (one.entrant.name, one.seed) not in records]
             spent = sum(record.queries for record in place.file.read())
@@ -251,16 +227,13 @@ async def _run(
                     f"--queries {caps.queries}: pays for none of the {len(missing)} missing trials"
                 )
                 if not records:
-                    raise SpecError(text, source="arguments")
-                _print_line(text)
+                    raise ArgumentError(text)
+                note(text)
             return records
         for line in _cost_lines(costs, len(trials), len(missing), caps):
-            _print_line(line)
+            note(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
-            raise SpecError(
-                "--yes: is required to begin, because this model may cost money",
-                source="arguments",
-            )
+            raise ArgumentError("--yes: is required to begin, because this model may cost money")
         try:
             await _run_trials(ahead, backend, place, records, total=len(trials))
         except FedOneError:
@@ -268,8 +241,8 @@ async def _run(
                 raise
             text = f"--requests, --usd: {guard.refusal}"
             if not records:
-                raise SpecError(text, source="arguments") from None
-            _print_line(text)
+                raise ArgumentError(text) from None
+            note(text)
         return records
 
 
@@ -290,45 +263,34 @@ async def _run_trials(
                 records[trial.entrant.name, trial.seed] = record
                 watch(Progress(total=total, kept=kept, done=len(records), failed=0, last=trial.key))
         except asyncio.CancelledError:
-            _print_line(
+            note(
                 f"stopped; {len(records)} of {total} trials are kept in {place.folder}, and the "
                 "same command continues from there"
             )
             raise typer.Exit(130) from None
         except FedOneError:
-            _print_line(f"{len(records)} of {total} trials are kept in {place.folder}")
+            note(f"{len(records)} of {total} trials are kept in {place.folder}")
             raise
 
 
-def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
+def _guard(place: _Place, caps: Budget) -> TotalGuard | None:
     """The guard of the caps on all trials, which survives a crash."""
-    from fedone_sdk.budget import Budget, SqliteLedger
+    from fedone_sdk.budget import SqliteLedger
     from fedone_sdk.comparison import TotalGuard
 
     if caps.requests is None and caps.usd is None:
         return None
-    budget = Budget(
-        requests=caps.requests, usd=None if caps.usd is None else Decimal(str(caps.usd))
-    )
     ledger = SqliteLedger(place.folder / "ledger.sqlite", program="fedone compare")
-    return TotalGuard(budget, ledger=ledger)
+    return TotalGuard(caps.model_copy(update={"queries": None}), ledger=ledger)
 
 
-def _check_caps(caps: _Caps, backend: LLMBackend) -> None:
-    if caps.usd is not None and "usd" not in backend.bounds:
-        raise SpecError(
-            "--usd: the price of this model is not known; backend.prices names it",
-            source="arguments",
-        )
-
-
-def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
+def _cost_lines(costs: Costs, total: int, missing: int, caps: Budget) -> Iterator[str]:
     """The estimated cost of all trials, as lines."""
-    kept = total - missing
+    kept, beyond = total - missing, missing - costs.trials
     yield (
         f"{costs.trials} of {total} trials to run"
         f"{f', {kept} are there already' if kept else ''}"
-        f"{_beyond(missing - costs.trials, caps)}"
+        f"{f', {beyond} are beyond --queries {caps.queries}' if beyond else ''}"
     )
     yield (
         f"  at most {costs.training_queries:,} training queries, and {costs.evaluation_queries:,} "
@@ -342,10 +304,6 @@ def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator
         )
     for warning in costs.warnings:
         yield f"  warning: {warning}"
-
-
-def _beyond(count: int, caps: _Caps) -> str:
-    return f", {count} are beyond --queries {caps.queries}" if count else ""
 
 
 def _print(output: Output, results: Results, place: _Place) -> None:
@@ -362,14 +320,4 @@ def _print(output: Output, results: Results, place: _Place) -> None:
         output.console.print(f"  {len(results.missing)} trials are not there yet")
     output.console.print()
     output.console.print(results.conclusion)
-    _print_line(f"kept in {place.folder}")
-
-
-def _print_line(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-def _version() -> str:
-    from fedone_sdk import __version__
-
-    return __version__
+    note(f"kept in {place.folder}")

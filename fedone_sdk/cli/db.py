@@ -9,29 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.errors import SpecError
+from fedone_sdk.cli._options import SchemaStore, group
+from fedone_sdk.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedone_sdk.stores import SqlStore
 
-app = typer.Typer(
-    help="Show and upgrade the schema of a store.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example: fedone db upgrade config.yaml",
-)
+app = group("Show and upgrade the schema of a store.", example="fedone db upgrade config.yaml")
 
 Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="The service.")]
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--store", metavar="URL", help="A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
-    ),
-]
 
 
 @app.command(epilog="Example: fedone db upgrade --store postgresql://fedone@db.example/fedone")
-def upgrade(config_path: Config = None, url: Url = None) -> None:
+def upgrade(config_path: Config = None, url: SchemaStore = None) -> None:
     """Upgrade a store to the newest schema; its contents are kept.
 
     Stop every server on it first, and make a backup. Without arguments the store is that of the
@@ -49,7 +39,7 @@ def upgrade(config_path: Config = None, url: Url = None) -> None:
 
 
 @app.command(epilog="Example: fedone db current config.yaml")
-def current(config_path: Config = None, url: Url = None) -> None:
+def current(config_path: Config = None, url: SchemaStore = None) -> None:
     """Print the schema of a store; exits with 1 if the store must be upgraded."""
     from fedone_sdk.stores.sql.schema import HEAD
 
@@ -65,7 +55,7 @@ def current(config_path: Config = None, url: Url = None) -> None:
 
 def _store(config_path: Path | None, url: str | None) -> SqlStore:
     if config_path is not None and url is not None:
-        raise SpecError("give CONFIG.yaml or --store, not both", source="arguments")
+        raise ArgumentError("give CONFIG.yaml or --store, not both")
     if url is not None:
         from fedone_sdk.stores import SqlStore
 

@@ -14,11 +14,10 @@ import typer
 
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._logs import quiet_logs
-from fedone_sdk.cli._output import Output, plural
+from fedone_sdk.cli._output import Output, check_target, plural, write_file
+from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.data import label_columns, load_examples, split_dev, text_columns
-from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.errors import ArgumentError, BackendError, MissingExtraError, SpecError
 
 _DEV_SHARE = 0.2
 _SAMPLES = 6
@@ -62,7 +61,7 @@ def init(
     for file in (target, train_path, dev_path):
         check_target("--output", file)
         if file.exists():
-            raise SpecError(f"{file} exists, and is not overwritten", source="arguments")
+            raise ArgumentError(f"{file} exists, and is not overwritten")
     with naming(str(data)):
         rows = load_examples(data)
         label = _chosen("--label", label, label_columns(rows), list(rows[0]))
@@ -71,7 +70,8 @@ def init(
     backend = _backend_of(_model(model), target.parent)
     values = sorted({str(row[label]) for row in rows})
     words = asyncio.run(_label_words(backend, target.parent, values))
-    draft = _Draft(
+    clients = max(1, min(20, len(train) // 16))
+    run_yaml = _run_yaml(
         name=name[:64],
         text=text,
         label=label,
@@ -79,10 +79,9 @@ def init(
         words=words,
         train=train_path.name,
         dev=dev_path.name,
-        clients=max(1, min(20, len(train) // 16)),
+        clients=clients,
         queries=queries,
     )
-    run_yaml = draft.text_of()
     for file, part in ((train_path, train), (dev_path, dev)):
         lines = (json.dumps({"text": row[text], "label": row[label]}) for row in part)
         write_file("--output", file, "".join(f"{line}\n" for line in lines))
@@ -94,7 +93,7 @@ def init(
             "label words": ", ".join(
                 f"{value}: {word.text!r}{word.note}" for value, word in words.items()
             ),
-            str(train_path): f"{plural(len(train), 'row')}, on {plural(draft.clients, 'device')}",
+            str(train_path): f"{plural(len(train), 'row')}, on {plural(clients, 'device')}",
             str(dev_path): f"{plural(len(dev), 'row')}, which only measure the prompt",
         }
     )
@@ -177,51 +176,48 @@ async def _label_words(
     return chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Draft:
-    """The values of a RUN.yaml."""
+def _run_yaml(
+    *,
+    name: str,
+    text: str,
+    label: str,
+    backend: Mapping[str, Any],
+    words: Mapping[str, _Word],
+    train: str,
+    dev: str,
+    clients: int,
+    queries: int,
+) -> str:
+    """The contents of the file, which are a valid run."""
+    import yaml
 
-    name: str
-    text: str
-    label: str
-    backend: Mapping[str, Any]
-    words: Mapping[str, _Word]
-    train: str
-    dev: str
-    clients: int
-    queries: int
+    from fedone_sdk.spec import RunSpec, validate_spec
 
-    def text_of(self) -> str:
-        """The file, which is a valid run."""
-        import yaml
-
-        from fedone_sdk.spec import RunSpec, validate_spec
-
-        masked = self.backend["kind"] == "onnx"
-        labels = "\n".join(
-            f"    {_yaml(value)}: {_yaml(word.text)}{f'  #{word.note}' if word.note else ''}"
-            for value, word in self.words.items()
-        )
-        form = (
-            _MASKED.format(aspect=_plain(self.label).capitalize())
-            if masked
-            else _CHAT.format(text=_yaml(_plain(self.text)), aspect=_yaml(_plain(self.label)))
-        )
-        document = _RUN.format(
-            name=_yaml(self.name),
-            form=form,
-            labels=labels,
-            train=_yaml(self.train),
-            dev=_yaml(self.dev),
-            clients=self.clients,
-            prompt=_WORDS if masked else _SLOTS,
-            samples=_SAMPLES,
-            queries=self.queries,
-            rounds=_ROUNDS * max(1, self.queries // _SAMPLES),
-            backend=_yaml(dict(self.backend)),
-        )
-        validate_spec(RunSpec, yaml.safe_load(document), source="the new run")
-        return document
+    masked = backend["kind"] == "onnx"
+    labels = "\n".join(
+        f"    {_yaml(value)}: {_yaml(word.text)}{f'  #{word.note}' if word.note else ''}"
+        for value, word in words.items()
+    )
+    form = (
+        _MASKED.format(aspect=_plain(label).capitalize())
+        if masked
+        else _CHAT.format(text=_yaml(_plain(text)), aspect=_yaml(_plain(label)))
+    )
+    document = _RUN.format(
+        name=_yaml(name),
+        form=form,
+        labels=labels,
+        train=_yaml(train),
+        dev=_yaml(dev),
+        clients=clients,
+        prompt=_WORDS if masked else _SLOTS,
+        samples=_SAMPLES,
+        queries=queries,
+        rounds=_ROUNDS * max(1, queries // _SAMPLES),
+        backend=_yaml(dict(backend)),
+    )
+    validate_spec(RunSpec, yaml.safe_load(document), source="the new run")
+    return document
 
 
 def _plain(name: str) -> str:

@@ -14,14 +14,12 @@ from fedone_sdk.backends.local_models import (
     models_folder,
 )
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._options import JsonFile, group
 from fedone_sdk.cli._output import Output, say, size
 
-app = typer.Typer(
-    help="List and fetch local models for `backend.model`.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example: fedone models get smollm2-135m-instruct",
+app = group(
+    "List and fetch local models for `backend.model`.",
+    example="fedone models get smollm2-135m-instruct",
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of `fedone models list`.")]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed, Transport, TransportName
 from fedone_sdk.cli._output import Output, money, plural, size
+from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def plan(
     output = Output(json_file)
     quiet_logs()
     found, local = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe, transport))
-    output.write_json(found.model_dump(mode="json"))
+    output.write_json(found)
     _print(output, found, _time(found, local=local, probe=probe))
 
 

@@ -1,9 +1,9 @@
-"""Progress of a run: a live line on a terminal, else plain lines."""
+"""Progress of a run or of an experiment: a bar on a terminal, else plain lines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.experiments.engine import Progress as TrialProgress
 
 _SMOOTHING = 0.1
 """Weight of the newest round in the displayed mean loss, which smooths single mini-batches."""
@@ -26,13 +27,35 @@ _SMOOTHING = 0.1
 _LINE_EVERY_S = 1.0
 
 
-class Progress:
-    """Observer of a run, with its progress as `text`."""
+class _Bar:
+    """A bar, with a text of at most 80 columns below it."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.text = "starting"
         self.share = 0.0
+
+    def __rich__(self) -> Group:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            Text(self.title, style="bold"), ProgressBar(total=1.0, completed=self.share, width=40)
+        )
+        return Group(bar, Text(self.text, no_wrap=True, overflow="ellipsis"))
+
+
+def _time_left(began: float, done: float, left: float) -> str:
+    """The remaining time of work at its speed since `began`; nothing if it is not known."""
+    if done <= 0 or left <= 0:
+        return ""
+    seconds = (time.monotonic() - began) * left / done
+    return f", {seconds:.0f} s left" if seconds < 100 else f", {seconds / 60:.0f} min left"
+
+
+class Progress(_Bar):
+    """Observer of a run, with its progress as `text`."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
         self._loss: float | None = None
         self._metric = ""
         self._seen = 0
@@ -84,21 +107,13 @@ class Progress:
         cap = "" if budget is None or budget.queries is None else f"/{budget.queries}"
         traffic = run.counters.communication
         loss = "" if self._loss is None else f", loss {self._loss:.3f}"
+        began, done_before = self._began or (0.0, 1.0)
+        left = _time_left(began, self.share - done_before, 1 - self.share)
         return (
             f"round {state.round}/{run.spec.rounds}{loss}{self._metric}, "
             f"queries {state.account.spent.queries}{cap}, "
-            f"{size(traffic.upload_bytes + traffic.download_bytes)}{self._time_left()}"
+            f"{size(traffic.upload_bytes + traffic.download_bytes)}{left}"
         )
-
-    def _time_left(self) -> str:
-        if self._began is None:
-            return ""
-        began, done_before = self._began
-        done = self.share - done_before
-        if done <= 0 or self.share >= 1:
-            return ""
-        seconds = (time.monotonic() - began) * (1 - self.share) / done
-        return f", {seconds:.0f} s left" if seconds < 100 else f", {seconds / 60:.0f} min left"
 
 
 def _share(run: ServedRun) -> float:
@@ -131,17 +146,6 @@ class _Lines(Progress):
             self._rounds = self._rounds or first
 
 
-class _Bar(Progress):
-    """A bar, with a text of at most 80 columns below it."""
-
-    def __rich__(self) -> Group:
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(
-            Text(self.title, style="bold"), ProgressBar(total=1.0, completed=self.share, width=40)
-        )
-        return Group(bar, Text(self.text, no_wrap=True, overflow="ellipsis"))
-
-
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
     """Shows progress on stderr inside the context."""
@@ -149,6 +153,44 @@ def progress(title: str) -> Iterator[Progress]:
     if not console.is_terminal:
         yield _Lines(title, console)
         return
-    bar = _Bar(title)
-    with Live(bar, console=console, transient=True, refresh_per_second=8):
-        yield bar
+    shown = Progress(title)
+    with Live(shown, console=console, transient=True, refresh_per_second=8):
+        yield shown
+
+
+class _Trials(_Bar):
+    """Observer of an experiment's engine, with its progress as `text`."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
+        self._began = time.monotonic()
+
+    def __call__(self, progress: TrialProgress) -> None:
+        ended = progress.done + progress.failed
+        self.share = ended / progress.total
+        kept = f" ({progress.kept} were there already)" if progress.kept else ""
+        failed = f", {progress.failed} failed" if progress.failed else ""
+        left = _time_left(self._began, ended - progress.kept, progress.total - ended)
+        last = f", last {progress.last}" if progress.last else ""
+        self.text = f"{ended} of {progress.total} trials{kept}{failed}{left}{last}"
+
+
+@contextmanager
+def trial_progress(title: str) -> Iterator[Callable[[TrialProgress], None]]:
+    """Shows progress on stderr inside the context; each failure is a separate line."""
+    console, trials = terminal(stderr=True), _Trials(title)
+
+    def note(progress: TrialProgress) -> None:
+        trials(progress)
+        if progress.failure is not None:
+            console.print(f"{title}: {progress.last} failed: {progress.failure}")
+        if progress.note is not None:
+            console.print(progress.note)
+        if not console.is_terminal:
+            console.print(f"{title}: {trials.text}")
+
+    if not console.is_terminal:
+        yield note
+        return
+    with Live(trials, console=console, transient=True, refresh_per_second=4):
+        yield note

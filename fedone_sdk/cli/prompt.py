@@ -14,26 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._logs import quiet_logs
-from fedone_sdk.cli._options import JsonFile
-from fedone_sdk.cli._output import Output, money, plural, say, terminal
-from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli.archives import OwnRun, load_own, stored_run
+from fedone_sdk.cli._options import JsonFile, OwnRun, group
+from fedone_sdk.cli._output import Output, check_target, money, plural, say, terminal, write_file
+from fedone_sdk.cli._process import quiet_logs
+from fedone_sdk.cli._run_file import RunFile, backend_of
+from fedone_sdk.cli.archives import load_own, stored_run
 from fedone_sdk.data import load_examples
-from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.spec import OnnxSpec
+from fedone_sdk.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.reports import Labelled, PromptArtefact, ReportedRun
+    from fedone_sdk.reports import Labelled, ReportedRun
     from fedone_sdk.task import Example, TaskSpec
 
-app = typer.Typer(
-    help="Check a tuned prompt, and use it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example: fedone prompt use sst2.prompt.json --data texts.jsonl",
+app = group(
+    "Check a tuned prompt, and use it.",
+    example="fedone prompt use sst2.prompt.json --data texts.jsonl",
 )
 
 _SQLITE = b"SQLite format 3\0"
@@ -110,7 +105,7 @@ def _run_of(against: str, run_id: str) -> ReportedRun:
     from fedone_sdk.reports import read_run
 
     if "://" in against or _begins(Path(against), _SQLITE):
-        return stored_run(run_id, None, None, against)
+        return stored_run(run_id, store=against)
     return asyncio.run(read_run(Path(against)))
 
 
@@ -165,7 +160,7 @@ def use(
     The output is JSON lines with the label and each label's log-probability. Without --run and
     --model the embedded model is used.
     """
-    from fedone_sdk.reports import in_form, read_artefact
+    from fedone_sdk.reports import in_form, label_examples, read_artefact
 
     quiet_logs()
     artefact = read_artefact(path)
@@ -173,15 +168,26 @@ def use(
         check_target("--output", target)
     if data is None:
         if run_path is not None or model is not None or any_model:
-            raise SpecError("--data: is required to use a model", source="arguments")
+            raise ArgumentError("--data: is required to use a model")
         with naming(str(path)):
             _say(in_form(artefact, form.value), target)
         return
     examples = _examples(data, artefact.task)
-    backend = _backend(run_path, model)
+    if run_path is not None and model is not None:
+        raise ArgumentError("give one of --run, --model")
+    backend = backend_of(None if run_path is None else RunFile.load(run_path), model)
+
+    async def labelled() -> Labelled:
+        async with backend:
+            return await label_examples(backend, artefact, examples, any_model=any_model)
+
     with naming(str(path)):
-        found = asyncio.run(_labelled(backend, artefact, examples, any_model))
-    _say("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in _rows(found)), target)
+        found = asyncio.run(labelled())
+    rows: Iterable[dict[str, Any]] = (
+        {"text": text} if text is not None else {"label": label, "scores": scores}
+        for label, scores, text in zip(found.labels, found.scores, found.texts, strict=True)
+    )
+    _say("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), target)
     usage = found.usage
     terminal(stderr=True).print(
         f"{len(examples)} labelled, {plural(usage.requests, 'request')}, "
@@ -196,31 +202,6 @@ def _say(text: str, target: Path | None) -> None:
         # A terminal gets a final line break, a program the exact text.
         end = "\n" if os.isatty(1) and not text.endswith("\n") else ""
         say(f"{text}{end}")
-
-
-async def _labelled(
-    backend: LLMBackend, artefact: PromptArtefact, examples: list[Example], any_model: bool
-) -> Labelled:
-    from fedone_sdk.reports import label_examples
-
-    async with backend:
-        return await label_examples(backend, artefact, examples, any_model=any_model)
-
-
-def _rows(found: Labelled) -> Iterable[dict[str, Any]]:
-    for label, scores, text in zip(found.labels, found.scores, found.texts, strict=True):
-        yield {"text": text} if text is not None else {"label": label, "scores": scores}
-
-
-def _backend(run_path: Path | None, model: Path | None) -> LLMBackend:
-    if run_path is not None and model is not None:
-        raise SpecError("give one of --run, --model", source="arguments")
-    if run_path is not None:
-        return RunFile.load(run_path).backend()
-    from fedone_sdk.backends.build import build_backend
-
-    with naming("arguments"):
-        return build_backend(OnnxSpec(model=None if model is None else str(model)))
 
 
 def _examples(data: str, task: TaskSpec) -> list[Example]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk import assets
-from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
-from fedone_sdk.cli._output import Output, printable
+from fedone_sdk.cli._output import Output, check_target, note, printable, write_file
+from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._report import exit_code, print_exchanges, print_result
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tuning import run_here
@@ -94,7 +92,7 @@ def quickstart(
     output.write_json(
         {
             **found.alpha.model_dump(mode="json"),
-            "losses_exchange": None if losses is None else losses.model_dump(mode="json"),
+            "losses_exchange": losses,
         }
     )
     print_result(output, found.alpha, num_clients=len(federation.shards))
@@ -122,7 +120,7 @@ def _available(model: _Model) -> _Model:
         if not is_present(local_model(model)):
             fetch(model)
     except SpecError as exc:
-        print(f"{exc}; using the embedded mini model", file=sys.stderr)
+        note(f"{exc}; using the embedded mini model")
         return _Model.mini
     return model
 

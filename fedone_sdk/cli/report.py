@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._output import plural
+from fedone_sdk.cli._options import OptionalServer, OptionalToken, RunStore
+from fedone_sdk.cli._output import check_target, plural, write_file
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import default_store
-from fedone_sdk.cli.archives import RunStore, Server, Token, load_own, stored_run
-from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.cli.archives import load_own, stored_run
+from fedone_sdk.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from fedone_sdk.reports import ReportedRun
@@ -50,8 +50,8 @@ def report(
         ),
     ] = None,
     store: RunStore = None,
-    server: Server = None,
-    token: Token = None,
+    server: OptionalServer = None,
+    token: OptionalToken = None,
 ) -> None:
     """Write the results and cost of a run as one page that needs no network.
 
@@ -66,9 +66,12 @@ def report(
     suffix = ".md" if markdown else ".html"
     target = target or Path(f"{name}{suffix}")
     if markdown and target.suffix != ".md":
-        raise SpecError(f"--output: {target} must end in .md", source="arguments")
+        raise ArgumentError(f"--output: {target} must end in .md")
     check_report("--output", target)
-    run = stored_run(source, server, token, store) if stored else _of_file(Path(source), run_path)
+    if stored:
+        run = stored_run(source, server=server, token=token, store=store)
+    else:
+        run = _of_file(Path(source), run_path)
     for file in write_report("--output", target, run):
         typer.echo(f"{file}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 
@@ -89,7 +92,7 @@ def check_report(option: str, target: Path) -> None:
         SpecError: The suffix is not supported, or the file cannot be written.
     """
     if target.suffix not in (".html", ".md"):
-        raise SpecError(f"{option}: {target} must end in .html or .md", source="arguments")
+        raise ArgumentError(f"{option}: {target} must end in .html or .md")
     check_target(option, target)
     if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
         raise MissingExtraError("a report", extra="report")
@@ -98,7 +101,7 @@ def check_report(option: str, target: Path) -> None:
 def check_page(option: str, target: Path) -> None:
     """`check_report` for pages that exist only as HTML."""
     if target.suffix != ".html":
-        raise SpecError(f"{option}: {target} must end in .html", source="arguments")
+        raise ArgumentError(f"{option}: {target} must end in .html")
     check_report(option, target)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,26 +11,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import JsonFile, Seed, Transport, TransportName
-from fedone_sdk.cli._output import Output, money
+from fedone_sdk.cli._output import Output, check_target, money, note, write_file
+from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._report import exit_code
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.data import load_examples
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import load_backend
 
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.reports import PromptArtefact
     from fedone_sdk.reports.retune_page import RetunePage
     from fedone_sdk.reports.retuned import Retuned
     from fedone_sdk.simulation.retune import RetunePlan, Retuning
-    from fedone_sdk.spec import BackendSpec, RunSpec
 
 
 def retune(
@@ -117,8 +113,8 @@ def retune(
     PROMPT.json, so that the same command continues after a stop or a crash.
     """
     from fedone_sdk.reports import read_artefact
-    from fedone_sdk.simulation.retune import Retuning
-    from fedone_sdk.simulation.retune_spec import retune_name
+    from fedone_sdk.reports.retune_page import retune_page
+    from fedone_sdk.simulation.retune import Retuning, retune_name, retune_spec
 
     output = Output(json_file)
     quiet_logs()
@@ -128,28 +124,43 @@ def retune(
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
     _check_targets(target, html, store, name, overwrite=overwrite)
-    spec = _spec(path, artefact, backend, name, run_path, train, dev, queries, seed)
+    num_examples = 0 if train is None else len([*load_examples(train)])
+    with naming(str(run_path or path)):
+        spec = retune_spec(
+            artefact,
+            backend,
+            name=name,
+            run=None if run_path is None else RunFile.load(run_path).spec,
+            train=train,
+            dev=dev,
+            num_examples=num_examples,
+            queries=queries,
+            seed=seed,
+        )
     run = RunFile(path=run_path or Path("arguments"), spec=spec)
     move = Retuning(artefact=artefact, federation=run.federation())
     model = RunFile(path=backend_path, spec=spec)
     estimate = asyncio.run(_plan(model, move))
     if plan:
-        output.write_json(estimate.model_dump(mode="json"))
-        _print_plan(output, name, estimate)
+        output.write_json(estimate)
+        output.heading(f"{name}: estimated cost")
+        output.console.print(f"  {_cost(estimate)}")
+        for warning in estimate.run.warnings:
+            output.console.print(f"  warning: {warning}")
         return
-    state = RunState.next_to(path, name) if store is None else RunState.at(store)
+    state = RunState.of(path, name, store)
     kept = KeptRun(state.store)
     with abortable(state):
         known, result, found = asyncio.run(
             _retune(model, move, estimate, state, kept, transport, fresh)
         )
-    page = _page(artefact, found, estimate, result)
+    page = retune_page(artefact, found, estimate, result)
     final = exit_code(result) == 0
     document = {
         **found.model_dump(mode="json"),
         "verdict": page.verdict,
-        "plan": estimate.model_dump(mode="json"),
-        "run": result.model_dump(mode="json"),
+        "plan": estimate,
+        "run": result,
         "output": str(target) if final else None,
     }
     # These results are paid for, so a failure to write one must not prevent the others.
@@ -161,9 +172,9 @@ def retune(
             last_first.callback(_write_prompt, kept, result.run_id, target)
         last_first.callback(output.write_json, document)
     if final:
-        print(f"{target}: the new prompt", file=sys.stderr)
+        note(f"{target}: the new prompt")
     for line in next_steps(spec, result, state, known):
-        print(line, file=sys.stderr)
+        note(line)
     raise typer.Exit(exit_code(result))
 
 
@@ -171,9 +182,9 @@ def _check_data(run_path: Path | None, train: str | None, dev: str | None) -> No
     given = {"--data": train, "--dev": dev}
     for option, value in given.items():
         if run_path is not None and value is not None:
-            raise SpecError(f"{option}: does not go with --run", source="arguments")
+            raise ArgumentError(f"{option}: does not go with --run")
         if run_path is None and value is None:
-            raise SpecError(f"{option}: is required without --run", source="arguments")
+            raise ArgumentError(f"{option}: is required without --run")
 
 
 def _check_targets(
@@ -185,9 +196,8 @@ def _check_targets(
     if store is not None:
         check_target("--store", store)
     if target.is_file() and not overwrite and not _is_of(target, name):
-        raise SpecError(
-            f"--output: {target} exists and is not of run {name!r}; --overwrite replaces it",
-            source="arguments",
+        raise ArgumentError(
+            f"--output: {target} exists and is not of run {name!r}; --overwrite replaces it"
         )
 
 
@@ -199,34 +209,6 @@ def _is_of(target: Path, name: str) -> bool:
         return read_artefact(target).run_id == name
     except SpecError:
         return False
-
-
-def _spec(
-    path: Path,
-    artefact: PromptArtefact,
-    backend: BackendSpec,
-    name: str,
-    run_path: Path | None,
-    train: str | None,
-    dev: str | None,
-    queries: int | None,
-    seed: int | None,
-) -> RunSpec:
-    from fedone_sdk.simulation.retune_spec import retune_spec
-
-    rows = 0 if train is None else len([*load_examples(train)])
-    with naming(str(run_path or path)):
-        return retune_spec(
-            artefact,
-            backend,
-            name=name,
-            run=None if run_path is None else RunFile.load(run_path).spec,
-            train=train,
-            dev=dev,
-            num_examples=rows,
-            queries=queries,
-            seed=seed,
-        )
 
 
 async def _plan(model: RunFile, move: Retuning) -> RetunePlan:
@@ -260,7 +242,7 @@ async def _retune(
                 model=backend.fingerprint,
             )
         # The estimate is printed before any request.
-        print(f"{federation.spec.name}: {_cost(estimate)}", file=sys.stderr)
+        note(f"{federation.spec.name}: {_cost(estimate)}")
         result = await run_here(
             federation,
             source=model.path,
@@ -273,24 +255,13 @@ async def _retune(
         found = await measure_retuned(
             backend,
             move.artefact,
-            federation.spec,
-            federation.dev,
+            federation,
             result.prompt,
             move.biases,
             finished=exit_code(result) == 0,
             bare=move.bare,
-            score=federation.score,
-            measure=federation.measure,
         )
     return known, result, found
-
-
-def _page(
-    artefact: PromptArtefact, found: Retuned, estimate: RetunePlan, result: RunResult
-) -> RetunePage:
-    from fedone_sdk.reports.retune_page import retune_page
-
-    return retune_page(artefact, found, estimate, result)
 
 
 def _cost(plan: RetunePlan) -> str:
@@ -300,13 +271,6 @@ def _cost(plan: RetunePlan) -> str:
         f"about {plan.expected.requests} requests, {plan.expected.prompt_tokens} prompt tokens and "
         f"USD {expected}, {most} at most"
     )
-
-
-def _print_plan(output: Output, name: str, plan: RetunePlan) -> None:
-    output.heading(f"{name}: estimated cost")
-    output.console.print(f"  {_cost(plan)}")
-    for warning in plan.run.warnings:
-        output.console.print(f"  warning: {warning}")
 
 
 def _print(output: Output, page: RetunePage) -> None:

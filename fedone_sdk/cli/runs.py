@@ -10,27 +10,29 @@ import typer
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.cli import archives
-from fedone_sdk.cli._http import Server, Token, call
-from fedone_sdk.cli._logs import quiet_logs
-from fedone_sdk.cli._options import JsonFile, Trackers
+from fedone_sdk.cli._options import (
+    JsonFile,
+    RunId,
+    Server,
+    Token,
+    Trackers,
+    call,
+    group,
+    tracking_of,
+)
 from fedone_sdk.cli._output import Output, money, plural
+from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli._report import print_result
-from fedone_sdk.cli._signals import stopping
-from fedone_sdk.cli._tracking import tracking_of
 from fedone_sdk.client import AdminClient
-from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.errors import ArgumentError, ProblemError
 from fedone_sdk.messages import Removal, RunResult
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
-app = typer.Typer(
-    help="Look at the runs of a server, and steer them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example: fedone runs watch sst2 --server https://fedone.example",
+app = group(
+    "Look at the runs of a server, and steer them.",
+    example="fedone runs watch sst2 --server https://fedone.example",
 )
-
-RunId = Annotated[str, typer.Argument(metavar="RUN_ID")]
 
 
 @app.command("list", epilog="Example: fedone runs list --server https://fedone.example")
@@ -38,7 +40,7 @@ def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
     """List the runs."""
     output = Output(json_file)
     runs = call(server, token, AdminClient.list)
-    output.write_json([run.model_dump(mode="json") for run in runs])
+    output.write_json(runs)
     output.table(
         ["run", "status", "rounds", "metric", "devices", "last update", "USD"],
         (
@@ -79,7 +81,7 @@ def clients(run_id: RunId, server: Server, token: Token, json_file: JsonFile = N
     """
     output = Output(json_file)
     found = call(server, token, lambda admin: admin.clients_of(run_id))
-    output.write_json([line.model_dump(mode="json") for line in found])
+    output.write_json(found)
     output.table(
         ["client", "updates", "share", "scaled", "held back", "score", "epsilon", "quarantined"],
         (
@@ -167,7 +169,7 @@ def delete(
     """
     output = Output(json_file)
     if (not run_ids) == (older_than_days is None):
-        raise SpecError("give run ids or --older-than-days", source="arguments")
+        raise ArgumentError("give run ids or --older-than-days")
 
     async def delete_all(admin: AdminClient) -> list[Removal]:
         chosen = run_ids or []
@@ -189,7 +191,7 @@ def delete(
         return removed
 
     removed = call(server, token, delete_all)
-    output.write_json([removal.model_dump(mode="json") for removal in removed])
+    output.write_json(removed)
     are = "would be" if dry_run else "is" if len(removed) == 1 else "are"
     output.heading(f"{plural(len(removed), 'run')} {are} deleted")
     output.table(
@@ -231,7 +233,7 @@ def rollback(
     """Set a run back to an earlier round; what it spent stays spent."""
     output = Output(json_file)
     if not 1 <= len(reason) <= 500:
-        raise SpecError("--reason: needs 1 to 500 characters", source="arguments")
+        raise ArgumentError("--reason: needs 1 to 500 characters")
     _show(output, call(server, token, lambda admin: admin.roll_back(run_id, to_round, reason)))
 
 
@@ -299,5 +301,5 @@ async def _watch(
 
 
 def _show(output: Output, result: RunResult) -> None:
-    output.write_json(result.model_dump(mode="json"))
+    output.write_json(result)
     print_result(output, result)

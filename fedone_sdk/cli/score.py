@@ -9,25 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import Calibration, JsonFile
 from fedone_sdk.cli._output import Output, money, plural
+from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._report import bias_text
-from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.messages.bill import bill
-from fedone_sdk.spec import CalibrationSpec, OnnxSpec
+from fedone_sdk.spec import CalibrationSpec
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
 from fedone_sdk.vocabulary import LABELS
 
 if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend, Prediction
+    from fedone_sdk.backends import Prediction
     from fedone_sdk.calibration import LabelFree
-    from fedone_sdk.metrics import MetricFunction
     from fedone_sdk.reports import PromptArtefact
-    from fedone_sdk.task import Example, ScoreFunction
+    from fedone_sdk.task import Example
 
 _BATCH_SIZE = 32
 
@@ -80,6 +79,8 @@ def score(
     json_file: JsonFile = None,
 ) -> None:
     """Measure one prompt on one data file."""
+    from fedone_sdk.backends import predict
+    from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.simulation import load_measure, load_score
 
     output = Output(json_file)
@@ -92,14 +93,27 @@ def score(
         task = _with_bias(task, bias)
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _examples(run, data, task)
-    backend = _backend(run, model)
+    backend = backend_of(run, model)
     size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
+
+    async def predicted() -> Prediction:
+        async with backend:
+            await check_label_words(backend, words_of(task, asked), form_of(task))
+            return await predict(
+                backend,
+                task,
+                asked,
+                examples,
+                size,
+                score=score,
+                calibration=label_free,
+                measure=measure,
+            )
+
     with naming(str(run_path or "arguments")):
         folder = run.folder if run else "."
         score, measure = load_score(task, folder), load_measure(task, folder)
-        found = asyncio.run(
-            _predict(backend, task, asked, examples, size, score, measure, label_free)
-        )
+        found = asyncio.run(predicted())
         metric, mean_loss = found.metric, found.mean_loss
         priced = "usd" in backend.bounds
     report = {
@@ -136,19 +150,19 @@ def _artefact(
 
     given = {"--task": task_name, "--prompt": prompt, "--slot": slot}
     for option in (option for option, value in given.items() if value):
-        raise SpecError(f"{option}: does not go with --artefact", source="arguments")
+        raise ArgumentError(f"{option}: does not go with --artefact")
     return read_artefact(path)
 
 
 def _task(run: RunFile | None, name: str | None) -> TaskSpec:
     if (run is None) == (name is None):
-        raise SpecError("give either RUN.yaml or --task", source="arguments")
+        raise ArgumentError("give either RUN.yaml or --task")
     if run is not None:
         return run.spec.task
     try:
         return glue_task(name or "")
     except ValueError as exc:
-        raise SpecError(f"--task: {exc}", source="arguments") from exc
+        raise ArgumentError(f"--task: {exc}") from exc
 
 
 def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
@@ -156,23 +170,21 @@ def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
     if not slots:
         if prompt and task.slots:
             names = ", ".join(task.slots)
-            raise SpecError(f"--prompt: the task has slots ({names}): --slot", source="arguments")
+            raise ArgumentError(f"--prompt: the task has slots ({names}): --slot")
         return prompt
     given = dict(each.partition("=")[::2] for each in slots)
     allowed = (*task.slots, LABELS)
     for name in given:
         if name not in allowed:
             known = ", ".join(allowed)
-            raise SpecError(f"--slot: {name!r} is no slot; allowed: {known}", source="arguments")
+            raise ArgumentError(f"--slot: {name!r} is no slot; allowed: {known}")
     words = tuple(given[LABELS].split(",")) if LABELS in given else ()
     if words and len(words) != len(task.labels):
-        raise SpecError(
-            f"--slot: labels needs {len(task.labels)} words with commas", source="arguments"
-        )
+        raise ArgumentError(f"--slot: labels needs {len(task.labels)} words with commas")
     if not task.slots:
         return Filling((prompt,), words)
     if prompt:
-        raise SpecError("--prompt: does not go with --slot", source="arguments")
+        raise ArgumentError("--prompt: does not go with --slot")
     return Filling(tuple(given.get(name, "") for name in task.slots), words)
 
 
@@ -181,7 +193,7 @@ def _label_free(run: RunFile | None, bias: str | None, wanted: str | None) -> La
     if wanted is None:
         return None if run is None or bias is not None else run.spec.calibration.label_free
     if bias is not None and wanted != "none":
-        raise SpecError(f"--bias: does not go with --calibration {wanted}", source="arguments")
+        raise ArgumentError(f"--bias: does not go with --calibration {wanted}")
     return CalibrationSpec.model_validate(str(wanted)).label_free
 
 
@@ -190,56 +202,18 @@ def _with_bias(task: TaskSpec, text: str) -> TaskSpec:
         return task.with_bias([float(part) for part in text.split(",")])
     except ValueError as exc:
         allowed = f"needs {len(task.labels)} numbers with commas, each from -{MAX_BIAS:g} to"
-        raise SpecError(f"--bias: {allowed} {MAX_BIAS:g}", source="arguments") from exc
+        raise ArgumentError(f"--bias: {allowed} {MAX_BIAS:g}") from exc
 
 
 def _examples(run: RunFile | None, data: str | None, task: TaskSpec) -> tuple[str, list[Example]]:
     if data is None:
         if run is None or run.spec.data is None or run.spec.data.dev is None:
-            raise SpecError(
-                "--data: is required without a run that has dev data", source="arguments"
-            )
+            raise ArgumentError("--data: is required without a run that has dev data")
         dev = run.spec.data.dev
         data = dev if dev.startswith("hf:") else str(run.folder / dev)
     examples: list[Example] = [*load_examples(data, split="validation")]
     check_examples(task, examples, data)
     return data, examples
-
-
-def _backend(run: RunFile | None, model: Path | None) -> LLMBackend:
-    if model is not None or run is None:
-        from fedone_sdk.backends.build import build_backend
-
-        with naming("arguments"):
-            return build_backend(OnnxSpec(model=None if model is None else str(model)))
-    return run.backend()
-
-
-async def _predict(
-    backend: LLMBackend,
-    task: TaskSpec,
-    prompt: TextPrompt,
-    examples: list[Example],
-    batch_size: int,
-    score: ScoreFunction | None,
-    measure: MetricFunction | None,
-    label_free: LabelFree | None,
-) -> Prediction:
-    from fedone_sdk.backends import predict
-    from fedone_sdk.backends.label_words import check_label_words
-
-    async with backend:
-        await check_label_words(backend, words_of(task, prompt), form_of(task))
-        return await predict(
-            backend,
-            task,
-            prompt,
-            examples,
-            batch_size,
-            score=score,
-            calibration=label_free,
-            measure=measure,
-        )
 
 
 def _number(value: float | None) -> str:

@@ -14,9 +14,8 @@ import structlog
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._logs import json_logs, quiet_logs
 from fedone_sdk.cli._output import plural
-from fedone_sdk.cli._signals import stopping
+from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.errors import SpecError
 
 if TYPE_CHECKING:

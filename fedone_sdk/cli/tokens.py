@@ -7,19 +7,16 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._http import Server, Token, call
-from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._options import JsonFile, Server, Token, call, group
 from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import NewToken, TokenInfo
 from fedone_sdk.spec import validate_spec
 
-app = typer.Typer(
-    help="Create and revoke enrolment tokens of devices.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    epilog="Example: fedone tokens create fleet --run 'acme-*' --server https://fedone.example",
+app = group(
+    "Create and revoke enrolment tokens of devices.",
+    example="fedone tokens create fleet --run 'acme-*' --server https://fedone.example",
 )
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -62,7 +59,7 @@ def create(
     message = validate_spec(NewToken, asked, source="arguments")
     made = call(server, token, lambda admin: admin.create_token(message))
     try:
-        output.write_json(made.model_dump(mode="json"))
+        output.write_json(made)
     finally:  # no other response contains it
         output.facts({"token": made.token, **_facts(made)})
 
@@ -72,7 +69,7 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
     """List the tokens, without their secrets."""
     output = Output(json_file)
     found = call(server, token, AdminClient.tokens)
-    output.write_json([one.model_dump(mode="json") for one in found])
+    output.write_json(found)
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
         ([one.name, *_facts(one).values()] for one in found),
@@ -84,7 +81,7 @@ def revoke(name: Name, server: Server, token: Token, json_file: JsonFile = None)
     """Revoke a token; devices that enrolled with it stay enrolled."""
     output = Output(json_file)
     revoked = call(server, token, lambda admin: admin.revoke_token(name))
-    output.write_json(revoked.model_dump(mode="json"))
+    output.write_json(revoked)
     output.facts(_facts(revoked))
 
 
@@ -102,8 +99,7 @@ def _seconds(text: str | None) -> float | None:
         return None
     found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if found is None:
-        raise SpecError(
-            f"--expires-in: must be a number with s, m, h or d, such as 30d (got {text!r})",
-            source="arguments",
+        raise ArgumentError(
+            f"--expires-in: must be a number with s, m, h or d, such as 30d (got {text!r})"
         )
     return float(int(found[1]) * _SECONDS[found[2]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._files import check_target, write_file
-from fedone_sdk.cli._logs import quiet_logs
 from fedone_sdk.cli._options import (
     Cap,
     Exchange,
@@ -22,15 +19,16 @@ from fedone_sdk.cli._options import (
     Trackers,
     Transport,
     TransportName,
+    tracking_of,
 )
-from fedone_sdk.cli._output import Output
+from fedone_sdk.cli._output import Output, check_target, note, write_file
+from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._report import exit_code, print_result
 from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._state import KnownRun, RunState
-from fedone_sdk.cli._tracking import tracking_of
+from fedone_sdk.cli._state import RunState
 from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
 from fedone_sdk.cli.report import check_report, write_report
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunResult
@@ -99,9 +97,14 @@ def tune(
     The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
     crash or a pause. Paths in RUN.yaml are relative to its folder.
     """
+    from fedone_sdk.reports import read_run, start_of
+
     output = Output(json_file)
     quiet_logs()
-    _check_options(store=store, no_store=no_store, fresh=fresh, raised=raised)
+    kept_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
+    for option, is_given in kept_options.items():
+        if is_given and no_store:
+            raise ArgumentError(f"{option}: does not go with --no-store")
     if store is not None:
         check_target("--store", store)
     if artefact is not None:
@@ -115,17 +118,18 @@ def tune(
         cap=cap,
         exchange=exchange,
         raised=_caps(raised or []),
-        start=_warm_start(start),
+        start=None if start is None else start_of(asyncio.run(read_run(start))),
     )
     if artefact is not None and run.spec.method.domain != "tokens":
-        raise SpecError(
-            f"--artefact: {run.spec.method.name} tunes vectors, no words", source="arguments"
-        )
+        raise ArgumentError(f"--artefact: {run.spec.method.name} tunes vectors, no words")
     federation = run.federation()
-    state = None if no_store else _state(run, store)
-    known = None if state is None else _find(run, federation, state, fresh=fresh)
+    state = known = None
+    if not no_store:
+        state = RunState.of(run.path, run.spec.name, store)
+        with naming(str(run.path)):
+            known = asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
     if known is not None and known.raised:
-        print(f"raising {', '.join(known.raised)} after round {known.round}", file=sys.stderr)
+        note(f"raising {', '.join(known.raised)} after round {known.round}")
     kept = KeptRun(None if state is None else state.store)
     with tracking, abortable(state):
         result = asyncio.run(_tune(run, federation, transport, state, kept, tracking))
@@ -134,18 +138,10 @@ def tune(
         last_first.callback(print_result, output, result, num_clients=len(federation.shards))
         if artefact is not None or report is not None:
             last_first.callback(_write, kept, result.run_id, artefact, report)
-        last_first.callback(output.write_json, result.model_dump(mode="json"))
+        last_first.callback(output.write_json, result)
     for line in next_steps(run.spec, result, state, known):
-        print(line, file=sys.stderr)
+        note(line)
     raise typer.Exit(exit_code(result))
-
-
-def _check_options(
-    *, store: Path | None, no_store: bool, fresh: bool, raised: list[str] | None
-) -> None:
-    given = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
-    for name in (name for name, is_given in given.items() if is_given and no_store):
-        raise SpecError(f"{name}: does not go with --no-store", source="arguments")
 
 
 def _caps(raised: list[str]) -> dict[str, str]:
@@ -153,23 +149,8 @@ def _caps(raised: list[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in raised]
     for unit, mark, _ in pairs:
         if not (unit and mark):
-            raise SpecError(f"--raise: {unit!r} must be UNIT=N, as queries=600", source="arguments")
+            raise ArgumentError(f"--raise: {unit!r} must be UNIT=N, as queries=600")
     return {unit: value for unit, _, value in pairs}
-
-
-def _state(run: RunFile, store: Path | None) -> RunState:
-    return RunState.next_to(run.path, run.spec.name) if store is None else RunState.at(store)
-
-
-def _find(run: RunFile, federation: Federation, state: RunState, *, fresh: bool) -> KnownRun | None:
-    with naming(str(run.path)):
-        return asyncio.run(state.find(run.spec, federation.vocabulary, fresh=fresh))
-
-
-def _warm_start(path: Path | None) -> tuple[dict[str, float], ...] | None:
-    from fedone_sdk.reports import read_run, start_of
-
-    return None if path is None else start_of(asyncio.run(read_run(path)))
 
 
 def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | None) -> None:

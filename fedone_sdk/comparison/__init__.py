@@ -8,12 +8,12 @@ from fedone_sdk.comparison.entrants import (
     Entrant,
     default_names,
     entrants_of,
-    training_queries,
 )
 from fedone_sdk.comparison.records import Point, TrialFile, TrialRecord
 from fedone_sdk.comparison.results import Results, Standing, results_of
 from fedone_sdk.comparison.statistics import Estimate, difference
 from fedone_sdk.comparison.trials import Trial, run_trial
+from fedone_sdk.simulation.plan import training_queries
 
 __all__ = [
     "BASELINES",

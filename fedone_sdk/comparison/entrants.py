@@ -10,7 +10,8 @@ from typing import Any, Literal, get_args
 from pydantic import ValidationError
 
 from fedone_sdk.candidates import InstructionsSource
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError, SpecError
+from fedone_sdk.simulation.plan import training_queries
 from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
 from fedone_sdk.vocabulary import LABELS
 
@@ -82,13 +83,6 @@ class Entrant:
         return min(most, BIAS_QUERIES) if self.name == "no-prompt-bias" else 0
 
 
-def training_queries(spec: RunSpec) -> int:
-    """Return the upper bound of a run's training queries."""
-    method, cap = spec.method, None if spec.budget is None else spec.budget.queries
-    per_round = spec.participation.clients_per_round * method.num_samples * method.local_steps
-    return spec.rounds * per_round if cap is None else min(cap, spec.rounds * per_round)
-
-
 def default_names(spec: RunSpec) -> tuple[str, ...]:
     """Return RUN.yaml's own method, its peers, and the baselines that the task allows."""
     names = [spec.method.name, *(name for name in _PEERS if name in METHODS), *BASELINES]
@@ -113,21 +107,21 @@ def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]
         SpecError: There is no such method, or it cannot run RUN.yaml.
     """
     if not names or len(set(names)) < len(names):
-        raise SpecError("--methods: each name may occur only once", source="arguments")
+        raise ArgumentError("--methods: each name may occur only once")
     return [_entrant(document, base, name) for name in names]
 
 
 def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
     if name in BASELINES:
         if name == "no-prompt-bias" and (problem := _against_bias(base)):
-            raise SpecError(f"--methods: {name} {problem}", source="arguments")
+            raise ArgumentError(f"--methods: {name} {problem}")
         return Entrant(name=name, kind="baseline", spec=base)
     if name == INSTRUCTION:
         return _instruction(document, base)
     if name not in METHODS:
         known = ", ".join((*METHODS, INSTRUCTION, *BASELINES))
         reason = "is trained with gradients" if name in _MODELS else "is not known"
-        raise SpecError(f"--methods: {name!r} {reason}; allowed: {known}", source="arguments")
+        raise ArgumentError(f"--methods: {name!r} {reason}; allowed: {known}")
     if name == base.method.name:
         return Entrant(name=name, kind="method", spec=base)
     changed = {
@@ -194,10 +188,7 @@ def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
             first = first or exc
     assert first is not None  # the document itself is always tried
     problem = "; ".join(first.problems)
-    raise SpecError(
-        f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out",
-        source="arguments",
-    )
+    raise ArgumentError(f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out")
 
 
 def _forms(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

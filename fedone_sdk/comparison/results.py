@@ -22,8 +22,6 @@ class Standing:
     Attributes:
         entrant: The entrant.
         trials: By seed.
-        metric: Mean over the seeds; None without trials.
-        loss: Mean over the seeds; None without trials.
         difference: Its metric minus the first entrant's, paired; None for the first, without
             pairs, or for a metric that cannot be resampled.
         loss_difference: The same for the loss.
@@ -32,11 +30,19 @@ class Standing:
 
     entrant: Entrant
     trials: Mapping[int, TrialRecord]
-    metric: float | None
-    loss: float | None
     difference: Estimate | None
     loss_difference: Estimate | None
     reached: Mapping[int, int | None]
+
+    @property
+    def metric(self) -> float | None:
+        """Mean over the seeds; None without trials."""
+        return self.mean("metric")
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the seeds; None without trials."""
+        return self.mean("loss")
 
     @property
     def queries_to_target(self) -> float | None:
@@ -145,7 +151,8 @@ class Results:
     def conclusion(self) -> str:
         """Return which entrant is better, in one or two sentences."""
         first, *others = self.standings
-        compared = [(one, self._judged(one)) for one in others]
+        by_loss = self.judged == "loss"
+        compared = [(one, one.loss_difference if by_loss else one.difference) for one in others]
         sides: dict[str, list[str]] = {"better": [], "worse": [], "open": []}
         for one, estimate in compared:
             if estimate is not None:
@@ -205,9 +212,6 @@ class Results:
                 parts.append(f"of {_names(found)} is {word}")
         return f" The loss {' and that '.join(parts)}." if parts else ""
 
-    def _judged(self, one: Standing) -> Estimate | None:
-        return one.loss_difference if self.judged == "loss" else one.difference
-
     def _side(self, estimate: Estimate) -> str:
         """Return whether an entrant is better or worse than the first."""
         if estimate.verdict == "open":
@@ -256,8 +260,6 @@ def results_of(
             Standing(
                 entrant=entrant,
                 trials=own,
-                metric=_mean([one.metric for one in own.values()]),
-                loss=_mean([one.loss for one in own.values()]),
                 difference=difference(task.metric, *pair, len(task.labels)),
                 loss_difference=difference("loss", *pair),
                 reached={
@@ -296,10 +298,6 @@ def _reached(record: TrialRecord, bar: float, *, lower: bool) -> int | None:
         if (point.metric <= bar) if lower else (point.metric >= bar):
             return point.queries
     return None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
 
 
 def _names(names: Sequence[str]) -> str:

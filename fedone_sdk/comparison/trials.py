@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,11 @@ from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries, score_all
-from fedone_sdk.budget import Budget, BudgetGuard
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
+from fedone_sdk.backends.wrappers import Wrapper
+from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.comparison.entrants import Entrant
-from fedone_sdk.comparison.recorder import AnswerRecorder
 from fedone_sdk.comparison.records import Point, TrialRecord
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import FedOneError
@@ -67,11 +67,7 @@ class Trial:
 
 
 async def run_trial(trial: Trial, backend: LLMBackend) -> TrialRecord:
-    """Run a trial to its end.
-
-    Args:
-        trial: The trial.
-        backend: The model; the caller closes it.
+    """Run a trial to its end. The caller closes the backend.
 
     Raises:
         FedOneError: The trial failed, or its caps leave nothing for the measurement.
@@ -116,6 +112,30 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
         curve=[_point(queries, found) for queries, found in curve if found is not None],
         wall_s=result.wall_s,
     )
+
+
+class AnswerRecorder(Wrapper):
+    """Records all answers, including those with failed inputs.
+
+    Args:
+        inner: The backend; its owner closes it.
+    """
+
+    def __init__(self, inner: LLMBackend) -> None:
+        super().__init__(inner)
+        self._answers: dict[Query, Answer] = {}
+
+    async def score(self, query: Query) -> Answer:
+        """Return the inner backend's answer, and record it."""
+        answer = await self.inner.score(query)
+        self._answers[replace(query, payer=None)] = replace(answer, usage=NOTHING)
+        return answer
+
+    def repeated(self, queries: Sequence[Query]) -> list[Answer] | None:
+        """Return the recorded answers to queries; None if one was not asked before."""
+        found = [self._answers.get(query) for query in queries]
+        known = [answer for answer in found if answer is not None]
+        return known if len(known) == len(queries) else None
 
 
 class _Checkpoints:
@@ -166,12 +186,11 @@ class _Measurements:
         task = spec.task if bias is None else spec.task.with_bias(bias)
         show = await self._run.show(self._recorder)
         prompt = show(evaluated_prompt(machine, state).tolist())
-        queries, calibration = _queries(self._federation, self._recorder, task, prompt, examples)
+        queries, prediction_of = _measurement(
+            self._federation, self._recorder, task, prompt, examples
+        )
         answers = self._recorder.repeated(queries)
-        if answers is None:
-            return None
-        score, measure = self._federation.score, self._federation.measure
-        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+        return None if answers is None else prediction_of(answers)
 
 
 async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
@@ -186,17 +205,19 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
     async def ask(
         task: TaskSpec, examples: Sequence[Example], *, calibrated: bool = True
     ) -> Prediction:
-        queries, calibration = _queries(
+        queries, prediction_of = _measurement(
             federation, backend, task, bare, examples, calibrated=calibrated
         )
         answers = await score_all(backend, [replace(query, payer=guard) for query in queries])
-        score, measure = federation.score, federation.measure
-        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+        return prediction_of(answers)
 
     task, queries = spec.task, 0
     if trial.entrant.name == "no-prompt-bias":
         queries, size = trial.training_queries, spec.method.batch_size
-        rows = _pooled_rows(federation, queries * size)
+        # Rows of all clients, in an order drawn from the run's seed.
+        held = [row for shard in federation.shards for row in shard]
+        seed = stream_seed(spec.seed, "pooled-rows", 0)
+        rows = [held[index] for index in draw_minibatch(len(held), queries * size, seed)]
         found = await ask(task, rows, calibrated=False)
         if not found.scored:
             raise FedOneError("no-prompt-bias: the model failed on all rows of the clients")
@@ -217,14 +238,7 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
     )
 
 
-def _pooled_rows(federation: Federation, count: int) -> list[Example]:
-    """Return rows of all clients, in an order drawn from the run's seed."""
-    held = [row for shard in federation.shards for row in shard]
-    drawn = draw_minibatch(len(held), count, stream_seed(federation.spec.seed, "pooled-rows", 0))
-    return [held[index] for index in drawn]
-
-
-def _queries(
+def _measurement(
     federation: Federation,
     backend: LLMBackend,
     task: TaskSpec,
@@ -232,12 +246,17 @@ def _queries(
     examples: Sequence[Example],
     *,
     calibrated: bool = True,
-) -> Any:
-    """Return the queries that measure a prompt, and a function that fits its bias."""
+) -> tuple[list[Query], Callable[[Sequence[Answer]], Prediction]]:
+    """Return the queries that measure a prompt, and the function of their answers."""
     spec = federation.spec
     calibration = spec.calibration.label_free if calibrated else None
-    size = spec.method.batch_size
-    return prediction_queries(backend, task, prompt, examples, size, calibration), calibration
+    size, score, measure = spec.method.batch_size, federation.score, federation.measure
+    queries = prediction_queries(backend, task, prompt, examples, size, calibration)
+
+    def prediction_of(answers: Sequence[Answer]) -> Prediction:
+        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+
+    return queries, prediction_of
 
 
 def _point(queries: int, found: Prediction) -> Point:

@@ -12,8 +12,14 @@
 """
 
 from fedone_sdk.experiments.engine import Engine, run_experiment
-from fedone_sdk.experiments.experiment import Experiment, Report, Trial, Workspace
-from fedone_sdk.experiments.registry import EXPERIMENTS, find_experiment
+from fedone_sdk.experiments.experiment import (
+    EXPERIMENTS,
+    Experiment,
+    Report,
+    Trial,
+    Workspace,
+    find_experiment,
+)
 from fedone_sdk.experiments.settings import Settings
 
 __all__ = [

@@ -131,7 +131,8 @@ async def _paid(
             refusals.append(exc)
             raise
 
-    guard = _guard(workspace, _budget(*options["caps"]))
+    ledger = SqliteLedger(workspace.file("spent.sqlite"), program="fedone reproduce")
+    guard = BudgetGuard(_budget(*options["caps"]), ledger=ledger)
     async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:
         try:
             found = await find(WatchedBackend(backend, noted))
@@ -151,11 +152,6 @@ def _budget(*caps: dict[str, Any]) -> Budget:
         requests=sum(cap["requests"] for cap in caps),
         usd=None if None in usd else sum(map(Decimal, usd), Decimal(0)),
     )
-
-
-def _guard(workspace: Workspace, budget: Budget) -> BudgetGuard:
-    ledger = SqliteLedger(workspace.file("spent.sqlite"), program="fedone reproduce")
-    return BudgetGuard(budget, ledger=ledger)
 
 
 async def _predict(

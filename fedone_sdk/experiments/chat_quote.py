@@ -11,7 +11,7 @@ from typing import Any
 
 from fedone_sdk.backends import LLMBackend, prediction_queries
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.experiments.chat import bias_examples, chat_federation, row_run
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
@@ -118,10 +118,9 @@ def queries_per_run(options: dict[str, Any]) -> int:
     if options["queries"] is not None:
         queries = min(queries, options["queries"] // num_runs)
     if queries < per_round:
-        raise SpecError(
+        raise ArgumentError(
             f"--cap: {options['queries']} queries do not pay for one round of {per_round} of each "
-            f"of the {num_runs} runs",
-            source="arguments",
+            f"of the {num_runs} runs"
         )
     return queries
 
@@ -173,16 +172,12 @@ def _share(
     if cap is None:
         return Decimal(1)
     if not priced:
-        raise SpecError(
-            "--cap-usd: the price of this model is not known; say it with --prices",
-            source="arguments",
-        )
+        raise ArgumentError("--cap-usd: the price of this model is not known; say it with --prices")
     money = Decimal(str(cap))
     if money < measuring.usd + least.usd:
-        raise SpecError(
+        raise ArgumentError(
             f"--cap-usd: {money} is too little: measuring may cost {measuring.usd:.4f}, and one "
-            f"round of every run {least.usd:.4f}",
-            source="arguments",
+            f"round of every run {least.usd:.4f}"
         )
     return min(Decimal(1), (money - measuring.usd) / training.usd) if training.usd else Decimal(1)
 

@@ -99,20 +99,14 @@ def run_experiment(
         missing = session.known(new)
         if missing and run_missing:
             session.run(missing)
-    if not session.found:
-        return Finished(
-            document=None, report=None, files=(), failures=session.failures, kept=session.kept
+    document: dict[str, object] | None = None
+    report, files = None, tuple[Path, ...]()
+    if session.found:
+        report = experiment.report(settings, session.results)
+        folder = out / experiment.name
+        document, files = write_report(
+            experiment, settings, report, session.found, session.failures, folder, command=command
         )
-    report = experiment.report(settings, session.results)
-    document, files = write_report(
-        experiment,
-        settings,
-        report,
-        session.found,
-        session.failures,
-        out / experiment.name,
-        command=command,
-    )
     return Finished(
         document=document,
         report=report,

@@ -1,4 +1,4 @@
-"""What an experiment is: independent trials, and a report of their results."""
+"""Experiments: independent trials, and a report of their results. They are found by their names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedone_sdk.errors import ArgumentError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedone_sdk.experiments.settings import Settings
+
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,150}")
 
@@ -129,3 +133,32 @@ class Experiment(ABC):
     @abstractmethod
     def report(self, settings: Settings, results: Results) -> Report:
         """The report. Trials that failed are absent from `results`."""
+
+
+EXPERIMENTS: Mapping[str, str] = {
+    "table1": "method_table:Table1",
+    "table-fedavg": "method_table:TableFedavg",
+    "table2": "table2:Table2",
+    "table3": "table3:Table3",
+    "figure-toy": "figure_toy:FigureToy",
+    "figure-heterogeneity": "figure_toy:FigureHeterogeneity",
+    "table-queries": "table_queries:TableQueries",
+    "figure-prompt-length": "sweeps:FigurePromptLength",
+    "table-clients": "sweeps:TableClients",
+    "figure-theory": "figure_theory:FigureTheory",
+}
+"""The experiments of `fedone reproduce`: name -> ``module:class`` of this package."""
+
+
+def find_experiment(name: str) -> Experiment:
+    """An experiment by its name.
+
+    Raises:
+        SpecError: There is none of that name.
+    """
+    if name not in EXPERIMENTS:
+        known = ", ".join(EXPERIMENTS)
+        raise ArgumentError(f"NAME: there is no experiment {name!r}; {known}")
+    module, _, kind = EXPERIMENTS[name].partition(":")
+    found: Experiment = getattr(import_module(f"fedone_sdk.experiments.{module}"), kind)()
+    return found

@@ -185,15 +185,13 @@ def trial_backend(
     document: dict[str, Any],
     workspace: Workspace,
     *,
-    keep: bool = True,
     guard: BudgetGuard | None = None,
 ) -> LLMBackend:
     """The model of a trial, relative to the input ``model`` if that is a file or a folder.
 
     A file keeps its answers for the next attempt at the trial.
     """
-    cache = str(_answers(workspace)) if keep else None
-    spec = _BACKEND.validate_python({**document, "cache": cache})
+    spec = _BACKEND.validate_python({**document, "cache": str(_answers(workspace))})
     return build_backend(spec, workspace.inputs.get("model", "."), guard=guard)
 
 

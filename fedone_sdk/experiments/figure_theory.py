@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedone_sdk.algorithms.theory import optimal_clients_per_round, queries_to_epsilon
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.experiments.experiment import Report, Results
 from fedone_sdk.experiments.figures import Line, Panel, drawing
 from fedone_sdk.experiments.paper import about
@@ -50,10 +50,9 @@ class FigureTheory(TableQueries):
         grid = super().grid(settings)
         names = [name for name in grid["contender"] if "expected_loss" in CONTENDERS[name].gains]
         if not names:
-            raise SpecError(
+            raise ArgumentError(
                 "--set methods: the formula is of methods that draw prompts from alpha, and none "
-                "of these does",
-                source="arguments",
+                "of these does"
             )
         return {**grid, "contender": names}
 

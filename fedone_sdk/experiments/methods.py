@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from fedone_sdk.backends.fitting import read_json
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.experiments.experiment import Trial
 from fedone_sdk.experiments.federated import Tuning, run_trial, tuning_trial
 from fedone_sdk.experiments.fine_tuned import run_fine_tuning
@@ -136,10 +136,7 @@ def wanted(settings: Settings, known: Iterable[str]) -> tuple[str, ...] | None:
         return None
     names, known = settings.options["methods"].split(","), list(known)
     if unknown := [name for name in names if name not in known]:
-        raise SpecError(
-            f"--set methods: there is no {', '.join(unknown)}; {', '.join(known)}",
-            source="arguments",
-        )
+        raise ArgumentError(f"--set methods: there is no {', '.join(unknown)}; {', '.join(known)}")
     return tuple(dict.fromkeys(names))
 
 
@@ -149,7 +146,7 @@ def _shape(settings: Settings) -> dict[str, int]:
     try:
         return {name: int(config[key]) for name, key in names.items()}
     except KeyError as exc:
-        raise SpecError(f"--model: config.json has no {exc.args[0]}", source="arguments") from exc
+        raise ArgumentError(f"--model: config.json has no {exc.args[0]}") from exc
 
 
 _SOFT: dict[str, Any] = {"kind": "transformers", "vocabulary": False}

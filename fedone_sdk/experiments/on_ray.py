@@ -9,7 +9,7 @@ import threading
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.errors import ArgumentError, MissingExtraError
 from fedone_sdk.experiments.pool import ONE_THREAD, Failure, Job, Outcome, perform
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run_on_ray(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
             **options,
         )
     except (ConnectionError, RuntimeError, ValueError) as exc:
-        raise SpecError(f"--engine: no Ray cluster: {exc}", source="arguments") from exc
+        raise ArgumentError(f"--engine: no Ray cluster: {exc}") from exc
     try:
         # The handler that Ray installs aborts this process in the middle of its work.
         if threading.current_thread() is threading.main_thread():

@@ -28,14 +28,10 @@ def _all() -> Mapping[str, Any]:
 
 
 def printed(name: str) -> Mapping[str, Any]:
-    """The printed numbers of an experiment.
+    """The printed numbers of an experiment, or of ``setup`` or ``datasets``.
 
-    Args:
-        name: Of the experiment, or ``setup`` or ``datasets``.
-
-    Returns:
-        ``place`` and, for a table, ``setting``, ``columns`` and ``rows``; a cell is a number, or a
-        mean and its spread.
+    They have a ``place`` and, for a table, ``setting``, ``columns`` and ``rows``; a cell is a
+    number, or a mean and its spread.
     """
     found: Mapping[str, Any] = _all()[name]
     return found
@@ -51,13 +47,9 @@ def about(name: str) -> str:
 def paper_row(
     name: str, row: str, columns: Sequence[object], *, average: bool = False
 ) -> list[str]:
-    """The cells of a method, ``-`` where the paper has none.
+    """The cells of a method in some columns of an experiment, ``-`` where the paper has none.
 
-    Args:
-        name: Of the experiment.
-        row: Of the method.
-        columns: Those that are wanted, in their order.
-        average: Whether the printed average of all columns comes last.
+    With `average`, the printed average of all columns comes last.
     """
     found = printed(name)
     cells = dict(zip(found["columns"], found["rows"].get(row, ()), strict=False))
@@ -78,12 +70,8 @@ def score_table(
 ) -> str:
     """A table of methods and tasks, with the paper's row below each of ours.
 
-    The last column is the mean over tasks, where a method has results of all of them.
-
-    Args:
-        name: Of the experiment.
-        titles: By method.
-        scores: Metrics over seeds, by method and task.
+    The last column is the mean over tasks, where a method has results of all of them. Scores are
+    metrics over seeds, by method and task.
     """
     tasks = list(next(iter(scores.values()), {}))
     rows = []

@@ -162,7 +162,8 @@ def _work(connection: Connection) -> None:
     # Ctrl-C reaches every process of the terminal; the parent stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _quiet()
+    # Warnings of a library in one of many processes would break the progress line.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with suppress(EOFError, OSError):
         while True:
             connection.send(perform(connection.recv()))
@@ -174,8 +175,3 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _quiet() -> None:
-    """Warnings of a library in one of many processes would break the progress line."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))

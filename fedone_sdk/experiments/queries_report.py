@@ -100,10 +100,11 @@ class Repeats:
                 parts.append(f"no repeat differs between K*=1 and K*={clients}")
                 continue
             share, low, high = found.share
+            tied = f"{found.ties} tied or both censored" if found.ties else "no ties"
             parts.append(
                 f"K*=1 needed fewer queries than K*={clients} in {found.fewer} of "
                 f"{found.fewer + found.more} repeats that differ ({share:.0%}, 95 % interval "
-                f"{low:.0%} to {high:.0%}; {_tied(found.ties)}; sign test p = {found.p_value:.2g}; "
+                f"{low:.0%} to {high:.0%}; {tied}; sign test p = {found.p_value:.2g}; "
                 f"{_ratio(found)})"
             )
             # A tie of medians, or an interval that holds one half, decides nothing.
@@ -280,10 +281,6 @@ def _start(curve: Sequence[Mapping[str, float]]) -> float:
 
 def _names(clients: Sequence[int]) -> str:
     return ", ".join(f"K*={number}" for number in clients)
-
-
-def _tied(ties: int) -> str:
-    return f"{ties} tied or both censored" if ties else "no ties"
 
 
 def _ratio(found: Comparison) -> str:

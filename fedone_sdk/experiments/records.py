@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fedone_sdk
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.experiments.experiment import Result, Trial, Workspace
 from fedone_sdk.files import replace_file
 
@@ -164,7 +164,7 @@ def _digest(path: Path) -> str:
             content = _file_digest(file, stat.st_size, stat.st_mtime_ns)
             total.update(f"{name}\0{content}\n".encode())
     except OSError as exc:
-        raise SpecError(f"{path}: cannot be read: {exc.strerror}", source="arguments") from exc
+        raise ArgumentError(f"{path}: cannot be read: {exc.strerror}") from exc
     return total.hexdigest()[:_DIGITS]
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fedone_sdk import assets
 from fedone_sdk.backends.checkpoint import WEIGHTS
 from fedone_sdk.backends.onnx import MODEL_FILES
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +96,14 @@ class Settings:
             SpecError: There is none.
         """
         if self.data is None:
-            raise SpecError(
+            raise ArgumentError(
                 "--data: is required: a folder with TASK/train.jsonl and TASK/dev.jsonl for "
-                "GLUE's tasks (sst2 ...)",
-                source="arguments",
+                "GLUE's tasks (sst2 ...)"
             )
         folder = self.data / task
         for name in ("train.jsonl", "dev.jsonl"):
             if not (folder / name).is_file():
-                raise SpecError(f"--data: there is no {folder / name}", source="arguments")
+                raise ArgumentError(f"--data: there is no {folder / name}")
         return folder
 
     def inputs(self, task: str) -> dict[str, Path]:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 
 Number = TypeVar("Number", int, float, float | None)
 
@@ -84,14 +84,10 @@ def table(first: str | None, rows: Mapping[Any, Any], columns: Mapping[str, Colu
         rows: The results by key.
         columns: By the name of the column.
     """
-    names = {} if first is None else {first: lambda key, _: _key_text(key)}
-    columns = {**names, **columns}
+    if first is not None:
+        columns = {first: lambda k, _: f"{k:,}" if isinstance(k, int) else str(k), **columns}
     cells = ([cell(key, value) for cell in columns.values()] for key, value in rows.items())
     return markdown_table(list(columns), cells)
-
-
-def _key_text(key: object) -> str:
-    return f"{key:,}" if isinstance(key, int) else str(key)
 
 
 def number(options: Mapping[str, str], name: str, default: Number) -> Number:
@@ -109,7 +105,5 @@ def number(options: Mapping[str, str], name: str, default: Number) -> Number:
         found = math.nan
     if not 0 < found < math.inf:
         what = "whole number" if whole else "number"
-        raise SpecError(
-            f"--set {name}: must be a positive {what}, not {options[name]!r}", source="arguments"
-        )
+        raise ArgumentError(f"--set {name}: must be a positive {what}, not {options[name]!r}")
     return found  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.experiments.chat import row_run, run_standing, run_tuned
 from fedone_sdk.experiments.chat_quote import queries_per_run, run_quote
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
@@ -180,10 +180,9 @@ class Table3(Study):
             SpecError: The endpoint or the model is missing.
         """
         if settings.base_url is None or settings.api_model is None:
-            raise SpecError(
+            raise ArgumentError(
                 "--base-url and --api-model: are required, also with --quick: an OpenAI-compatible "
-                "endpoint, and the model's name there",
-                source="arguments",
+                "endpoint, and the model's name there"
             )
         prices = None
         if settings.prices is not None:
@@ -267,7 +266,7 @@ def _questions(settings: Settings) -> dict[str, Any]:
     """
     asked = settings.options.get("question")
     if asked not in (None, "yes-no"):
-        raise SpecError(f"--set question: must be yes-no, not {asked!r}", source="arguments")
+        raise ArgumentError(f"--set question: must be yes-no, not {asked!r}")
     return {} if asked is None else {task: dict(question) for task, question in _YES_NO.items()}
 
 

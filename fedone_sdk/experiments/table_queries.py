@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.experiments.experiment import Report, Result, Results, Trial
 from fedone_sdk.experiments.figures import drawing
 from fedone_sdk.experiments.methods import METHODS, Method, missing, wanted
@@ -101,17 +101,12 @@ class TableQueries(Study):
         if (text := settings.options.get("clients")) is not None:
             values = text.split(",")
             if not all(value.isdecimal() and int(value) for value in values):
-                raise SpecError(
-                    f"--set clients: {text!r} is no list of positive whole numbers",
-                    source="arguments",
-                )
+                raise ArgumentError(f"--set clients: {text!r} is no list of positive whole numbers")
             grid["clients_per_round"] = tuple(dict.fromkeys(map(int, values)))
         if (names := wanted(settings, CONTENDERS)) is not None:
             for name in names:
                 if why := missing(CONTENDERS[name], settings):
-                    raise SpecError(
-                        f"--set methods: {name} cannot be run: {why}", source="arguments"
-                    )
+                    raise ArgumentError(f"--set methods: {name} cannot be run: {why}")
             grid["contender"] = names
         return grid
 
@@ -209,9 +204,8 @@ class TableQueries(Study):
         clients = self.grid(settings)["clients_per_round"]
         whole = math.lcm(*(each * _num_samples(found) for each in clients))
         if asked % whole:
-            raise SpecError(
-                f"--set cap: {asked} is no multiple of {whole}, whole rounds of every K*",
-                source="arguments",
+            raise ArgumentError(
+                f"--set cap: {asked} is no multiple of {whole}, whole rounds of every K*"
             )
         return replace(found, cap=asked)
 

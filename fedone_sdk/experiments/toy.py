@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import aggregate, select, stream, stream_seed
 from fedone_sdk.data import dirichlet, iid
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.experiments.digits import Digits, load_digits
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.mlp import Mlp
@@ -74,10 +74,9 @@ def run_toy(options: dict[str, Any], workspace: Workspace) -> Result:
             curve.append((queries, clients.accuracy(parameters)))
             due = queries - queries % toy.measure_every + toy.measure_every
     if len(curve) == 1:
-        raise SpecError(
+        raise ArgumentError(
             f"max_queries: {toy.max_queries} do not pay for a measurement of K*="
-            f"{toy.clients_per_round}",
-            source="arguments",
+            f"{toy.clients_per_round}"
         )
     sizes = sorted(map(len, clients.shards))
     return {

@@ -18,8 +18,7 @@ from fedone_sdk.client.batch import BeforeSend
 from fedone_sdk.client.source import Data
 from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.flower.data import node_file, partition_of
-from fedone_sdk.flower.relay import Relay, turn
-from fedone_sdk.flower.state import Kept, kept_folder
+from fedone_sdk.flower.relay import Kept, Relay, kept_folder, turn
 from fedone_sdk.flower.wire import RECORD, Item, item_of, pack, unpack
 from fedone_sdk.messages import Decline
 from fedone_sdk.task import ScoreFunction

@@ -52,6 +52,9 @@ class Tuning:
         score: The user's function, for loss ``score``.
         measure: The user's function, for a custom metric.
         store: The store of the run; None for memory.
+
+    Raises:
+        SpecError: Something that the run needs is missing.
     """
 
     spec: RunSpec
@@ -62,12 +65,7 @@ class Tuning:
     measure: MetricFunction | None = None
     store: Store | None = None
 
-    def check(self) -> None:
-        """Raise unless everything that the run needs is present.
-
-        Raises:
-            SpecError: Something is missing.
-        """
+    def __post_init__(self) -> None:
         task = self.spec.task
         if self.dev and self.backend is None:
             raise SpecError("dev: is measured by the server's model, so it needs a backend here")
@@ -116,9 +114,6 @@ class _Node:
 class NodeServer:
     """A run and its nodes.
 
-    Args:
-        tuning: The run and its dependencies.
-
     Attributes:
         run: The served run; set inside the ``async with`` block.
     """
@@ -126,7 +121,6 @@ class NodeServer:
     run: ServedRun
 
     def __init__(self, tuning: Tuning) -> None:
-        tuning.check()
         self._tuning = tuning
         self._token = secrets.token_urlsafe(32)
         self._aggregator = Aggregator(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedone_sdk.client import EdgeClient, Idle
@@ -155,3 +158,28 @@ async def turn(client: EdgeClient, relay: Relay) -> Item:
             await asyncio.gather(working, return_exceptions=True)
     reason = _OUTCOMES.get(outcome, outcome)
     return relay.given_back or item_of("decline", "", Decline(reason=reason))
+
+
+Kept = dict[str, bytes]
+"""File contents by path, the oldest first."""
+
+
+@contextmanager
+def kept_folder(before: Mapping[str, bytes]) -> Iterator[tuple[Path, Kept]]:
+    """Create a folder with the stored files, for the duration of one message.
+
+    Yields:
+        The folder, and its files at the end of the ``with`` block.
+    """
+    after: Kept = {}
+    with TemporaryDirectory(prefix="fedone-node-") as name:
+        folder = Path(name)
+        for path, content in before.items():
+            file = folder / path
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file.write_bytes(content)
+        yield folder, after
+        files = [file for file in folder.rglob("*") if file.is_file()]
+        # The client drops the oldest files if there are too many.
+        for file in sorted(files, key=lambda file: (file.stat().st_mtime_ns, file.name)):
+            after[file.relative_to(folder).as_posix()] = file.read_bytes()

@@ -7,11 +7,17 @@ from fedone_sdk.reports.artefact import (
     artefact_of,
     read_artefact,
 )
-from fedone_sdk.reports.comparison import Change, changed_answers
-from fedone_sdk.reports.forms import FORMS, dspy_state, in_form, ready_text
-from fedone_sdk.reports.prompt_tools import langfuse_prompt, mlflow_prompt, promptfoo_config
-from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive
-from fedone_sdk.reports.start import start_of
+from fedone_sdk.reports.contents import Change, changed_answers
+from fedone_sdk.reports.forms import (
+    FORMS,
+    dspy_state,
+    in_form,
+    langfuse_prompt,
+    mlflow_prompt,
+    promptfoo_config,
+    ready_text,
+)
+from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive, start_of
 from fedone_sdk.reports.use import Labelled, label_examples
 from fedone_sdk.reports.verify import Check, check_against, check_artefact
 

@@ -1,18 +1,20 @@
-"""Contents of a report, independent of its form."""
+"""Contents of a report, independent of its form, and the answers that a prompt changes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import fedone_sdk
 from fedone_sdk.budget import Usage
 from fedone_sdk.evaluation.intervals import confusion
+from fedone_sdk.evaluation.outcomes import Outcomes, Which
+from fedone_sdk.evaluation.verdict import no_prompt_biased
 from fedone_sdk.messages import COMPARED, Standing
 from fedone_sdk.reports.snippets import Snippet, snippets
 from fedone_sdk.reports.source import ReportedRun
+from fedone_sdk.task import Bias, Example, TaskSpec
 
 MOST_CLIENTS = 30
 """Number of clients with a separate row."""
@@ -59,7 +61,6 @@ class Contents:
     others: int
     programs: list[Snippet]
     note: str
-    version: str
     began: str | None
 
 
@@ -71,6 +72,10 @@ def contents_of(run: ReportedRun) -> Contents:
     if after is not None and after.targets and spec is not None:
         table = _table(confusion(after, len(spec.task.labels)), list(spec.task.labels))
     clients = _clients(run)
+    began = None
+    if run.snapshot is not None:
+        created = datetime.fromtimestamp(run.snapshot.record.created_at, UTC)
+        began = f"{created:%Y-%m-%d %H:%M UTC}"
     programs, note = ([], "") if spec is None else snippets(spec, result.prompt, result.model)
     return Contents(
         run=run,
@@ -83,8 +88,7 @@ def contents_of(run: ReportedRun) -> Contents:
         others=len(clients[MOST_CLIENTS:]),
         programs=programs,
         note=note,
-        version=fedone_sdk.__version__,
-        began=None if run.snapshot is None else _date(run.snapshot.record.created_at),
+        began=began,
     )
 
 
@@ -155,5 +159,44 @@ def _clients(run: ReportedRun) -> list[Client]:
     return sorted(found, key=lambda client: (-client.rounds, client.name))
 
 
-def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """An example whose answer the prompt changes.
+
+    Attributes:
+        example: The example.
+        before: Index of the label without a prompt, with the label bias of no prompt if there is
+            one; -1 for none.
+        after: The same with the tuned prompt.
+        target: Index of the true label.
+    """
+
+    example: Example
+    before: int
+    after: int
+    target: int
+
+
+def changed_answers(
+    task: TaskSpec,
+    outcomes: Mapping[Which, Outcomes],
+    examples: Sequence[Example],
+    plain_bias: Bias | None,
+) -> list[Change]:
+    """The examples whose answer differs from that without a prompt, in their order.
+
+    Args:
+        task: The task.
+        outcomes: The run's measurements of no prompt and of the tuned one.
+        examples: Their dev split.
+        plain_bias: The label bias that training found for no prompt.
+    """
+    bare, tuned = outcomes["no_prompt"], outcomes["after"]
+    plain = no_prompt_biased(task, bare, plain_bias)
+    before = (bare if plain is None else plain.outcomes).predicted
+    rows = zip(examples, before, tuned.predicted, tuned.targets, strict=True)
+    return [
+        Change(example=example, before=old, after=new, target=target)
+        for example, old, new, target in rows
+        if old is not None and new is not None and old != new
+    ]

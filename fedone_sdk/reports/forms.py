@@ -1,4 +1,8 @@
-"""Forms of an artefact: plain text, template, and those of DSPy, MLflow, Langfuse, promptfoo."""
+"""Forms of an artefact: plain text, template, and those of DSPy, MLflow, Langfuse, promptfoo.
+
+The templates of the last three have ``{{name}}`` for a text field. MLflow, Langfuse and promptfoo
+send only the text: they do not apply a label bias, which is in the metadata.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,41 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedone_sdk.errors import SpecError
 from fedone_sdk.reports.artefact import PromptArtefact
-from fedone_sdk.reports.prompt_tools import langfuse_prompt, mlflow_prompt, promptfoo_config
 from fedone_sdk.task import TaskSpec, TextPrompt, placed
+
+_MAX_WRITTEN = 16
+"""Tokens that promptfoo lets a model write for a label."""
+
+
+def _messages(
+    task: TaskSpec, prompt: TextPrompt, plain: Callable[[str], str], field: str
+) -> list[dict[str, str]]:
+    """The messages of `ready_messages`, with other escapes and fields.
+
+    Args:
+        task: The task.
+        prompt: The prompt.
+        plain: Escapes the text between two fields, the prompt's included.
+        field: Marks the place of a text field ``%s``.
+    """
+    texts = placed(task, prompt)
+
+    def filled(template: str) -> str:
+        parts, fields = [""], []
+        for text, name, _, _ in string.Formatter().parse(template):
+            parts[-1] += text
+            if name in texts:
+                parts[-1] += texts[name]
+            elif name is not None:
+                fields.append(field % name)
+                parts.append("")
+        pairs = zip(map(plain, parts), [*fields, ""], strict=True)
+        return "".join(each for pair in pairs for each in pair)
+
+    said = [(role or "user", filled(text)) for role, text in task.messages]
+    return [{"role": role, "content": text} for role, text in said if text or role == "user"]
 
 
 def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
@@ -18,9 +54,7 @@ def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
     A template becomes one user message. System and assistant messages without content are omitted.
     Braces in the prompt are doubled.
     """
-    texts = placed(task, prompt)
-    filled = [(role or "user", _filled(template, texts)) for role, template in task.messages]
-    return [{"role": role, "content": text} for role, text in filled if text or role == "user"]
+    return _messages(task, prompt, _doubled, "{%s}")
 
 
 def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
@@ -28,18 +62,8 @@ def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
 
     Braces in the prompt are doubled for ``str.format``.
     """
-    if task.template is not None:
-        return _filled(task.template, placed(task, prompt))
-    return json.dumps(ready_messages(task, prompt), indent=2, ensure_ascii=False) + "\n"
-
-
-def _filled(template: str, texts: Mapping[str, str]) -> str:
-    parts = []
-    for text, name, _, _ in string.Formatter().parse(template):
-        parts.append(_plain(text))
-        if name is not None:
-            parts.append(_plain(texts[name]) if name in texts else f"{{{name}}}")
-    return "".join(parts)
+    messages = ready_messages(task, prompt)
+    return messages[0]["content"] if task.template is not None else _document(messages)
 
 
 def dspy_state(artefact: PromptArtefact) -> dict[str, Any]:
@@ -71,6 +95,76 @@ def dspy_state(artefact: PromptArtefact) -> dict[str, Any]:
     }
 
 
+def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
+    """Return the arguments of ``mlflow.genai.register_prompt``.
+
+    Raises:
+        SpecError: A text contains what MLflow parses as a variable or a statement.
+    """
+    facts = _facts(artefact)
+    return {
+        "name": artefact.name,
+        "template": _template(artefact, _refusing("MLflow", "{{", "{%")),
+        "commit_message": _message(artefact),
+        "tags": {f"fedone.{name}": str(value) for name, value in facts.items()},
+    }
+
+
+def langfuse_prompt(artefact: PromptArtefact) -> dict[str, Any]:
+    """Return the body of Langfuse's ``POST /api/public/v2/prompts``.
+
+    No label is set, so that no deployment uses the prompt before a person sets one.
+
+    Raises:
+        SpecError: A text contains what Langfuse parses as a variable.
+    """
+    template = _template(artefact, _refusing("Langfuse", "{{"))
+    return {
+        "type": "text" if isinstance(template, str) else "chat",
+        "name": artefact.name,
+        "prompt": template,
+        "config": {
+            "label_words": _words(artefact),
+            "label_bias": artefact.prompt.bias,
+            "fedone": _facts(artefact),
+        },
+        "labels": [],
+        "tags": ["fedone"],
+        "commitMessage": _message(artefact),
+    }
+
+
+def promptfoo_config(artefact: PromptArtefact) -> dict[str, Any]:
+    """Return a configuration of promptfoo, without tests: ``promptfoo eval -c FILE -t ROWS.csv``.
+
+    Rows have the text fields and, for label words, the label field. promptfoo calls the model by
+    OpenAI's API, at ``OPENAI_BASE_URL`` with ``OPENAI_API_KEY``. An answer is correct if it begins
+    with the label word of the row's label.
+
+    Raises:
+        SpecError: The model fills a mask.
+    """
+    task = artefact.asked
+    if "{mask}" in "".join(text for _, text in task.messages):
+        raise SpecError("the prompt is for a model that fills {mask}; promptfoo asks for answers")
+    template = _template(artefact, _raw)
+    messages = [{"role": "user", "content": template}] if isinstance(template, str) else template
+    config: dict[str, Any] = {
+        "description": _message(artefact),
+        "prompts": [{"id": artefact.name, "label": artefact.name, "raw": _json(messages)}],
+        "providers": [
+            {
+                "id": f"openai:chat:{_model(artefact)}",
+                "config": {"temperature": 0, "max_tokens": task.max_written or _MAX_WRITTEN},
+            }
+        ],
+        "metadata": {f"fedone.{name}": value for name, value in _facts(artefact).items()},
+    }
+    if task.label_words:
+        config["defaultTest"] = {"assert": [{"type": "javascript", "value": _right(task)}]}
+    return config
+
+
 FORMS: Mapping[str, Callable[[PromptArtefact], str]] = {
     "text": lambda artefact: artefact.prompt.text,
     "template": lambda artefact: ready_text(artefact.task, artefact.prompt.prompt),
@@ -83,13 +177,11 @@ FORMS: Mapping[str, Callable[[PromptArtefact], str]] = {
 
 
 def in_form(artefact: PromptArtefact, form: str) -> str:
-    """An artefact in another form.
+    """An artefact in another form, one of `FORMS`.
 
-    Args:
-        artefact: The artefact.
-        form: One of `FORMS`: ``text`` is the prompt's exact text; ``template`` is `ready_text`;
-            ``dspy``, ``mlflow``, ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`,
-            `mlflow_prompt`, `langfuse_prompt` and `promptfoo_config`.
+    ``text`` is the prompt's exact text; ``template`` is `ready_text`; ``dspy``, ``mlflow``,
+    ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`, `mlflow_prompt`, `langfuse_prompt`
+    and `promptfoo_config`.
 
     Raises:
         SpecError: The prompt does not go into that form.
@@ -100,9 +192,87 @@ def in_form(artefact: PromptArtefact, form: str) -> str:
     return FORMS[form](artefact)
 
 
-def _document(value: dict[str, Any]) -> str:
+def _document(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _plain(text: str) -> str:
+def _doubled(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
+
+
+def _right(task: TaskSpec) -> str:
+    """Return JavaScript: whether an answer begins with the row's label word, the longest one."""
+    words = {label: word.strip().lower() for label, word in task.labels.items()}
+    return (
+        f"Object.entries({_json(words)})"
+        ".filter(([, word]) => output.trim().toLowerCase().startsWith(word))"
+        ".sort(([, one], [, other]) => other.length - one.length)"
+        f".map(([label]) => label)[0] === String(context.vars[{_json(task.label_field)}])"
+    )
+
+
+def _template(artefact: PromptArtefact, plain: Callable[[str], str]) -> str | list[dict[str, str]]:
+    """The task's text or messages with the prompt in its place and ``{{name}}`` for a field."""
+    messages = _messages(artefact.asked, artefact.prompt.prompt, plain, "{{%s}}")
+    return messages if artefact.task.template is None else messages[0]["content"]
+
+
+def _refusing(tool: str, *marks: str) -> Callable[[str], str]:
+    def plain(text: str) -> str:
+        for mark in marks:
+            if mark in text:
+                raise SpecError(f"the prompt holds {mark!r}, which {tool} does not keep as text")
+        return text
+
+    return plain
+
+
+def _raw(text: str) -> str:
+    """Escape a text for Nunjucks."""
+    if not any(mark in text for mark in ("{{", "{%", "{#")):
+        return text
+    if "endraw" in text:
+        raise SpecError("the prompt holds 'endraw', which promptfoo does not keep as text")
+    return f"{{% raw %}}{text}{{% endraw %}}"
+
+
+def _words(artefact: PromptArtefact) -> dict[str, str]:
+    return {label: word.strip() for label, word in artefact.asked.labels.items()}
+
+
+def _model(artefact: PromptArtefact) -> str:
+    """Return the provider's name of the model, else the SDK's."""
+    return artefact.models[0] if artefact.models else artefact.model or "model"
+
+
+def _facts(artefact: PromptArtefact) -> dict[str, Any]:
+    """Return the known facts about the prompt's origin."""
+    measured = artefact.evaluation
+    facts: dict[str, Any] = {
+        "run_id": artefact.run_id,
+        "sha256": artefact.sha256,
+        "model": artefact.model,
+        "method": artefact.method,
+        "rounds": artefact.rounds,
+        "label_words": _json(_words(artefact)) if artefact.asked.label_words else None,
+        "label_bias": None if artefact.prompt.bias is None else _json(artefact.prompt.bias),
+        "metric": measured.metric.name,
+        "metric_no_prompt": measured.metric.no_prompt,
+        "metric_after": measured.metric.after,
+        "examples": measured.examples,
+        "sdk_version": artefact.sdk_version,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _message(artefact: PromptArtefact) -> str:
+    metric = artefact.evaluation.metric
+    found = f"FedOne run {artefact.run_id}, {artefact.rounds} rounds"
+    if metric.after is None:
+        return found
+    before = "" if metric.no_prompt is None else f"{metric.no_prompt:.3f} -> "
+    return f"{found}: {metric.name} {before}{metric.after:.3f}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

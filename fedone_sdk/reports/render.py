@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import re
 import shlex
+from functools import cache
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+import fedone_sdk
 from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import curves_svg
 from fedone_sdk.reports.source import ReportedRun
@@ -16,18 +18,34 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~&<>])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
-def html_report(run: ReportedRun) -> str:
-    """One self-contained page, without network and scripts."""
-    figure = base64.b64encode(curves_svg(run).encode()).decode() if run.result.history else None
-    # A data URL isolates the image from the page.
-    return _HTML.get_template("report.html.j2").render(
-        report=contents_of(run), figure=figure and f"data:image/svg+xml;base64,{figure}"
+def html_page(
+    template: str,
+    figure: str | None = None,
+    *,
+    package: str = "fedone_sdk.reports",
+    **values: object,
+) -> str:
+    """One self-contained page, without network and scripts; all values are escaped.
+
+    Args:
+        template: A child of ``page.html.j2``.
+        figure: The SVG of the page's figure. A data URL isolates the image from the page.
+        package: The package of the template.
+        values: The template's other values.
+    """
+    if figure is not None:
+        figure = f"data:image/svg+xml;base64,{base64.b64encode(figure.encode()).decode()}"
+    return (
+        _environment(package, autoescape=True)
+        .get_template(template)
+        .render(figure=figure, **values)
     )
 
 
-def filled_html(template: str, **values: object) -> str:
-    """Renders a template; all values are escaped."""
-    return _HTML.get_template(template).render(**values)
+def html_report(run: ReportedRun) -> str:
+    """The report as one HTML page."""
+    svg = curves_svg(run) if run.result.history else None
+    return html_page("report.html.j2", svg, report=contents_of(run))
 
 
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
@@ -41,10 +59,8 @@ def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
         The Markdown; and the SVG, or None for a run without rounds.
     """
     svg = curves_svg(run) if run.result.history else None
-    text = _MARKDOWN.get_template("report.md.j2").render(
-        report=contents_of(run), figure=None if svg is None else figure
-    )
-    return text, svg
+    template = _environment("fedone_sdk.reports", autoescape=False).get_template("report.md.j2")
+    return template.render(report=contents_of(run), figure=svg and figure), svg
 
 
 def _number(value: float | None, digits: int = 3) -> str:
@@ -70,14 +86,10 @@ def _fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{body}\n{fence}"
 
 
-def html_environment(*packages: str) -> Environment:
-    """The environment of HTML templates, with autoescaping."""
-    return _environment(*packages, autoescape=True)
-
-
-def _environment(*packages: str, autoescape: bool) -> Environment:
+@cache
+def _environment(package: str, *, autoescape: bool) -> Environment:
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package) for package in packages]),
+        loader=ChoiceLoader([PackageLoader(package), PackageLoader("fedone_sdk.reports")]),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -91,8 +103,5 @@ def _environment(*packages: str, autoescape: bool) -> Environment:
         "capitalize_first": lambda text: text[:1].upper() + text[1:],
         "shell": shlex.quote,
     }
+    environment.globals["version"] = fedone_sdk.__version__
     return environment
-
-
-_HTML = html_environment("fedone_sdk.reports")
-_MARKDOWN = _environment("fedone_sdk.reports", autoescape=False)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import fedone_sdk
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages import RunResult, Spread
 from fedone_sdk.reports.artefact import PromptArtefact
@@ -28,7 +27,6 @@ class RetunePage:
         gains: Rows of comparison, difference, 95 % interval.
         costs: Rows of unit, expected, at most, spent.
         verdict: Sentences: whether the old prompt holds, the new one's gain, a recommendation.
-        version: Version of the SDK.
     """
 
     title: str
@@ -38,7 +36,6 @@ class RetunePage:
     gains: tuple[tuple[str, str, str], ...]
     costs: tuple[tuple[str, str, str, str], ...]
     verdict: tuple[str, ...]
-    version: str = fedone_sdk.__version__
 
 
 def retune_page(
@@ -68,10 +65,10 @@ def retune_page(
 
 
 def retune_html(page: RetunePage) -> str:
-    """One self-contained HTML page, without network and scripts."""
-    from fedone_sdk.reports.render import filled_html
+    """The page as HTML."""
+    from fedone_sdk.reports.render import html_page
 
-    return filled_html("retune.html.j2", page=page)
+    return html_page("retune.html.j2", page=page)
 
 
 def _measured(found: Retuned) -> Iterator[tuple[str, str, str, str]]:
@@ -85,7 +82,12 @@ def _measured(found: Retuned) -> Iterator[tuple[str, str, str, str]]:
     }
     for name, one in rows.items():
         if one is not None:
-            yield name, _number(one.value), _range(one.interval), _bias(one)
+            yield (
+                name,
+                "-" if one.value is None else f"{one.value:.3f}",
+                "-" if one.interval is None else "{:.3f} to {:.3f}".format(*one.interval),
+                "-" if one.bias is None else _numbers(one.bias),
+            )
 
 
 def _gains(found: Retuned) -> Iterator[tuple[str, str, str]]:
@@ -170,18 +172,6 @@ def _conclusion(found: Retuned, result: RunResult) -> str:
 
 def _spread(found: Spread) -> str:
     return f"{found.value:+.3f} (95 % {found.low:+.3f} to {found.high:+.3f})"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _range(ends: tuple[float, float] | None) -> str:
-    return "-" if ends is None else f"{ends[0]:.3f} to {ends[1]:.3f}"
-
-
-def _bias(measured: MeasuredPrompt) -> str:
-    return "-" if measured.bias is None else _numbers(measured.bias)
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, is_known, prediction_queries
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes
 from fedone_sdk.messages import Message, PromptReport, Spread
-from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.reports.artefact import PromptArtefact
-from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Bias, Example, ScoreFunction, TextPrompt
+from fedone_sdk.task import Bias, TextPrompt
+
+if TYPE_CHECKING:
+    from fedone_sdk.simulation import Federation
 
 Holds = Literal["yes", "no", "unknown"]
 """Whether a prompt is as good as before: no if it is worse, by an interval without 0."""
@@ -102,34 +103,28 @@ class Retuned(Message):
 async def measure_retuned(
     backend: LLMBackend,
     artefact: PromptArtefact,
-    spec: RunSpec,
-    dev: Sequence[Example],
+    federation: Federation,
     prompt: PromptReport,
     biases: Mapping[TextPrompt, Bias],
     *,
     finished: bool,
     bare: TextPrompt = "",
-    score: ScoreFunction | None = None,
-    measure: MetricFunction | None = None,
 ) -> Retuned:
     """Compares prompts by answers that the run's evaluation paid for; nothing is asked.
 
     Args:
         backend: The new model, with the cache that it was asked through.
         artefact: The old prompt.
-        spec: The run that tuned it for the new model.
-        dev: Its dev split.
+        federation: The run that tuned it for the new model.
         prompt: The run's prompt.
         biases: Label biases on the new model by prompt, as found by `Retuning`.
         finished: Whether the run is over, so that a conclusion is possible.
         bare: The prompt that represents no prompt.
-        score: The user's function, for loss ``score``.
-        measure: The user's function, for a user-defined metric.
 
     Raises:
         SpecError: The user's function is missing or broken.
     """
-    reader = _Reader(backend, spec, dev, score, measure)
+    reader, spec = _Reader(backend, federation), federation.spec
     none, old = await reader.known(bare), await reader.known(artefact.prompt.prompt)
     new = await reader.known(prompt.prompt)
     if prompt.bias is not None:
@@ -140,8 +135,10 @@ async def measure_retuned(
         as_it_is = reader.under(old, given)
     plain = reader.under(none, None)
     if spec.calibration.label_free is None:
-        none_again = _again(reader, none, biases.get(bare))
-        old_again = _again(reader, old, biases.get(artefact.prompt.prompt))
+        none_again, old_again = (
+            None if bias is None else reader.under(found, bias)
+            for found, bias in ((none, biases.get(bare)), (old, biases.get(artefact.prompt.prompt)))
+        )
     else:
         none_again, old_again = none, old
     before = _on_old_model(artefact)
@@ -159,7 +156,7 @@ async def measure_retuned(
     same = prompt.prompt == artefact.prompt.prompt
     return Retuned(
         metric=spec.task.metric,
-        examples=len(dev),
+        examples=len(federation.dev),
         old_model=artefact.model,
         new_model=backend.fingerprint,
         on_old_model=before,
@@ -184,31 +181,21 @@ async def measure_retuned(
     )
 
 
-def _again(reader: _Reader, found: Prediction, bias: Bias | None) -> Prediction | None:
-    return None if bias is None else reader.under(found, bias)
-
-
 class _Reader:
     """Predictions from a cache, and their metrics."""
 
-    def __init__(
-        self,
-        backend: LLMBackend,
-        spec: RunSpec,
-        dev: Sequence[Example],
-        score: ScoreFunction | None,
-        measure: MetricFunction | None,
-    ) -> None:
-        self._backend, self._spec, self._dev = backend, spec, dev
-        self._score, self._metric = score, measure
+    def __init__(self, backend: LLMBackend, federation: Federation) -> None:
+        self._backend, self._federation = backend, federation
+        self._spec = federation.spec
 
     async def known(self, prompt: TextPrompt) -> Prediction:
         """The cached answers to a prompt; missing answers count as failed."""
         task, free = self._spec.task, self._spec.calibration.label_free
-        size = self._spec.method.batch_size
-        queries = prediction_queries(self._backend, task, prompt, self._dev, size, free)
+        dev, size = self._federation.dev, self._spec.method.batch_size
+        score, measure = self._federation.score, self._federation.measure
+        queries = prediction_queries(self._backend, task, prompt, dev, size, free)
         answers = [await self._answer(query) for query in queries]
-        return Prediction.of(task, queries, answers, self._dev, self._score, free, self._metric)
+        return Prediction.of(task, queries, answers, dev, score, free, measure)
 
     async def _answer(self, query: Query) -> Answer:
         if await is_known(self._backend, query):

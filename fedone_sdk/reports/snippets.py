@@ -61,7 +61,7 @@ def snippets(
         return [], "The prompt consists of vectors, so there is no program that takes it as text."
     if task.loss == "nll":
         return [], "The task scores given texts, so there is nothing to predict."
-    if model is not None and not _is_of(backend, model):
+    if model is not None and model.partition(":")[0] != backend.kind:
         return [], f"The run does not describe how to call the model that scored, {model}."
     messages = ready_messages(task, prompt.prompt)
     masked = any("mask" in _names(message["content"]) for message in messages)
@@ -119,11 +119,6 @@ def _local(task: TaskSpec, spec: RunSpec, prompt: PromptReport) -> Snippet:
         fields=task.fields,
     )
     return Snippet(title="The model of the run, by fedone-sdk", code=code)
-
-
-def _is_of(backend: BackendSpec, model: str) -> bool:
-    """Whether a fingerprint may belong to this backend."""
-    return model.partition(":")[0] == backend.kind
 
 
 def _url(backend: BackendSpec) -> str | None:

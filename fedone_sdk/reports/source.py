@@ -1,8 +1,9 @@
-"""A run to report on: from an archive, with its log, or from a result file, without it."""
+"""A run to report on or to start from: an archive, with its log, or a result file, without it."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,6 +26,12 @@ from fedone_sdk.vocabulary import Vocabulary
 
 _GZIP = b"\x1f\x8b"
 _MAX_RESULT_BYTES = 1 << 28
+
+_START_SHARE = 0.8
+"""Probability of a prompt's tokens in a warm start if the earlier alpha is not known."""
+
+_START_TOKENS = 32
+"""Maximum tokens of a position in a warm start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +78,12 @@ async def run_of_archive(data: bytes) -> ReportedRun:
     snapshot = read_archive(data, computes=False).snapshot
     run = await _view(snapshot)
     result = run.result()
-    outcomes = _outcomes(snapshot, result)
+    # The newest measurement of each prompt, if it agrees with the result.
+    outcomes = {
+        which: one
+        for which, one in newest_outcomes(snapshot.log).items()
+        if getattr(result.metric, which) is not None
+    }
     if result.verdict is None and "after" in outcomes:  # From an earlier version.
         result = result.model_copy(update={"verdict": run.compute_verdict(outcomes)})
     words = run.spec.method.domain == "tokens"
@@ -115,6 +127,33 @@ async def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
     return ReportedRun(result=result, spec=spec)
 
 
+def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
+    """A run's alpha in the form of `PromptSpec.start`; for a result file, its prompt's tokens.
+
+    Each position has its most likely tokens, as far as they are more likely than the average one,
+    because the new run may have other candidates.
+
+    Raises:
+        ArchiveError: The run tunes vectors.
+    """
+    if run.alpha is None or run.vocabulary is None:
+        if not run.result.prompt.tokens:
+            raise ArchiveError(f"run {run.result.run_id!r} tunes no words")
+        return tuple({token: _START_SHARE} for token in run.result.prompt.tokens)
+    weights = run.alpha.astype(np.float64)
+    start = []
+    for position, row in enumerate(weights / weights.sum(axis=1, keepdims=True)):
+        candidates = run.vocabulary.of_position(position)
+        row = row[: len(candidates)]
+        likeliest = [
+            at for at in np.argsort(-row, kind="stable")[:_START_TOKENS] if row[at] > row.mean()
+        ]
+        # Rounded down, so that they do not sum to more than 1.
+        shares = {at: math.floor(row[at] * 1e6) / 1e6 for at in likeliest}
+        start.append({candidates[at]: share for at, share in shares.items() if share})
+    return tuple(start)
+
+
 def _result(path: Path, data: bytes) -> RunResult:
     wanted = "must be an archive (fedone runs export) or a result (--json)"
     try:
@@ -139,9 +178,3 @@ async def _view(snapshot: RunSnapshot) -> RunView:
 
 async def _one_page(log: Sequence[LogEntry]) -> AsyncIterator[Sequence[LogEntry]]:
     yield log
-
-
-def _outcomes(snapshot: RunSnapshot, result: RunResult) -> dict[Which, Outcomes]:
-    """The newest measurement of each prompt, if it agrees with the result."""
-    found = newest_outcomes(snapshot.log)
-    return {which: one for which, one in found.items() if getattr(result.metric, which) is not None}

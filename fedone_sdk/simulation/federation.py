@@ -216,7 +216,6 @@ async def simulate(
 
     Raises:
         SpecError: The run is not possible as described.
-        SpecError: The run cannot work as described.
         LabelWordError: A label word is not one token of the model.
     """
     if federation.spec.task.loss == "score" and federation.score is None:

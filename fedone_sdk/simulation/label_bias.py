@@ -15,13 +15,8 @@ def label_bias(
 ) -> Bias:
     """Return the bias that minimises the examples' mean cross-entropy, nats.
 
-    Args:
-        task: A task with labels.
-        rows: The label log-probabilities of each example; other answers are skipped.
-        examples: The examples.
-
-    Returns:
-        One number per label; zeros if no example has log-probabilities.
+    It has one number per label; zeros if no example has log-probabilities. Other answers in `rows`
+    are skipped.
     """
     scored = [
         (row, int(target_of(task, example)))

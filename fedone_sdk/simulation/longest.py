@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
@@ -133,11 +133,8 @@ class _Counter:
 
     async def _counts(self, queries: Sequence[Query]) -> list[int]:
         found: list[int] = []
-        for chunk in _chunks(queries):
+        for at in range(0, len(queries), _AT_ONCE):
+            chunk = queries[at : at + _AT_ONCE]
             quotes = await asyncio.gather(*(self._backend.quote(query) for query in chunk))
             found += [quote.prompt_tokens for quote in quotes]
         return found
-
-
-def _chunks(queries: Sequence[Query]) -> Iterable[Sequence[Query]]:
-    return (queries[at : at + _AT_ONCE] for at in range(0, len(queries), _AT_ONCE))

@@ -30,13 +30,19 @@ from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.messages import Cap, LossesAssignment, Message
 from fedone_sdk.messages.bill import Bill, bill
-from fedone_sdk.simulation.duration import Duration, by_limits, by_probe
 from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.simulation.first_work import Exchange, first_work, planned_machine, unbudgeted
 from fedone_sdk.simulation.longest import LongestTokens, longest_tokens
-from fedone_sdk.simulation.probe import Probe, probe_run
-from fedone_sdk.simulation.traffic import ExchangePlan, exchange_plan
+from fedone_sdk.simulation.probe import Duration, Probe, by_limits, by_probe, probe_run
+from fedone_sdk.simulation.traffic import (
+    Exchange,
+    ExchangePlan,
+    exchange_plan,
+    first_work,
+    planned_machine,
+    unbudgeted,
+)
 from fedone_sdk.soft_prompt import SoftPrompt
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, TextPrompt, references_of
 
 _EXCHANGES: tuple[Exchange, ...] = ("alpha", "losses")
@@ -136,6 +142,19 @@ class RunPlan(Message):
         return bill(value, priced=self.priced)
 
 
+def queries_per_round(spec: RunSpec) -> int:
+    """Return the training queries of a round: K* x I x E."""
+    method = spec.method
+    return spec.participation.clients_per_round * method.num_samples * method.local_steps
+
+
+def training_queries(spec: RunSpec) -> int:
+    """Return the upper bound of a run's training queries."""
+    most = spec.rounds * queries_per_round(spec)
+    cap = None if spec.budget is None else spec.budget.queries
+    return most if cap is None else min(cap, most)
+
+
 async def plan_run(
     federation: Federation,
     *,
@@ -165,8 +184,6 @@ async def plan_run(
     spec = federation.spec
     if spec.method.domain == "parameters":
         raise SpecError(f"method: {spec.method.name} is trained by clients and asks no queries")
-    method, participation = spec.method, spec.participation
-    per_round = participation.clients_per_round * method.num_samples * method.local_steps
     adapter = backend.innermost if isinstance(backend, Wrapper) else backend
     timed: Probe | None = None
     if adapter.local and probe:
@@ -176,11 +193,10 @@ async def plan_run(
         troubles.append(f"backend: the probe failed: {timed.failure}")
     query, sample = costs.worst, costs.query
 
-    cap = spec.budget.queries if spec.budget else None
-    training = spec.rounds * per_round if cap is None else min(cap, spec.rounds * per_round)
+    per_round, training = queries_per_round(spec), training_queries(spec)
     # Races at the end use fewer prompts per round.
     rounds = math.ceil(training / per_round)
-    adapts = method.pools and participation.exchange == "losses"
+    adapts = spec.method.pools and spec.participation.exchange == "losses"
     planned = max(1, training // per_round) if adapts else spec.rounds
     evaluation = _evaluation(federation, rounds=rounds)
     points = rounds // spec.evaluation.every if spec.evaluation.every else 0

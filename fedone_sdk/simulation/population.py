@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import islice
 from typing import Self
 
 from fedone_sdk.aggregator.rounds.events import Effect, SeatOffered
@@ -67,13 +66,6 @@ class Population:
     offers one of them a seat, its `EdgeClient` is created and works as on a device: it claims the
     assignment, scores, and sends the update. It is kept for its next seat, with its run state and
     the memory of its method.
-
-    Args:
-        service: The aggregator's service, in this process.
-        devices: Creates the clients.
-
-    Attributes:
-        service: The service.
     """
 
     def __init__(self, service: Service, devices: Devices) -> None:
@@ -106,7 +98,8 @@ class Population:
                 await self._enrol_client(member)
             return
         plain = MemoryTransport(self.service)
-        for members in _batches(self._members):
+        for at in range(0, len(self._members), _BATCH):
+            members = self._members[at : at + _BATCH]
             # Clients with a stored identity enrol themselves; the others share one write of the
             # store, whose queue keeps their order.
             kept = [member for member in members if devices.credential(member.number) is not None]
@@ -226,9 +219,3 @@ class Population:
             pool = self.service.dispatcher.pool
             # Not clients that left the pool, for example after a missed seat; a claim readmits.
             await self._gather([index for index in self._by_index if index in pool])
-
-
-def _batches(members: Iterable[_Member]) -> Iterator[list[_Member]]:
-    ahead = iter(members)
-    while batch := [*islice(ahead, _BATCH)]:
-        yield batch

@@ -1,4 +1,4 @@
-"""A short timed probe: the first rounds of a run on its local model."""
+"""The duration of a planned run, by a short timed probe of its first rounds on a local model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from fedone_sdk.aggregator.rounds.events import Effect, RoundFinished
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.backends import Answer, LLMBackend, Query, prediction_queries, query_for, score_all
 from fedone_sdk.backends.wrappers import CachedBackend, Wrapper
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, FedOneError
+from fedone_sdk.messages import Message
 from fedone_sdk.simulation.federation import Federation, simulate
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import references_of
 
 _TRAINING_S = 3.0
@@ -150,6 +153,72 @@ async def probe_run(
     )
 
 
+class Duration(Message):
+    """The estimated duration of a run and the basis of the estimate.
+
+    Attributes:
+        basis: ``probe``: the expectation, from queries timed on this machine; ``rate_limits``: the
+            lower bound that the backend's rate limits imply.
+        seconds: Total.
+        startup_s: Before the first query: imports, data, the model, enrolment.
+        training_s: Training.
+        evaluation_s: Evaluation.
+        probe_queries: Number of timed queries.
+        probe_s: Duration of the timed queries, seconds.
+    """
+
+    basis: Literal["probe", "rate_limits"]
+    seconds: float
+    startup_s: float = 0.0
+    training_s: float = 0.0
+    evaluation_s: float = 0.0
+    probe_queries: int = 0
+    probe_s: float = 0.0
+
+
+def by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
+    """Return the duration that a backend's rate limits imply; None without limits."""
+    limits = getattr(spec.backend, "limits", None)
+    if limits is None:
+        return None
+    tokens = expected.prompt_tokens + expected.completion_tokens
+    pairs = (
+        (expected.requests, limits.requests_per_minute),
+        (tokens, limits.tokens_per_minute),
+    )
+    minutes = [amount / limit for amount, limit in pairs if limit is not None]
+    if not minutes:
+        return None
+    return Duration(basis="rate_limits", seconds=round(60 * max(minutes), 1))
+
+
+def by_probe(
+    probe: Probe, *, startup_s: float, training: Usage, evaluation: Usage, rounds: int
+) -> Duration:
+    """Return the duration at the speed that a probe measured.
+
+    The process took `startup_s` before the probe. Training has `rounds`; usages are expected ones.
+    """
+    startup = startup_s + probe.startup_s
+    training_s = probe.training_s(
+        queries=training.requests, tokens=_tokens(training), rounds=rounds
+    )
+    evaluation_s = probe.evaluation_s(queries=evaluation.requests, tokens=_tokens(evaluation))
+    return Duration(
+        basis="probe",
+        seconds=round(startup + training_s + evaluation_s, 1),
+        startup_s=round(startup, 1),
+        training_s=round(training_s, 1),
+        evaluation_s=round(evaluation_s, 1),
+        probe_queries=probe.queries,
+        probe_s=round(probe.seconds, 1),
+    )
+
+
+def _tokens(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens
+
+
 class _Meter(Wrapper):
     """Times the inner backend's queries for a fixed duration.
 
@@ -157,10 +226,6 @@ class _Meter(Wrapper):
         bursts: The measurements.
         first: Time of the first query, seconds of the event loop's clock.
         failure: The model's error.
-
-    Args:
-        inner: The timed backend.
-        enough_s: Seconds to measure.
     """
 
     def __init__(self, inner: LLMBackend, *, enough_s: float) -> None:

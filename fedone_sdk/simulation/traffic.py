@@ -1,19 +1,23 @@
-"""The traffic of a planned run, from the sizes of its own messages."""
+"""The first assignment of a planned run, and the traffic by the sizes of its messages."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator.rounds.events import Assigned, SeatsVacant, WorkRequested
+from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import ClassLosses, stream, stream_seed
 from fedone_sdk.budget import Usage
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import (
     TENSORS,
     AlphaAssignment,
@@ -36,13 +40,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire
 from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.simulation.first_work import (
-    WORK_ID,
-    Exchange,
-    first_work,
-    planned_machine,
-    unbudgeted,
-)
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import references_of
 
 _STEPS = 4
@@ -54,6 +52,47 @@ _CHARS_PER_TOKEN = 4
 _SHA256 = "0" * 64
 _LOSS = math.log(2)
 """A float with the usual number of digits."""
+
+
+Exchange = Literal["alpha", "losses"]
+
+WORK_ID = "0" * 32
+"""A placeholder with the usual length."""
+
+
+def unbudgeted(spec: RunSpec, exchange: Exchange) -> RunSpec:
+    """Return the run with one client per round and no budget, for its first assignment."""
+    participation = {"exchange": exchange, "min_clients": 1}
+    return spec.model_copy(
+        update={
+            "participation": spec.participation.model_copy(update=participation),
+            "budget": None,
+        }
+    )
+
+
+def first_work(
+    federation: Federation, machine: RoundMachine, round_number: int
+) -> tuple[RunState, AlphaAssignment | LossesAssignment]:
+    """Return the assignment of the first client that a round selects, from the round machine."""
+    available = {index: len(shard) for index, shard in enumerate(federation.shards)}
+    state = replace(machine.initial_state(), round=round_number)
+    state, _ = machine.step(state, SeatsVacant(available=available), 0.0)
+    asked = WorkRequested(client=state.seats[0].client, assignment_id=WORK_ID)
+    state, effects = machine.step(state, asked, 0.0)
+    return state, next(e.assignment for e in effects if isinstance(e, Assigned))
+
+
+def planned_machine(federation: Federation, spec: RunSpec, model: str) -> RoundMachine:
+    """Return the round machine of a planned run.
+
+    Raises:
+        SpecError: The method's settings do not fit each other.
+    """
+    try:
+        return RoundMachine.of(spec.name, spec, federation.vocabulary, gateway_model=model or None)
+    except ValueError as exc:
+        raise SpecError(f"method: {exc}") from exc
 
 
 class ExchangePlan(Message):
@@ -103,13 +142,8 @@ def exchange_plan(
     times = math.ceil(queries / assignment.leased_queries)
     steps = len(assignment.steps) if isinstance(assignment, AlphaAssignment) else 1
     work = _traffic([claim, update], [assignment, receipt], times)
-    joining = _joining(federation, times)
     return ExchangePlan(
-        federated=Traffic(
-            upload_bytes=work.upload_bytes + joining.upload_bytes,
-            download_bytes=work.download_bytes + joining.download_bytes,
-            messages=work.messages + joining.messages,
-        ),
+        federated=_sum(work, _joining(federation, times)),
         gateway=_traffic(score, scores, times * steps),
     )
 
@@ -161,15 +195,10 @@ def _joining(federation: Federation, assignments: int) -> Traffic:
         gateway=True,
         calibration=spec.calibration,
     )
-    everybody = _traffic([Enrol(nonce=_SHA256[:43]), claim], [enrolled, ended], count)
+    all_clients = _traffic([Enrol(nonce=_SHA256[:43]), claim], [enrolled, ended], count)
     # Only selected clients fetch the task: the expected distinct clients of uniform draws.
     chosen = round(count * (1 - (1 - 1 / count) ** assignments))
-    asking = _traffic([], [task], chosen)
-    return Traffic(
-        upload_bytes=everybody.upload_bytes + asking.upload_bytes,
-        download_bytes=everybody.download_bytes + asking.download_bytes,
-        messages=everybody.messages + asking.messages,
-    )
+    return _sum(all_clients, _traffic([], [task], chosen))
 
 
 def _update(
@@ -212,6 +241,14 @@ def _traffic(up: Sequence[Message], down: Sequence[Message], times: int) -> Traf
         upload_bytes=sum(map(_size, up)) * times,
         download_bytes=sum(map(_size, down)) * times,
         messages=(len(up) + len(down)) * times,
+    )
+
+
+def _sum(*parts: Traffic) -> Traffic:
+    return Traffic(
+        upload_bytes=sum(part.upload_bytes for part in parts),
+        download_bytes=sum(part.download_bytes for part in parts),
+        messages=sum(part.messages for part in parts),
     )
 
 

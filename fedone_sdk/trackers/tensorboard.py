@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from fedone_sdk.messages import RoundReport, RunResult
-from fedone_sdk.trackers.summary import summary_of
-from fedone_sdk.trackers.tracker import TrackedRun
+from fedone_sdk.trackers.tracker import TrackedRun, summary_of
 
 
 class TensorboardTracker:

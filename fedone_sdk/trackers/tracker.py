@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.errors import ArgumentError, MissingExtraError
 from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.spec import RunSpec
 
@@ -83,17 +83,35 @@ def find_tracker(name: str) -> TrackerFactory:
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
-        raise SpecError(f"--tracker: {name!r} is not one of {known}", source="arguments")
+        raise ArgumentError(f"--tracker: {name!r} is not one of {known}")
     if name in _PACKAGES and find_spec(_PACKAGES[name]) is None:
         raise MissingExtraError(f"--tracker {name}", extra=name)
     try:
         factory: TrackerFactory = found[name].load()
     except Exception as exc:  # A third-party module can raise anything.
         reason = f"{type(exc).__name__}: {exc}"
-        raise SpecError(
-            f"--tracker: {name} cannot be loaded: {reason}", source="arguments"
-        ) from exc
+        raise ArgumentError(f"--tracker: {name} cannot be loaded: {reason}") from exc
     return factory
+
+
+def summary_of(result: RunResult) -> dict[str, float]:
+    """Return metric, cost and time by name, without those that are not measured or priced."""
+    metric, spent = result.metric, result.spent
+    numbers = {
+        f"{metric.name}_no_prompt": metric.no_prompt,
+        f"{metric.name}_before": metric.before,
+        f"{metric.name}_after": metric.after,
+        "rounds": result.rounds,
+        "spent_queries": spent.queries,
+        "evaluation_queries": result.evaluation.queries,
+        "spent_requests": spent.requests,
+        "spent_prompt_tokens": spent.prompt_tokens,
+        "spent_completion_tokens": spent.completion_tokens,
+        "spent_usd": float(spent.usd) if result.priced else None,
+        "cache_hits": result.cache.hits,
+        "wall_s": result.wall_s,
+    }
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def params_of(spec: RunSpec) -> dict[str, str | int | float | bool]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk import assets
-from fedone_sdk.cli._files import check_target, write_file
+from fedone_sdk.cli._output import check_target, write_file
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import RunResult
 from tests.console import Fedone

@@ -130,11 +130,11 @@ async def _check(trials: Iterable[dict[str, Any]]) -> None:
 
 def test_trials_of_a_seed_see_the_same(compare: Fedone, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows in the same mini-batches for every method."""
-    from fedone_sdk.comparison import recorder
+    from fedone_sdk.comparison.trials import AnswerRecorder
 
     texts = [str(row["text"]) for row in load_examples("train.jsonl")]
     batches: list[list[tuple[int, ...]]] = []
-    made, score = recorder.AnswerRecorder.__init__, recorder.AnswerRecorder.score
+    made, score = AnswerRecorder.__init__, AnswerRecorder.score
 
     def noting(self: Any, inner: Any) -> None:
         batches.append([])
@@ -147,8 +147,8 @@ def test_trials_of_a_seed_see_the_same(compare: Fedone, monkeypatch: pytest.Monk
             batches[-1].append(found)
         return await score(self, query)
 
-    monkeypatch.setattr(recorder.AnswerRecorder, "__init__", noting)
-    monkeypatch.setattr(recorder.AnswerRecorder, "score", asked)
+    monkeypatch.setattr(AnswerRecorder, "__init__", noting)
+    monkeypatch.setattr(AnswerRecorder, "score", asked)
     assert compare("--seeds", 2, "--methods", "thompson,random,gs-bdpl,bdpl").code == 0
     of_seeds = batches[:4], batches[4:]
     for of_seed in of_seeds:

@@ -10,8 +10,7 @@ from typing import Any
 
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.flower.node_server import NodeServer
-from fedone_sdk.flower.relay import Relay, turn
-from fedone_sdk.flower.state import Kept, kept_folder
+from fedone_sdk.flower.relay import Kept, Relay, kept_folder, turn
 from fedone_sdk.flower.wire import Item, pack, unpack
 from fedone_sdk.messages import RunResult
 from fedone_sdk.simulation import Federation, simulate

@@ -278,7 +278,7 @@ def test_a_node_that_leaves_has_a_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restarted SuperNode gets another id from SuperLink, and is the same client."""
-    monkeypatch.setattr("fedone_sdk.flower._strategy._LOOK_S", 0.0)
+    monkeypatch.setattr("fedone_sdk.flower._nodes._LOOK_S", 0.0)
     wanted = federation(tmp_path, **SEARCH)
     grid = Grid(app_of(wanted), shards(wanted))
     left: list[int] = []

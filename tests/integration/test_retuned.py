@@ -14,16 +14,16 @@ from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import PromptArtefact, artefact_of, run_of_archive
 from fedone_sdk.reports.retuned import Retuned, measure_retuned
 from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.simulation.retune import Retuning
-from fedone_sdk.simulation.retune_spec import retune_name, retune_spec
+from fedone_sdk.simulation.retune import Retuning, retune_name, retune_spec
 from fedone_sdk.spec import OnnxSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ScriptedBackend
-from fedone_sdk.vocabulary import build_vocabulary
+from fedone_sdk.vocabulary import Vocabulary, build_vocabulary
 from tests.integration.tuned import SPEC, small
 
 OLD, NEW = " good", " so"
+WORDS = Vocabulary(candidates=(OLD, NEW))
 DEV = tuple(
     {"text": f"row {n} is {'fine' if n % 2 else 'bad'}", "label": n % 2} for n in range(200)
 )
@@ -77,8 +77,7 @@ async def found_by(
     return await measure_retuned(
         backend,
         prompt,
-        spec,
-        DEV,
+        Federation(spec=spec, shards=(), dev=DEV, vocabulary=WORDS, reused_rows=False),
         PromptReport(text=new, tokens=(new,)),
         biases or {},
         finished=finished,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk.cli._files import write_file
+from fedone_sdk.cli._output import write_file
 from fedone_sdk.comparison.records import TrialFile
 from fedone_sdk.experiments.records import write_whole
 from fedone_sdk.files import replace_file, sync_path

@@ -14,8 +14,7 @@ from fedone_sdk.comparison import (
     entrants_of,
     results_of,
 )
-from fedone_sdk.comparison.figure import comparison_svg
-from fedone_sdk.comparison.page import comparison_html
+from fedone_sdk.comparison.page import comparison_html, comparison_svg
 from fedone_sdk.comparison.table import header_of, row_of
 from fedone_sdk.simulation import Federation
 from fedone_sdk.spec import RunSpec, validate_spec

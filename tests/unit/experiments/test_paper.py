@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedone_sdk.experiments import Settings
+from fedone_sdk.experiments.experiment import EXPERIMENTS, find_experiment
 from fedone_sdk.experiments.methods import RATES
 from fedone_sdk.experiments.paper import about, paper_row, printed
-from fedone_sdk.experiments.registry import EXPERIMENTS, find_experiment
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 from fedone_sdk.spec import BbtSpec, GsBdplSpec
 

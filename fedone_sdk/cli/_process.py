@@ -1,12 +1,62 @@
-"""Log configuration of commands: warnings on stderr, or JSON lines on stdout."""
+"""The process of a command: signals, and its log."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import structlog
+import typer
+
+from fedone_sdk.cli._output import note
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stopping(stop: Callable[[], object]) -> Iterator[None]:
+    """Calls `stop` at the first SIGINT or SIGTERM; a second one has its default effect."""
+    loop = asyncio.get_running_loop()
+
+    def restore() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+    def first() -> None:
+        restore()
+        stop()
+
+    # Windows does not support these handlers; Ctrl-C then ends the command at once.
+    with suppress(NotImplementedError):
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, first)
+    try:
+        yield
+    finally:
+        with suppress(NotImplementedError):
+            restore()
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """Exits with 130 at Ctrl-C or SIGTERM, after the body has cleaned up."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(message)
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def quiet_logs() -> None:
