@@ -12,6 +12,7 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.clock import Clock
+from fedone_sdk.messages import Claim, Decline, Receipt, Score, Scores
 from fedone_sdk.simulation.memory_transport import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
@@ -81,6 +82,40 @@ def memory_client(service: Service, **options: Any) -> EdgeClient:
     return edge_client(
         "memory:", **{"token": TOKEN, "transport": MemoryTransport(service), **options}
     )
+
+
+class RecordingTransport(MemoryTransport):
+    """Keep the messages that a client sends.
+
+    Attributes:
+        claims: In the order of their requests, like the others.
+        scores: Requests to the gateway.
+        updates: With those that were refused.
+        declines: Of work that is given back.
+    """
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.claims: list[Claim] = []
+        self.scores: list[Score] = []
+        self.updates: list[Any] = []
+        self.declines: list[Decline] = []
+
+    async def claim(self, credential: str, message: Claim) -> Any:
+        self.claims.append(message)
+        return await super().claim(credential, message)
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        self.scores.append(message)
+        return await super().score(credential, message)
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Receipt:
+        self.updates.append(message)
+        return await super().update(credential, assignment_id, message)
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+        self.declines.append(message)
+        await super().decline(credential, assignment_id, message)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:

@@ -37,7 +37,6 @@ from fedone_sdk.messages import (
     MAX_TEXT_CHARS,
     AlphaUpdate,
     Claim,
-    Decline,
     LossesUpdate,
     Receipt,
     Score,
@@ -51,7 +50,7 @@ from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from tests import runs
 from tests.edge import edge_client, stored
 from tests.power import Disk
-from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
+from tests.runs import TOKEN, WORDS, RecordingTransport, memory_client, run_spec, until
 
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
 
@@ -134,7 +133,7 @@ class TestData:
     @pytest.mark.parametrize("kind", ["sync", "async"])
     async def test_a_callable_is_called_before_each_assignment(self, kind: str) -> None:
         rows = DATA[:1]
-        backend, claims = ScriptedBackend(), []
+        backend = ScriptedBackend()
 
         def current() -> list[dict[str, Any]]:
             return rows
@@ -142,18 +141,14 @@ class TestData:
         async def current_async() -> Iterator[dict[str, Any]]:
             return iter(rows)
 
-        class Watched(MemoryTransport):
-            async def claim(self, credential: str, message: Any) -> Any:
-                claims.append(message.num_examples)
-                return await super().claim(credential, message)
-
         async with serving(spec_of(rounds=2), backend=backend) as service:
             data = current if kind == "sync" else current_async
-            async with client_of(service, data, transport=Watched(service)) as client:
+            transport = RecordingTransport(service)
+            async with client_of(service, data, transport=transport) as client:
                 assert (await client.run_once()).outcome == "worked"
                 rows = DATA
                 assert (await client.run_once()).outcome == "worked"
-            assert claims == [1, 6]
+            assert [claim.num_examples for claim in transport.claims] == [1, 6]
             assert [report.queries for report in run_of(service).history] == [4, 4]
             assert len(texts(backend.asked[4:])) == 5
 
@@ -211,22 +206,18 @@ class TestBeforeSend:
         assert texts(backend.asked) <= {f"*** {n}" for n in range(6)}
 
     async def test_vetoes_few(self) -> None:
-        backend, updates = ScriptedBackend(), []
-
-        class Watched(MemoryTransport):
-            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-                updates.append(message)
-                return await super().update(credential, assignment_id, message)
+        backend = ScriptedBackend()
 
         def veto(text: str) -> str | None:
             return None if text == "text 3" else text
 
         async with serving(spec_of(), backend=backend) as service:
-            options = {"before_send": veto, "transport": Watched(service)}
+            transport = RecordingTransport(service)
+            options = {"before_send": veto, "transport": transport}
             async with client_of(service, DATA[:5], **options) as client:
                 await worked(client)
         assert "text 3" not in texts(backend.asked)
-        assert [(u.scored.scored, u.scored.vetoed) for u in updates] == [(4, 1)] * 3
+        assert [(u.scored.scored, u.scored.vetoed) for u in transport.updates] == [(4, 1)] * 3
 
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     async def test_vetoes_many(self, exchange: str) -> None:
@@ -295,23 +286,18 @@ class TestFailedInputs:
     @pytest.mark.parametrize("own", [False, True])
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     async def test_few_are_left_out_and_counted(self, own: bool, exchange: str) -> None:
-        updates: list[Any] = []
-
         def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
             text = "".join(part.text for part in inputs)
             return None if "text 3" in text and "good" in text else (-1.0, -2.0)
 
-        class Watched(MemoryTransport):
-            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-                updates.append(message)
-                return await super().update(credential, assignment_id, message)
-
         backend = ScriptedBackend(answer)
         async with serving(spec_of(exchange), backend=backend, gateway=not own) as service:
-            options = {"transport": Watched(service), "backend": backend if own else None}
+            transport = RecordingTransport(service)
+            options = {"transport": transport, "backend": backend if own else None}
             async with client_of(service, DATA[:5], **options) as client:
                 await worked(client)
             assert run_of(service).state.status == "completed"
+        updates = transport.updates
         assert {update.scored.scored + update.scored.failed for update in updates} == {5}
         assert max(update.scored.failed for update in updates) == 1
         # Labels 0, 1, 0, (1,) 0: an example counts for all prompts or for none.
@@ -513,15 +499,10 @@ class TestOwnBackend:
     @pytest.mark.parametrize("where", ["score", "quote", "check", "fingerprint", "rows"])
     async def test_a_model_with_a_bug_gives_the_work_back(self, where: str) -> None:
         """The server gets only the kind, and the client continues once the bug is fixed."""
-        own, declines = Buggy(where), list[Decline]()
-
-        class Watched(MemoryTransport):
-            async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-                declines.append(message)
-                await super().decline(credential, assignment_id, message)
-
+        own = Buggy(where)
         async with serving(gateway=False) as service:
-            options = {"backend": own, "transport": Watched(service)}
+            transport = RecordingTransport(service)
+            options = {"backend": own, "transport": transport}
             with capture_logs() as logs:
                 async with client_of(service, **options) as client:
                     turn = await client.run_once()
@@ -530,7 +511,7 @@ class TestOwnBackend:
                     own.mended = True
                     await worked(client)
             assert run_of(service).state.status == "completed"
-        (decline,) = declines
+        (decline,) = transport.declines
         if where == "rows":  # One line says what is wrong.
             assert decline.reason == "the client's model failed"
             (line,) = [entry for entry in logs if entry["event"] == "the device's model failed"]

@@ -20,14 +20,14 @@ from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import Decline, RunResult, Score, Scores
+from fedone_sdk.messages import RunResult, Score, Scores
 from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
 from tests.edge import stored
-from tests.runs import PROMPT, memory_client, run_spec
+from tests.runs import PROMPT, RecordingTransport, memory_client, run_spec
 
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(40)]
@@ -262,21 +262,14 @@ async def test_losses_on_other_examples_do_not_mix(tmp_path: Path) -> None:
 
 async def test_another_model_than_before(tmp_path: Path) -> None:
     """Scores of two models are never mixed: the work is declined, with its cost."""
-    declined: list[Decline] = []
-
-    class Watched(MemoryTransport):
-        async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-            declined.append(message)
-            await super().decline(credential, assignment_id, message)
-
     spec = spec_of("losses")
     async with serving(spec, None) as service:
         await died_after(5, service, tmp_path)
         other = ScriptedBackend(fingerprint="other")
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         async with client_of(service, tmp_path, backend=other, transport=transport) as client:
             assert (await client.run_once()).outcome == "declined"
-    (message,) = declined
+    (message,) = transport.declines
     assert message.reason == "the model changed during the work"
     assert message.usage.requests >= 5 + len(other.asked)
     assert journal_in(tmp_path) == []
@@ -380,19 +373,11 @@ class TestPrivacy:
         assert len(set(values)) >= len(values) - 4
 
     async def sent(self, spec: RunSpec) -> Any:
-        updates: list[Any] = []
-
-        class Watched(MemoryTransport):
-            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-                updates.append(message)
-                return await super().update(credential, assignment_id, message)
-
-        async with (
-            serving(spec, ScriptedBackend()) as service,
-            client_of(service, None, transport=Watched(service)) as client,
-        ):
-            assert (await client.run_once()).outcome == "worked"
-        return updates[0]
+        async with serving(spec, ScriptedBackend()) as service:
+            transport = RecordingTransport(service)
+            async with client_of(service, None, transport=transport) as client:
+                assert (await client.run_once()).outcome == "worked"
+        return transport.updates[0]
 
 
 def test_a_journal_with_a_wrong_number_is_read_without_it(tmp_path: Path) -> None:
