@@ -221,18 +221,6 @@ def test_a_run_that_fails_exits_with_1(fedone: Fedone, folder: Path) -> None:
     assert "shorten the prompt" in out
 
 
-def test_a_stored_run_is_not_run_twice(fedone: Fedone, folder: Path) -> None:
-    tune = ["tune", folder / "run.yaml", "--store", folder / "run.db", "--json", folder / "r.json"]
-    assert fedone(*tune).code == 0
-    first = result_in(folder / "r.json")
-    assert fedone(*tune).code == 0
-    assert result_in(folder / "r.json").alpha_sha256 == first.alpha_sha256
-    assert result_in(folder / "r.json").spent.queries == first.spent.queries
-    code, _, err = fedone(*tune, "--seed", 1)
-    assert code == 2
-    assert err.splitlines()[-1].startswith(f"{folder / 'run.yaml'}: name: 'tiny' is taken")
-
-
 # What a run would cost
 
 

@@ -46,7 +46,7 @@ from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.task import Rendered
-from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
+from fedone_sdk.testing import ManualClock, ScriptedBackend
 from tests import runs
 from tests.edge import edge_client, stored
 from tests.power import Disk
@@ -479,10 +479,6 @@ class TestOwnBackend:
             assert (await client.run_once()).outcome == "worked"
             assert run_of(service).state.model == "late"
 
-    async def test_neither_model_nor_gateway(self) -> None:
-        async with serving(gateway=False) as service, client_of(service) as client:
-            assert (await client.run_once()).outcome == "declined"
-
     async def test_a_model_that_fails(self) -> None:
         def gate(query: Query) -> None:
             if len(own.asked) > 2:
@@ -529,19 +525,6 @@ class TestOwnBackend:
                 assert (await client.run_once()).outcome == "declined"
             spent = run_of(service).state.account.spent
             assert spent.requests == len(own.asked) == 3
-
-    async def test_label_words_that_the_model_does_not_know(self) -> None:
-        from fedone_sdk.errors import LabelWordError
-
-        class Picky(ScriptedBackend):
-            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-                raise LabelWordError(label_words[0], ["n", "o"])
-
-        async with (
-            serving(gateway=False) as service,
-            client_of(service, backend=Picky()) as client,
-        ):
-            assert (await client.run_once()).outcome == "declined"
 
 
 class TestOutages:
@@ -643,17 +626,6 @@ class TestOutages:
             async with client_of(service, state_dir=state) as client:
                 await worked(client)
             assert run_of(service).state.status == "completed"
-
-    async def test_a_wrong_token(self) -> None:
-        async with serving() as service, client_of(service, token="wrong") as client:
-            with pytest.raises(ProblemError) as excinfo:
-                await client.run_forever()
-            assert excinfo.value.code == "unauthorized"
-
-    async def test_no_token(self) -> None:
-        async with serving() as service, client_of(service, token=None) as client:
-            with pytest.raises(SpecError, match="token: is required"):
-                await client.run_forever()
 
 
 class Forgetful(MemoryTransport):
@@ -892,17 +864,6 @@ class TestWorkNotHandedIn:
 
 
 class TestStop:
-    async def test_ends_a_long_poll(self) -> None:
-        async with (
-            serving(spec_of(participation={"min_clients": 2})) as service,
-            client_of(service) as client,
-        ):
-            working = asyncio.create_task(client.run_forever())
-            await until(lambda: service.dispatcher.num_polls)
-            client.stop()
-            async with asyncio.timeout(5):
-                await working
-
     async def test_finishes_work_under_way(self) -> None:
         gate = asyncio.Event()
         backend = ScriptedBackend(gate=lambda query: gate.wait())
@@ -936,38 +897,6 @@ class TestStop:
 
 
 class TestOverHttp:
-    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_a_whole_run(self, exchange: str) -> None:
-        backend = ScriptedBackend()
-        spec = spec_of(exchange, rounds=6, participation={"clients_per_round": 2})
-        async with (
-            asyncio.timeout(20),
-            LoopbackFederation(spec, WORDS, backend=backend) as federation,
-            AsyncExitStack() as stack,
-        ):
-            clients = [await stack.enter_async_context(federation.client(DATA)) for _ in range(3)]
-            await asyncio.gather(*(client.run_forever() for client in clients))
-            result = federation.run.result()
-        assert (result.status, result.spent.queries) == ("completed", 48)
-        assert result.communication.messages > 0
-        assert result.gateway.upload_bytes > 0
-        # 4 prompts of a piece of work may be equal, but all are asked.
-        assert len(backend.asked) == 48
-
-    async def test_http_and_memory_are_the_same_run(self) -> None:
-        spec = spec_of("alpha", rounds=4, local_steps=2)
-        async with LoopbackFederation(spec, WORDS, backend=ScriptedBackend()) as federation:
-            async with federation.client(DATA) as client:
-                await worked(client)
-            over_http = federation.run.result()
-        async with serving(spec) as service:
-            async with client_of(service) as client:
-                await worked(client)
-            in_memory = run_of(service).result()
-        assert over_http.alpha_sha256 == in_memory.alpha_sha256
-        assert over_http.spent == in_memory.spent
-        assert over_http.gateway == in_memory.gateway
-
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     async def test_the_server_restarts_during_the_run(self, exchange: str, tmp_path: Path) -> None:
         """Another aggregator on the same port, with the same store; the clients continue."""
@@ -1003,8 +932,3 @@ class TestOverHttp:
             assert [report.round for report in result.history] == list(range(8))
             assert result.spent.queries >= 8 * 2 * 4
             assert result.leased == Usage()
-
-    async def test_a_url_that_is_none(self) -> None:
-        for url in ("localhost:80", "ftp://x", "http://"):
-            with pytest.raises(SpecError, match="is not an http"):
-                HttpTransport(url)

@@ -482,6 +482,8 @@ class TestStartAgain:
                 await until(lambda wanted=wanted: round_of(service) >= wanted)
                 client.stop()
                 await working
+                # Started work was finished.
+                assert all(seat.assignment_id is None for seat in service.runs["run"].state.seats)
             assert (await client.run_once()).outcome == "worked"
 
     async def test_a_stop_before_its_task_has_started(self) -> None:

@@ -256,19 +256,6 @@ class TestWork:
         assert (status, document) == (204, None)
         assert int(response.headers["Retry-After"]) >= 1
 
-    async def test_the_long_poll_is_woken(self, server: Server) -> None:
-        first, second = await server.credential(), await server.credential()
-        await server.claim(first)
-        waiting = asyncio.create_task(server.claim(second, wait_s=60))
-        polls = server.aggregator.service.dispatcher._polls
-        async with asyncio.timeout(10):
-            await until(lambda: 1 in polls)
-            assert not waiting.done()
-            server.clock.advance(100)
-            await server.aggregator.service.tick()
-            work = await waiting
-        assert work["round"] == 0
-
     async def test_a_device_that_disconnects_leaves_its_long_poll(self, server: Server) -> None:
         first, second = await server.credential(), await server.credential()
         await server.claim(first)

@@ -242,13 +242,6 @@ class TestWork:
             await device.update()
             assert run.state.account.spent.requests == 12
 
-    async def test_to_resume_a_run_that_runs_changes_nothing(self) -> None:
-        async with serving(backend=ScriptedBackend()) as service:
-            run, _ = await working(service)
-            with pytest.raises(ProblemError, match="cannot be resumed"):
-                await service.resume_run(run)
-            assert not run.ended.is_set()
-
 
 class TestEvaluation:
     async def test_a_paused_run_is_not_measured(self) -> None:
