@@ -24,6 +24,13 @@ class Outcome(NamedTuple):
 Fedone = Callable[..., Outcome]
 
 
+def the_line(outcome: Outcome) -> str:
+    """Return the one line of a command that refused its arguments or files."""
+    assert (outcome.code, outcome.out) == (2, "")
+    (line,) = outcome.err.splitlines()
+    return line
+
+
 @pytest.fixture
 def fedone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Fedone]:
     """Runs the console entry point: ``fedone(*arguments, stdin="")``."""

@@ -10,8 +10,9 @@ from typing import Any
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.client import EdgeClient
+from fedone_sdk.client import EdgeClient, Idle
 from fedone_sdk.clock import Clock
+from fedone_sdk.messages import Claim, Decline, Receipt, Score, Scores
 from fedone_sdk.simulation.memory_transport import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
@@ -81,6 +82,63 @@ def memory_client(service: Service, **options: Any) -> EdgeClient:
     return edge_client(
         "memory:", **{"token": TOKEN, "transport": MemoryTransport(service), **options}
     )
+
+
+class RecordingTransport(MemoryTransport):
+    """Keep the messages that a client sends.
+
+    Attributes:
+        claims: In the order of their requests, like the others.
+        works: Assignments that were received.
+        scores: Requests to the gateway.
+        updates: With those that were refused.
+        declines: Of work that is given back.
+    """
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.claims: list[Claim] = []
+        self.works: list[Any] = []
+        self.scores: list[Score] = []
+        self.updates: list[Any] = []
+        self.declines: list[Decline] = []
+
+    async def claim(self, credential: str, message: Claim) -> Any:
+        self.claims.append(message)
+        answer = await super().claim(credential, message)
+        if not isinstance(answer, Idle):
+            self.works.append(answer)
+        return answer
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        self.scores.append(message)
+        return await super().score(credential, message)
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Receipt:
+        self.updates.append(message)
+        return await super().update(credential, assignment_id, message)
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+        self.declines.append(message)
+        await super().decline(credential, assignment_id, message)
+
+
+class DyingTransport(RecordingTransport):
+    """End the device at a request for scores, which the server has answered or not."""
+
+    def __init__(self, service: Service, *, dies_at: int, answered: bool = False) -> None:
+        super().__init__(service)
+        self._dies_at, self._answered = dies_at, answered
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        dies = len(self.scores) + 1 == self._dies_at
+        if dies and not self._answered:
+            self.scores.append(message)
+            raise asyncio.CancelledError
+        answer = await super().score(credential, message)
+        if dies:
+            raise asyncio.CancelledError
+        return answer
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:

@@ -12,20 +12,15 @@ import pytest
 import fedone_sdk.cli
 from fedone_sdk import __version__, assets
 from fedone_sdk.messages import RunResult
+from tests.acceptance import tiny
+from tests.acceptance.tiny import result_in, write_sentences
 from tests.console import Fedone
 
-RUN = """\
-name: tiny
-task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
-data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}
-prompt: {length: 3, vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"]}}
-method:
-  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
-   alpha_min: 0.01}
-budget: {queries: 40}
-rounds: 10
-evaluation: {every: 5}
-"""
+RUN = (
+    tiny.RUN.replace("queries: 16", "queries: 40")
+    .replace("rounds: 4", "rounds: 10")
+    .replace("every: 2", "every: 5")
+)
 
 CONFIG = """\
 listen: 127.0.0.1:8080
@@ -54,16 +49,9 @@ COMMANDS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    source = assets.path("companion_feedback")
-    for name, count in ("train", 40), ("dev", 16):
-        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines[:count]))
+    write_sentences(tmp_path)
     (tmp_path / "run.yaml").write_text(RUN)
     return tmp_path
-
-
-def result(path: Path) -> RunResult:
-    return RunResult.model_validate_json(path.read_bytes())
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -159,7 +147,7 @@ def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smol
     run.write_text(text, encoding="utf-8")
     target = tmp_path / "result.json"
     assert fedone("tune", run, "--no-store", "--json", target).code == 0
-    found = result(target)
+    found = result_in(target)
     assert found.status == "completed"
     assert (found.rounds, found.spent.queries) == (2, 12)
     assert found.model == f"llama_cpp:{smollm2.name}:b179c9523d0e6a0f"
@@ -188,13 +176,13 @@ def test_exchanges_and_transports_give_one_alpha(fedone: Fedone, folder: Path) -
     ):
         tune = ["tune", folder / "run.yaml", "--no-store", "--json", target]
         assert fedone(*tune, *options).code == 0
-        found.append(result(target))
+        found.append(result_in(target))
     assert len({run.alpha_sha256 for run in found}) == 1
     assert {run.status for run in found} == {"completed"}
     assert {run.spent.queries for run in found} == {40}
     assert fedone(*tune, "--seed", 7, "--transport", "memory").code == 0
-    assert result(target).seed == 7
-    assert result(target).alpha_sha256 != found[0].alpha_sha256
+    assert result_in(target).seed == 7
+    assert result_in(target).alpha_sha256 != found[0].alpha_sha256
 
 
 def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:
@@ -233,18 +221,6 @@ def test_a_run_that_fails_exits_with_1(fedone: Fedone, folder: Path) -> None:
     assert "shorten the prompt" in out
 
 
-def test_a_stored_run_is_not_run_twice(fedone: Fedone, folder: Path) -> None:
-    tune = ["tune", folder / "run.yaml", "--store", folder / "run.db", "--json", folder / "r.json"]
-    assert fedone(*tune).code == 0
-    first = result(folder / "r.json")
-    assert fedone(*tune).code == 0
-    assert result(folder / "r.json").alpha_sha256 == first.alpha_sha256
-    assert result(folder / "r.json").spent.queries == first.spent.queries
-    code, _, err = fedone(*tune, "--seed", 1)
-    assert code == 2
-    assert err.splitlines()[-1].startswith(f"{folder / 'run.yaml'}: name: 'tiny' is taken")
-
-
 # What a run would cost
 
 
@@ -254,7 +230,7 @@ def test_plan_equals_the_spending_of_tune(fedone: Fedone, folder: Path) -> None:
     for exchange in "alpha", "losses":
         options = ["--exchange", exchange, "--json", folder / "r.json", "--transport", "memory"]
         assert fedone("tune", folder / "run.yaml", "--no-store", *options).code == 0
-        run = result(folder / "r.json")
+        run = result_in(folder / "r.json")
         assert plan["training_queries"] == run.spent.queries == 40
         assert plan["evaluation"]["queries"] == run.evaluation.queries
         assert plan["worst"]["requests"] >= run.spent.requests
@@ -284,7 +260,7 @@ def test_plan_times_a_local_model_and_leaves_nothing(fedone: Fedone, folder: Pat
     assert (folder / "asked.jsonl").read_bytes() == b""
     # Nothing that the probe asked is known to the run.
     fedone("tune", run, "--transport", "memory", "--json", folder / "after.json")
-    before, after = (result(folder / name) for name in ("before.json", "after.json"))
+    before, after = (result_in(folder / name) for name in ("before.json", "after.json"))
     assert after.cache.hits == before.cache.hits
     assert after.spent.requests == before.spent.requests
     assert after.spent.prompt_tokens <= plan["most"]["prompt_tokens"]
@@ -335,7 +311,7 @@ def test_score_is_what_evaluation_measures(fedone: Fedone, folder: Path) -> None
     target = folder / "score.json"
     options = ["--transport", "memory", "--json", folder / "r.json"]
     assert fedone("tune", folder / "run.yaml", *options).code == 0
-    run = result(folder / "r.json")
+    run = result_in(folder / "r.json")
     for prompt, value in ("", run.metric.no_prompt), (run.prompt.text, run.metric.after):
         assert fedone("score", folder / "run.yaml", "--prompt", prompt, "--json", target).code == 0
         report = json.loads(target.read_text())
@@ -361,7 +337,7 @@ def test_a_calibrated_prompt_and_its_bias(fedone: Fedone, folder: Path) -> None:
     target = folder / "r.json"
     code, out, _ = fedone("tune", folder / "run.yaml", "--transport", "memory", "--json", target)
     assert code == 0
-    run = result(target)
+    run = result_in(target)
     bias = run.prompt.bias
     assert bias is not None
     assert bias[0] == 0.0 != bias[1]
@@ -541,7 +517,7 @@ def test_paths_start_at_the_run_file(fedone: Fedone, folder: Path) -> None:
     )
     code, _, _ = fedone("tune", folder / "runs" / "run.yaml", "--json", folder / "r.json")
     assert code == 0
-    assert str(result(folder / "r.json").model).startswith("onnx:mini:")
+    assert str(result_in(folder / "r.json").model).startswith("onnx:mini:")
 
 
 # A service

@@ -14,30 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk import assets
 from fedone_sdk.cli._output import check_target, write_file
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import RunResult
+from tests.acceptance.tiny import RUN, write_sentences
 from tests.console import Fedone
 
-RUN = """\
-name: tiny
-task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
-data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}
-prompt: {length: 3, vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"]}}
-method: {name: random, num_samples: 4, batch_size: 4}
-budget: {queries: 16}
-rounds: 4
-"""
 FILES = ("result.json", "prompt.json", "report.html")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    source = assets.path("companion_feedback")
-    for name, count in ("train", 40), ("dev", 16):
-        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines[:count]))
+    write_sentences(tmp_path)
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk import assets
-from fedone_sdk.messages import RunResult
+from tests.acceptance.tiny import result_in, write_sentences
 from tests.console import Fedone, Outcome
-from tests.fake_openai import read_log
+from tests.fake_openai.process import fake_process
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,27 +56,18 @@ class Provider:
     def start(self, *arguments: str) -> str:
         """Restart it; return its URL."""
         self._count += 1
-        self._log = self._folder / f"provider-{self._count}.jsonl"
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.fake_openai", "--key", "sk-right-12345678"),
-                *("--log", str(self._log), *arguments),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-        )
-        self._stack.enter_context(process)
-        self._stack.callback(process.kill)
-        assert process.stdout is not None
-        return process.stdout.readline().decode().strip()
+        log = self._folder / f"provider-{self._count}.jsonl"
+        start = fake_process(log, "--key", "sk-right-12345678", *arguments)
+        self._server = self._stack.enter_context(start)
+        return self._server.url
 
     @property
     def answered(self) -> int:
-        return [row.behaviour for row in read_log(self._log)].count("ok")
+        return [row.behaviour for row in self._server.received].count("ok")
 
     @property
     def received(self) -> int:
-        return len(read_log(self._log))
+        return len(self._server.received)
 
 
 @pytest.fixture
@@ -89,10 +78,7 @@ def provider(tmp_path: Path) -> Iterator[Provider]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    source = assets.path("companion_feedback")
-    for name, count in ("train", 40), ("dev", 16):
-        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines[:count]))
+    write_sentences(tmp_path)
     return tmp_path
 
 
@@ -100,10 +86,6 @@ def write_run(folder: Path, url: str, *, budget: str = "{queries: 100}", more: s
     path = folder / "run.yaml"
     path.write_text(RUN.format(url=url, budget=budget, more=more))
     return path
-
-
-def result(folder: Path) -> RunResult:
-    return RunResult.model_validate_json((folder / "r.json").read_bytes())
 
 
 def told(err: str) -> list[str]:
@@ -134,14 +116,14 @@ class TestPaused:
         assert f"--store {folder / 'run.db'}" in line
         assert "stopped (paused: " in out
         assert "prompt so far" in out
-        first = result(folder)
+        first = result_in(folder / "r.json")
         assert first.status == "stopped"
         assert (first.reason or "") in line
         assert first.metric.after is None
         assert first.leased.queries > 0  # the seat is kept
         code, _, err = fedone(*tune)
         assert (code, "paused" in err) == (0, False)
-        second = result(folder)
+        second = result_in(folder / "r.json")
         assert (second.status, second.spent.queries) == ("completed", 24)
         assert second.metric.after is not None
         assert provider.answered == second.spent.requests - 1  # and the one that was refused
@@ -157,7 +139,7 @@ class TestPaused:
                 assert fedone(*tune).code == 1
             assert fedone(*tune).code == 0
             answered.append(provider.answered)
-            alphas.append(result(folder).alpha_sha256)
+            alphas.append(result_in(folder / "r.json").alpha_sha256)
         assert answered[0] == answered[1]
         assert alphas[0] == alphas[1]
 
@@ -184,9 +166,9 @@ class TestPaused:
         # The command that continues does not start over.
         assert refused(err).endswith(f"; continue with: fedone {' '.join(map(str, tune))}")
         assert fedone(*tune).code == 0
-        first, paid = result(folder), provider.received
+        first, paid = result_in(folder / "r.json"), provider.received
         assert fedone(*tune, "--fresh").code == 0
-        again = result(folder)
+        again = result_in(folder / "r.json")
         assert provider.received == paid
         assert (again.spent.requests, again.spent.queries) == (0, first.spent.queries)
         assert again.alpha_sha256 == first.alpha_sha256
@@ -196,7 +178,7 @@ class TestPaused:
         assert "a higher cap gives it no more work" in told(err)[-1]
         assert fedone(*tune, "--cap", 200, "--fresh").code == 0
         assert provider.received == paid
-        assert result(folder).cap.queries == 200
+        assert result_in(folder / "r.json").cap.queries == 200
 
     def test_a_wrong_key_is_one_line_and_the_run_continues_with_the_right_one(
         self,
@@ -216,7 +198,7 @@ class TestPaused:
         assert "sk-wrong" not in err
         monkeypatch.setenv("PAID_KEY", "sk-right-12345678")
         assert fedone(*tune).code == 0
-        assert result(folder).spent.queries == 24
+        assert result_in(folder / "r.json").spent.queries == 24
 
 
 class TestTroubles:
@@ -257,7 +239,7 @@ class TestTroubles:
         run.write_text(good)
         code, _, err = fedone(*tune)
         assert code == 0, err
-        assert result(folder).spent.queries == 24
+        assert result_in(folder / "r.json").spent.queries == 24
 
     def test_the_server_may_have_moved(
         self, fedone: Fedone, folder: Path, provider: Provider
@@ -271,7 +253,7 @@ class TestTroubles:
         assert code == 1
         assert "the run was scored by" in refused(err)
         assert fedone(*tune).code == 0
-        assert result(folder).spent.queries == 24
+        assert result_in(folder / "r.json").spent.queries == 24
 
     def test_a_model_without_log_probs(
         self, fedone: Fedone, folder: Path, provider: Provider
@@ -306,7 +288,7 @@ class TestPlan:
         plan = json.loads((folder / "plan.json").read_text())
         assert plan["warnings"] == []
         assert fedone("tune", run, "--json", folder / "r.json").code == 0
-        spent = result(folder).spent
+        spent = result_in(folder / "r.json").spent
         assert plan["training_queries"] == spent.queries == 24
         # Bytes bound the tokens of a model whose tokeniser is not known, so both are at most.
         assert spent.requests <= plan["expected"]["requests"]
@@ -376,7 +358,7 @@ def test_the_plan_of_a_local_model_is_within_two_percent(fedone: Fedone, folder:
     assert fedone("plan", run, "--json", folder / "plan.json").code == 0
     plan = json.loads((folder / "plan.json").read_text())
     assert fedone("tune", run, "--transport", "memory", "--json", folder / "r.json").code == 0
-    found = result(folder)
+    found = result_in(folder / "r.json")
     assert plan["training_queries"] == found.spent.queries
     hits = found.cache.hits
     tokens = found.spent.prompt_tokens / (found.spent.queries + found.evaluation.queries - hits)

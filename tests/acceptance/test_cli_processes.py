@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk import assets
-from fedone_sdk.messages import RunResult
 from tests.acceptance.processes import Start, starting
+from tests.acceptance.tiny import result_in, write_sentences
 from tests.processes import free_port, until
 
 RUN = """\
@@ -49,9 +48,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    lines = (assets.path("companion_feedback") / "train.jsonl").read_text().splitlines(True)
-    for name, rows in ("train", lines[:40]), ("one", lines[:20]), ("two", lines[20:40]):
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
+    write_sentences(tmp_path)
+    lines = (tmp_path / "train.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "one.jsonl").write_text("".join(lines[:20]))
+    (tmp_path / "two.jsonl").write_text("".join(lines[20:]))
     return tmp_path
 
 
@@ -69,10 +69,6 @@ def served_run(folder: Path, *, rounds: int, data: str = "") -> str:
     return f"http://127.0.0.1:{port}"
 
 
-def result(path: Path) -> RunResult:
-    return RunResult.model_validate_json(path.read_bytes())
-
-
 # On one machine
 
 
@@ -81,7 +77,7 @@ def test_ctrl_c_ends_a_run_with_what_it_learnt(start: Start, folder: Path) -> No
     run.says("round 1/")
     run.popen.send_signal(signal.SIGINT)
     assert run.ended() == 130
-    found = result(folder / "r.json")
+    found = result_in(folder / "r.json")
     assert found.status == "stopped"
     assert 0 < found.rounds < 5000
     assert found.prompt.text
@@ -120,7 +116,7 @@ def test_the_same_command_continues(start: Start, folder: Path, number: signal.S
         assert "prompt so far" in run.log
     run = start(*tune)
     assert run.ended() == 0
-    found = result(folder / "r.json")
+    found = result_in(folder / "r.json")
     assert found.status in ("completed", "budget_exhausted")
     assert 90 <= found.rounds <= 100
     assert found.spent.queries <= 400
@@ -144,21 +140,21 @@ def test_serve_and_clients(start: Start, folder: Path) -> None:
     assert [client.ended() for client in clients] == [0, 0], server.log
     assert watching.ended() == 0
     assert watching.log.startswith("round 1, loss")
-    found = result(folder / "watched.json")
+    found = result_in(folder / "watched.json")
     assert (found.status, found.rounds, found.spent.queries) == ("completed", 12, 48)
     assert '"event": "prompts are measured"' in server.log
 
     def judged() -> bool:
         show = start("runs", "show", "tiny", "--server", url, "--json", "judged.json")
         assert show.ended() == 0
-        verdict = result(folder / "judged.json").verdict
+        verdict = result_in(folder / "judged.json").verdict
         return verdict is not None and verdict.source == "dev" and verdict.text in show.log
 
     until(judged, server)
-    verdict = result(folder / "judged.json").verdict
+    verdict = result_in(folder / "judged.json").verdict
     assert verdict is not None
     assert (verdict.source, verdict.examples, len(verdict.standings)) == ("dev", 40, 5)
-    assert result(folder / "judged.json").evaluation.queries > 0
+    assert result_in(folder / "judged.json").evaluation.queries > 0
 
     listing = start("runs", "list", "--server", url)
     logged = start("runs", "log", "tiny", "--server", url)
@@ -200,7 +196,7 @@ def test_serve_survives_kill_9_while_a_client_waits(start: Start, folder: Path) 
     assert client.ended() == 0, client.log
     show = start("runs", "show", "tiny", "--server", url, "--json", "r.json")
     assert show.ended() == 0
-    found = result(folder / "r.json")
+    found = result_in(folder / "r.json")
     assert found.status in ("completed", "budget_exhausted")
     assert found.spent.queries <= 240
     assert found.rounds >= 55

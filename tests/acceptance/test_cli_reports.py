@@ -13,7 +13,6 @@ import pytest
 import structlog
 
 import fedone_sdk.cli
-from fedone_sdk import assets
 from fedone_sdk.cli import report
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import PromptArtefact, read_artefact
@@ -21,31 +20,16 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.trackers import tracker
 from fedone_sdk.vocabulary import Vocabulary
+from tests.acceptance.tiny import RUN, result_in, write_sentences
 from tests.console import Fedone
 from tests.integration.tuned import ROWS, SPEC
-
-RUN = """\
-name: tiny
-task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
-data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}
-prompt: {length: 3, vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"]}}
-method:
-  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
-   alpha_min: 0.01}
-budget: {queries: 16}
-rounds: 4
-evaluation: {every: 2}
-"""
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that is over: its store, result, artefact and both reports."""
     folder = tmp_path_factory.mktemp("finished")
-    source = assets.path("companion_feedback")
-    for name, count in ("train", 40), ("dev", 16):
-        lines = (source / f"{name}.jsonl").read_text().splitlines(keepends=True)
-        (folder / f"{name}.jsonl").write_text("".join(lines[:count]))
+    write_sentences(folder)
     (folder / "run.yaml").write_text(RUN)
     patch = pytest.MonkeyPatch()
     with patch.context() as context:
@@ -75,16 +59,12 @@ def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def result(folder: Path) -> RunResult:
-    return RunResult.model_validate_json((folder / "result.json").read_bytes())
-
-
 def artefact(folder: Path) -> PromptArtefact:
     return read_artefact(folder / "prompt.json")
 
 
 def test_tune_writes_the_artefact_and_the_report(folder: Path) -> None:
-    found, made = result(folder), artefact(folder)
+    found, made = result_in("result.json"), artefact(folder)
     assert made.prompt == found.prompt
     assert made.alpha_sha256 == found.alpha_sha256
     assert made.ledger.spent == found.spent
@@ -108,7 +88,7 @@ def test_tune_without_a_store_does_so_too(fedone: Fedone, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tiny.fedone", "result.json"])
 def test_tune_starts_from_an_earlier_run(fedone: Fedone, folder: Path, name: str) -> None:
-    earlier = result(folder)
+    earlier = result_in("result.json")
     if name.endswith(".fedone"):
         fedone("runs", "export", "tiny", "--store", "run.db")
     code, _, _ = fedone("tune", "run.yaml", "--start", name, "--json", "again.json")
@@ -127,7 +107,7 @@ def test_score_measures_an_artefact(fedone: Fedone, folder: Path) -> None:
     assert (code, err) == (0, "")
     found = json.loads((folder / "score.json").read_text())
     assert found["prompt"] == made.prompt.text
-    assert found["metric"]["value"] == pytest.approx(result(folder).metric.after)
+    assert found["metric"]["value"] == pytest.approx(result_in("result.json").metric.after)
     code, _, err = fedone("score", "run.yaml", "--artefact", "prompt.json", "--prompt", "x")
     assert (code, err) == (2, "arguments: --prompt: does not go with --artefact\n")
 
@@ -218,7 +198,7 @@ def test_mistakes_are_one_line_each(
 
 
 def test_use_prints_the_prompt(fedone: Fedone, folder: Path) -> None:
-    prompt = result(folder).prompt.text
+    prompt = result_in("result.json").prompt.text
     template = f"{prompt} {{text}} It was {{mask}}."
     assert fedone("prompt", "use", "prompt.json") == (0, template, "")
     assert fedone("prompt", "use", "prompt.json", "--as", "text") == (0, prompt, "")
@@ -235,7 +215,7 @@ def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
     dev = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]
     labels = [json.loads(line)["label"] for line in out.splitlines()]
     right = [label == str(row["label"]) for label, row in zip(labels, dev, strict=True)]
-    assert sum(right) / len(right) == result(folder).metric.after
+    assert sum(right) / len(right) == result_in("result.json").metric.after
     assert err.startswith("16 labelled, ")
     # Lines of standard input: a text, or its fields; blank lines are none.
     lines = f"{dev[0]['text']}\n\n{json.dumps({'text': dev[1]['text']})}\n"

@@ -9,27 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk import assets
-from fedone_sdk.messages import RunResult
-from tests.console import Fedone, Outcome
+from tests.acceptance import tiny
+from tests.acceptance.tiny import result_in, write_sentences
+from tests.console import Fedone, Outcome, the_line
 
-RUN = """\
-name: tiny
-task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: " great"}}
-data: {train: train.jsonl, num_clients: 4, shots: 3}
-prompt: {length: 3, vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"]}}
-method:
-  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
-   alpha_min: 0.01}
-budget: {queries: 16}
-rounds: 4
-"""
+RUN = tiny.RUN.replace("dev: dev.jsonl, ", "").replace("evaluation: {every: 2}\n", "")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    lines = (assets.path("companion_feedback") / "train.jsonl").read_text().splitlines(True)
-    (tmp_path / "train.jsonl").write_text("".join(lines[:40]))
+    write_sentences(tmp_path)
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -43,17 +32,6 @@ def tune(fedone: Fedone) -> Fedone:
     return run
 
 
-def result() -> RunResult:
-    return RunResult.model_validate_json(Path("r.json").read_bytes())
-
-
-def the_line(outcome: Outcome) -> str:
-    assert outcome.code == 2
-    assert outcome.out == ""
-    (line,) = outcome.err.splitlines()
-    return line
-
-
 def test_a_run_is_kept_next_to_its_file(tune: Fedone, folder: Path) -> None:
     code, _, err = tune()
     assert code == 0
@@ -64,19 +42,19 @@ def test_a_run_is_kept_next_to_its_file(tune: Fedone, folder: Path) -> None:
     assert (kept / ".gitignore").read_text() == "*\n"
     assert {file.name for file in kept.iterdir()} >= {"tiny.db", "tiny.clients", "answers.sqlite"}
     assert {file.name for file in folder.iterdir()} == {
-        *("run.yaml", "train.jsonl", "r.json", ".fedone")
+        *("run.yaml", "train.jsonl", "dev.jsonl", "r.json", ".fedone")
     }
 
 
 def test_a_finished_run_is_shown_again(tune: Fedone, folder: Path) -> None:
     tune()
-    first = result()
+    first = result_in("r.json")
     code, out, err = tune()
     assert code == 0
     assert "completed" in out
     assert "the run had ended before (completed); --fresh starts over" in err
-    assert result().alpha_sha256 == first.alpha_sha256
-    assert result().spent == first.spent
+    assert result_in("r.json").alpha_sha256 == first.alpha_sha256
+    assert result_in("r.json").spent == first.spent
 
 
 @pytest.mark.parametrize(
@@ -91,15 +69,15 @@ def test_another_description_is_one_line_and_loses_nothing(
     tune: Fedone, folder: Path, arguments: list[object], changed: str
 ) -> None:
     tune()
-    first = result()
+    first = result_in("r.json")
     line = the_line(tune(*arguments))
     assert line.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
     assert f"(changed: {changed}" in line
     assert "--fresh" in line
     assert tune().code == 0
-    assert result().alpha_sha256 == first.alpha_sha256
+    assert result_in("r.json").alpha_sha256 == first.alpha_sha256
     assert tune(*arguments, "--fresh").code == 0
-    assert result().alpha_sha256 != first.alpha_sha256 or "--exchange" in arguments
+    assert result_in("r.json").alpha_sha256 != first.alpha_sha256 or "--exchange" in arguments
 
 
 def test_a_stored_run_keeps_its_initial_default(tune: Fedone, folder: Path) -> None:
@@ -108,10 +86,10 @@ def test_a_stored_run_keeps_its_initial_default(tune: Fedone, folder: Path) -> N
     began = two.replace("}", ", aggregation: examples}")
     (folder / "run.yaml").write_text(RUN + began)
     tune()
-    first = result()
+    first = result_in("r.json")
     (folder / "run.yaml").write_text(RUN + two)
     assert tune("--exchange", "alpha", "--cap", 16).code == 0
-    assert result().alpha_sha256 == first.alpha_sha256
+    assert result_in("r.json").alpha_sha256 == first.alpha_sha256
     (folder / "run.yaml").write_text(RUN + two.replace("}", ", aggregation: plain}"))
     assert 'participation.aggregation "examples" -> "plain"' in the_line(tune())
 
@@ -132,10 +110,11 @@ def test_a_raised_cap_lets_the_run_go_on(
     low, high = RUN.replace("queries: 16", "queries: 8"), RUN.replace("queries: 16", "queries: 12")
     Path("run.yaml").write_text(high.replace("name: tiny", "name: whole"))
     tune()
-    whole = result()
+    whole = result_in("r.json")
     Path("run.yaml").write_text(low)
     assert tune("--fresh").code == 0
-    assert (result().status, result().spent.queries) == ("budget_exhausted", 8)
+    result = result_in("r.json")
+    assert (result.status, result.spent.queries) == ("budget_exhausted", 8)
     if how == "the file":
         Path("run.yaml").write_text(high)
     raised = ["--raise", "queries=12"] if how == "--raise" else []
@@ -145,9 +124,9 @@ def test_a_raised_cap_lets_the_run_go_on(
     # The run called "whole" has asked it all before.
     assert "continued after round 2; 4 answers free, paid for before" in err
     assert "12 of 12" in out
-    assert (result().cap.queries, result().spent.queries) == (12, 12)
-    assert result().spent.requests == 0
-    assert result().alpha_sha256 == whole.alpha_sha256
+    assert (result_in("r.json").cap.queries, result_in("r.json").spent.queries) == (12, 12)
+    assert result_in("r.json").spent.requests == 0
+    assert result_in("r.json").alpha_sha256 == whole.alpha_sha256
     assert fedone("runs", "replay", "tiny").code == 0
     # The same command again changes nothing, and a lower number is refused.
     assert "the run had ended before (budget_exhausted)" in tune(*raised).err
@@ -162,10 +141,10 @@ def test_a_search_whose_cap_is_raised_can_be_computed_again(
     search = RUN[: RUN.index("method:")] + method + "\nparticipation: {exchange: losses}\n"
     Path("run.yaml").write_text(f"{search}budget: {{queries: 24}}\nrounds: 40\n")
     tune()
-    assert (result().status, result().rounds) == ("completed", 6)
+    assert (result_in("r.json").status, result_in("r.json").rounds) == ("completed", 6)
     assert tune("--raise", "queries=48").code == 0
-    assert result().status == "completed"
-    assert result().rounds > 6
+    assert result_in("r.json").status == "completed"
+    assert result_in("r.json").rounds > 6
     assert fedone("runs", "replay", "tiny", "--store", ".fedone/tiny.db").code == 0
     assert fedone("runs", "export", "tiny", "-o", "tiny.fedone").code == 0
     assert fedone("runs", "import", "tiny.fedone", "--store", "other.db").code == 0
@@ -196,11 +175,11 @@ def test_a_cap_that_pays_for_no_round_is_no_success(tune: Fedone, folder: Path) 
 
 def test_another_name_uses_the_same_answers(tune: Fedone, folder: Path) -> None:
     tune()
-    first = result()
+    first = result_in("r.json")
     Path("run.yaml").write_text(RUN.replace("name: tiny", "name: other"))
     assert tune().code == 0
-    assert result().spent.requests == 0
-    assert result().alpha_sha256 == first.alpha_sha256
+    assert result_in("r.json").spent.requests == 0
+    assert result_in("r.json").alpha_sha256 == first.alpha_sha256
 
 
 def test_no_store_keeps_nothing(tune: Fedone, folder: Path) -> None:
@@ -228,11 +207,11 @@ def test_fresh_removes_no_other_run(tune: Fedone, folder: Path) -> None:
 
 def test_a_store_whose_file_is_gone_starts_over(tune: Fedone, folder: Path) -> None:
     tune()
-    first = result()
+    first = result_in("r.json")
     for file in Path(".fedone").glob("tiny.db*"):
         file.unlink()
     assert tune().code == 0
-    assert result().alpha_sha256 == first.alpha_sha256
+    assert result_in("r.json").alpha_sha256 == first.alpha_sha256
 
 
 @pytest.mark.parametrize("obstacle", ["a file", "a folder that is not writable"])

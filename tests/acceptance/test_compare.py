@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk import assets
 from fedone_sdk.backends import predict
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
 from fedone_sdk.spec import OnnxSpec, RunSpec
+from tests.acceptance.tiny import write_sentences
 from tests.console import Fedone, Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -42,9 +42,7 @@ evaluation: {every: 2, examples: 8}
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, count in ("train", 40), ("dev", 24):
-        lines = (assets.path("companion_feedback") / f"{name}.jsonl").read_text().splitlines(True)
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines[:count]))
+    write_sentences(tmp_path, dev=24)
     (tmp_path / "run.yaml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
-import fedone_sdk.cli
 from fedone_sdk import assets
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
+from tests.console import Fedone
 from tests.fake_openai import FakeModel, FakeOpenAI
 
 ROOT = Path(__file__).parents[2]
@@ -38,32 +37,17 @@ WORDS = (
     " it",
 )
 
-Fedone = Callable[..., Any]
-
 
 @pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Fedone]:
-    """Runs a command in this process: its exit code and what it printed."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+def command(fedone: Fedone, monkeypatch: pytest.MonkeyPatch) -> Fedone:
+    """Run a command; modules of the examples are imported by their folders."""
     monkeypatch.setattr(sys, "path", sys.path.copy())
-
-    def run(*arguments: object) -> Any:
-        monkeypatch.setattr(sys, "argv", ["fedone", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            fedone_sdk.cli.main()
-        captured = capsys.readouterr()
-        return exit_.value.code or 0, captured.out, captured.err
-
-    yield run
-    structlog.reset_defaults()
+    return fedone
 
 
 @pytest.fixture
-def fedone(command: Fedone) -> Fedone:
-    """Runs a command, which must succeed; the JSON that it writes."""
+def json_of(command: Fedone) -> Callable[..., Any]:
+    """Run a command, which must succeed, and return the JSON that it writes."""
 
     def run(*arguments: object) -> Any:
         code, out, err = command(*arguments, "--json", "-")
@@ -105,11 +89,11 @@ def serving(server: FakeOpenAI) -> Iterator[FakeOpenAI]:
         loop.close()
 
 
-def check(fedone: Fedone, run: Path, metric: str) -> RunResult:
+def check(json_of: Callable[..., Any], run: Path, metric: str) -> RunResult:
     """Plans, tunes, and measures the tuned prompt again."""
-    plan = fedone("plan", run)
+    plan = json_of("plan", run)
     assert plan["sufficient"]
-    result = RunResult.model_validate(fedone("tune", run))
+    result = RunResult.model_validate(json_of("tune", run))
     assert result.status == "completed"
     assert plan["training_queries"] == 40
     assert 30 < result.spent.queries <= 40  # a race at the end may ask fewer prompts
@@ -118,26 +102,26 @@ def check(fedone: Fedone, run: Path, metric: str) -> RunResult:
     assert result.metric.name == metric
     assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
     assert [report.metric is not None for report in result.history].count(True) == 2
-    scored = fedone("score", run, "--prompt", result.prompt.text)
+    scored = json_of("score", run, "--prompt", result.prompt.text)
     assert scored["metric"] == {"name": metric, "value": pytest.approx(result.metric.after)}
     assert scored["failed"] == 0
     return result
 
 
-def test_zero_one(fedone: Fedone, tmp_path: Path) -> None:
+def test_zero_one(json_of: Callable[..., Any], tmp_path: Path) -> None:
     with serving(FakeOpenAI(log_probs="forbidden", models={"my-chat-model": {}})) as server:
-        result = check(fedone, example("zero_one", tmp_path, base_url=server.base_url), "accuracy")
+        result = check(json_of, example("zero_one", tmp_path, base_url=server.base_url), "accuracy")
     assert {report.mean_loss * 16 % 1 for report in result.history} == {0.0}  # 4 prompts, 4 rows
     for received in server.received:
         assert "logprobs" not in received.body
         assert "json_schema" in received.body["response_format"]
 
 
-def test_generation_score(fedone: Fedone, tmp_path: Path) -> None:
+def test_generation_score(json_of: Callable[..., Any], tmp_path: Path) -> None:
     model = FakeModel(WORDS)
     with serving(FakeOpenAI(model=model, models={"my-model": {}})) as server:
         result = check(
-            fedone, example("generation_score", tmp_path, base_url=server.base_url), "loss"
+            json_of, example("generation_score", tmp_path, base_url=server.base_url), "loss"
         )
     assert all(0 < report.mean_loss < 1 for report in result.history)
     for received in server.received:
@@ -167,20 +151,20 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_generation_nll(fedone: Fedone, tmp_path: Path, causal: Path) -> None:
-    result = check(fedone, example("generation_nll", tmp_path, model=str(causal)), "loss")
+def test_generation_nll(json_of: Callable[..., Any], tmp_path: Path, causal: Path) -> None:
+    result = check(json_of, example("generation_nll", tmp_path, model=str(causal)), "loss")
     assert all(report.mean_loss > 0 for report in result.history)
     assert result.metric.after is not None
     assert result.metric.after != result.metric.no_prompt
 
 
 def test_generation_score_with_a_model_in_this_process(
-    fedone: Fedone, tmp_path: Path, causal: Path
+    json_of: Callable[..., Any], tmp_path: Path, causal: Path
 ) -> None:
     run = example("generation_score", tmp_path, max_tokens="4")
     head, _, _ = run.read_text().partition("\nbackend:")
     run.write_text(f"{head}\nbackend: {{kind: transformers, model: {causal}}}\n")
-    check(fedone, run, "loss")
+    check(json_of, run, "loss")
 
 
 def test_the_models_that_the_examples_name(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import stored
 from tests.processes import free_port
+from tests.runs import run_spec
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -36,17 +37,7 @@ ROWS = [{"text": f"text {n}", "label": n % 2} for n in range(8)]
 
 
 def spec(**changes: Any) -> RunSpec:
-    return RunSpec.model_validate(
-        {
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 3, "tau": 1.0},
-            "participation": {"exchange": "losses"},
-            "rounds": 5,
-            "evaluation": {"every": 0},
-            **changes,
-        }
-    )
+    return run_spec(**{"method": {"batch_size": 3}, "rounds": 5, **changes})
 
 
 def write(file: Path, rows: Iterable[dict[str, Any]] = ROWS) -> None:

@@ -25,7 +25,8 @@ from fedone_sdk.errors import MethodError
 from fedone_sdk.messages import RunResult
 from fedone_sdk.stores import SqlStore
 from tests.console import Fedone
-from tests.integration.test_http import ADMIN, TOKEN, Server, server, spec_of  # noqa: F401
+from tests.integration.caller import ADMIN, TOKEN, Server
+from tests.integration.test_http import server, spec_of  # noqa: F401
 
 MODULE = """\
 from dataclasses import dataclass

@@ -15,7 +15,8 @@ from fedone_sdk import objects
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.messages import RunResult
 from tests.console import Fedone
-from tests.integration.test_http import ADMIN, Server, server, spec_of  # noqa: F401
+from tests.integration.caller import ADMIN, Server
+from tests.integration.test_http import server, spec_of  # noqa: F401
 
 MODULE = """\
 from fedone_sdk.testing import ScriptedBackend

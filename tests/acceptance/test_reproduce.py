@@ -14,12 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
-import structlog
 
-import fedone_sdk.cli
 from fedone_sdk.experiments import EXPERIMENTS
+from tests.console import Fedone, the_line
+from tests.fake_openai.process import fake_process
 
-ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 GLUE = SHARED / "data" / "glue"
 
@@ -42,17 +41,6 @@ def reproduce(*arguments: object) -> Done:
     return Done(process.args, process.returncode, out, err)
 
 
-def in_this_process(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> object:
-    """The exit code: a second is saved each time."""
-    # Typer and the commands set these for all of it.
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(sys, "argv", ["fedone", "reproduce", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exit_:
-        fedone_sdk.cli.main()
-    structlog.reset_defaults()
-    return exit_.value.code
-
-
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Experiments that share trials find them here."""
@@ -60,14 +48,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def provider() -> Iterator[str]:
+def provider(tmp_path: Path) -> Iterator[str]:
     """The address of a chat model."""
-    command = [sys.executable, "-m", "tests.fake_openai"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    with process:
-        assert process.stdout is not None
-        yield process.stdout.readline().strip()
-        process.kill()
+    with fake_process(tmp_path / "provider.jsonl") as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +241,7 @@ def test_quick(
     check: Callable[[Any, Mapping[str, Any]], None],
     figure: str | None,
     out: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fedone: Fedone,
     request: pytest.FixtureRequest,
 ) -> None:
     """Table1's is above."""
@@ -266,7 +250,7 @@ def test_quick(
         arguments += request.getfixturevalue("data")
     if name == "table3":
         arguments += ["--base-url", request.getfixturevalue("provider"), "--api-model", "fake-1"]
-    assert in_this_process(monkeypatch, *arguments) == 0
+    assert fedone("reproduce", *arguments).code == 0
     document = json.loads((out / "result.json").read_text())
     assert (document["name"], document["failed"]) == (name, {})
     results = {
@@ -325,17 +309,8 @@ def test_quick(
         (["table1", "--json", "absent/x.json"], "arguments: --json: there is no folder absent"),
     ],
 )
-def test_mistakes_are_one_line(
-    arguments: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert in_this_process(monkeypatch, *arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(message)
-    assert err.count("\n") == 1
+def test_mistakes_are_one_line(fedone: Fedone, arguments: list[str], message: str) -> None:
+    assert the_line(fedone("reproduce", *arguments)).startswith(message)
 
 
 def test_what_there_is() -> None:

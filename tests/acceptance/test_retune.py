@@ -16,7 +16,8 @@ import pytest
 
 from fedone_sdk import assets
 from fedone_sdk.reports import PromptArtefact, read_artefact
-from tests.console import Fedone, Outcome
+from tests.acceptance.tiny import write_sentences
+from tests.console import Fedone, Outcome, the_line
 
 RUN = """\
 name: tiny
@@ -39,10 +40,7 @@ PATIENCE_S = 60.0
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tuned prompt, its data, and a second model: the embedded one under another name."""
     folder = tmp_path_factory.mktemp("made")
-    data = assets.path("companion_feedback")
-    for name, count in ("train", 60), ("dev", 40):
-        lines = (data / f"{name}.jsonl").read_text().splitlines(True)
-        (folder / f"{name}.jsonl").write_text("".join(lines[:count]))
+    write_sentences(folder, train=60, dev=40)
     (folder / "run.yaml").write_text(RUN)
     (folder / "new.yaml").write_text(NEW)
     shutil.copytree(assets.path("roberta_mini"), folder / "models" / "next")
@@ -88,13 +86,6 @@ def document(path: str = "r.json") -> dict[str, Any]:
 
 def old() -> PromptArtefact:
     return read_artefact(Path("old.json"))
-
-
-def the_line(outcome: Outcome) -> str:
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    (line,) = outcome.err.splitlines()
-    return line
 
 
 def test_a_prompt_moves(retune: Fedone, folder: Path) -> None:

@@ -51,10 +51,6 @@ def main() -> None:
     parser.add_argument("--store", default="sqlite", help="memory, sqlite, postgres or a URL")
     parser.add_argument("--folder", help="where the database lies; a disk, not memory")
     parser.add_argument("--think", type=float, nargs=2, metavar=("LOW", "HIGH"))
-    parser.add_argument("--bound", action="store_true", help="each device works for one run only")
-    parser.add_argument("--profile", metavar="FILE", help="py-spy's flame graph of the server")
-    parser.add_argument("--tracemalloc", action="store_true", help="where the memory is")
-    parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--role", choices=["server", "devices", "enrol"], help=argparse.SUPPRESS)
     parser.add_argument("--url", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -80,8 +76,6 @@ def report(args: argparse.Namespace) -> None:
     if args.think is not None:
         thinks = [(args.think[0], args.think[1])]
     columns = [measure(args, think) for think in thinks]
-    if args.json:
-        Path(args.json).write_text(json.dumps(columns, indent=1), encoding="utf-8")
     print("| |" + "".join(f" {column['load']} |" for column in columns))
     print("|---|" + "---|" * len(columns))
     for key in columns[0]:
@@ -98,8 +92,7 @@ def measure(args: argparse.Namespace, think: tuple[float, float]) -> dict[str, A
                 [sys.executable, "-m", "tests.benchmarks.devices", "--role", "enrol", *common],
                 check=True,
             )
-        flags = ["--tracemalloc"] if args.tracemalloc else []
-        server = start("server", [*common, *flags], core=0)
+        server = start("server", common, core=0)
         assert server.stdout is not None
         assert server.stdin is not None
         url = server.stdout.readline().strip()
@@ -107,14 +100,11 @@ def measure(args: argparse.Namespace, think: tuple[float, float]) -> dict[str, A
         empty = process.memory_info().rss
         options = ["--url", url, "--think", str(think[0]), str(think[1])]
         options += ["--seconds", str(args.seconds)]
-        if args.bound:
-            options.append("--bound")
         devices = start("devices", [*common, *options], core=1)
         assert devices.stdout is not None
         assert devices.stdout.readline() == "connected\n"
         connected = process.memory_info().rss
         time.sleep(CALM_S)
-        profiler = profile(args.profile, server.pid, args.seconds)
         steady = Sampler(process)
         cpu = psutil.Process(devices.pid).cpu_times()
         waited = waited_s(server.pid)
@@ -124,8 +114,6 @@ def measure(args: argparse.Namespace, think: tuple[float, float]) -> dict[str, A
         waited = waited_s(server.pid) - waited
         steady.stop()
         after = psutil.Process(devices.pid).cpu_times()
-        if profiler is not None:
-            profiler.wait(timeout=60)
         server.stdin.write(f"{began} {ended}\n")
         server.stdin.flush()
         served = json.loads(server.stdout.readline())
@@ -264,15 +252,6 @@ def start(role: str, options: list[str], *, core: int) -> subprocess.Popen[str]:
     return process
 
 
-def profile(path: str | None, pid: int, seconds: float) -> subprocess.Popen[bytes] | None:
-    """Start py-spy if requested."""
-    if path is None:
-        return None
-    form = "raw" if path.endswith(".txt") else "flamegraph"
-    options = ["--pid", str(pid), "--duration", str(int(seconds)), "--rate", "100"]
-    return subprocess.Popen(["py-spy", "record", "-f", form, "-o", path, *options])
-
-
 def raise_file_limit(wanted: int) -> None:
     """Raise the limit of open files of this process and its children as far as allowed."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -382,15 +361,9 @@ async def serve(args: argparse.Namespace) -> None:
             )
             await aggregator.add_run(spec, vocabulary)
         collect_rarely()  # as `fedone serve` does
-        if args.tracemalloc:
-            import tracemalloc
-
-            tracemalloc.start(12)
         print(await aggregator.listen(), flush=True)
         window = await asyncio.to_thread(sys.stdin.readline)
         began, ended = map(float, window.split())
-        if args.tracemalloc:
-            print_memory()
         found = {
             "offers": [entry for entry in offers if began - 60 <= entry[1] <= ended],
             "rounds": [at for at in rounds if began <= at <= ended],
@@ -406,19 +379,6 @@ async def serve(args: argparse.Namespace) -> None:
         }
         print(json.dumps(found), flush=True)
         await asyncio.to_thread(sys.stdin.read)
-
-
-def print_memory() -> None:
-    """Print the lines that allocated most memory since the server started to listen."""
-    import tracemalloc
-
-    snapshot = tracemalloc.take_snapshot().filter_traces(
-        [tracemalloc.Filter(False, tracemalloc.__file__)]
-    )
-    total = sum(trace.size for trace in snapshot.traces)
-    print(f"tracemalloc: {mb(total)} since the start", file=sys.stderr)
-    for line in snapshot.statistics("lineno")[:40]:
-        print(f"  {mb(line.size):>8} {line.count:>8} {line.traceback[0]}", file=sys.stderr)
 
 
 # The devices
@@ -479,7 +439,7 @@ class Device(asyncio.Protocol):
         "worked",
     )
 
-    def __init__(self, fleet: Fleet, index: int, run: str | None) -> None:
+    def __init__(self, fleet: Fleet, index: int) -> None:
         self.fleet, self.index = fleet, index
         # The headers of aiohttp's client.
         self.head = (
@@ -487,7 +447,7 @@ class Device(asyncio.Protocol):
             "Content-Type: application/json\r\nAccept: */*\r\nAccept-Encoding: gzip, deflate\r\n"
             "User-Agent: Python/3.11 aiohttp/3.14.5\r\n"
         )
-        body = json.dumps({"num_examples": 32, "wait_s": 25.0, "run_id": run})
+        body = json.dumps({"num_examples": 32, "wait_s": 25.0})
         self.claim = self._post("/v1/assignments/claim", body)
         self.buffer = b""
         self.transport: asyncio.Transport | None = None
@@ -605,10 +565,7 @@ async def drive(args: argparse.Namespace) -> None:
     host, port = args.url.removeprefix("http://").split(":")
     low, high = args.think
     fleet = Fleet(host=host, port=int(port), think=(low, high), loop=loop, calls=[], errors={})
-    devices = [
-        Device(fleet, index, f"bench-{index % args.runs}" if args.bound else None)
-        for index in range(args.devices)
-    ]
+    devices = [Device(fleet, index) for index in range(args.devices)]
     gc.collect()
     gc.freeze()
     gc.disable()  # a collection here would look like a pause of the server
@@ -621,7 +578,6 @@ async def drive(args: argparse.Namespace) -> None:
     before = {device.index: (device.bytes, device.requests) for device in devices}
     for device in devices:
         device.waits.clear()
-    busy_before = {device.index for device in devices if device.worked}
     await asyncio.sleep(args.seconds + 2.0)
     idle = [device for device in devices if not device.worked]
     waits = [wait for device in devices for wait in device.waits]
@@ -631,7 +587,6 @@ async def drive(args: argparse.Namespace) -> None:
         "errors": fleet.errors,
         "reconnects": fleet.reconnects,
         "worked": sum(device.worked for device in devices),
-        "worked_before": len(busy_before),
         "retry_after_s": statistics.mean(waits) if waits else 0.0,
         "idle": {
             "devices": len(idle),

@@ -6,7 +6,7 @@ file, which is computed once (12 minutes on one core). An attacker is an honest 
 are changed in transit. Runs are paired by seed: the seed determines clients, prompts, mini-batches
 and attackers.
 
-    python tests/benchmarks/liars.py --table FILE [--model FOLDER] [--only sgd/losses/1]
+    python tests/benchmarks/liars.py --table FILE [--model FOLDER] [--exchange losses]
 """
 
 from __future__ import annotations
@@ -39,30 +39,18 @@ from fedone_sdk.messages.ndarray import from_wire, to_wire
 from fedone_sdk.simulation import Federation, simulate
 
 CLIENTS, LENGTH, WORDS, ROUNDS = 40, 2, 30, 150
-ALPHA_MIN = 1e-3
 STANDARD, OFF = "standard", "none"
 
 Losses = NDArray[np.float64]
 Alpha = NDArray[np.float64]
 
-METHODS: dict[str, dict[str, Any]] = {
-    "sgd": {
-        "name": "gs-bdpl",
-        "tau": 1.0,
-        "optimizer": "sgd",
-        "learning_rate": 3e-3,
-        "alpha_min": ALPHA_MIN,
-        "batch_size": 16,
-    },
-    "adamw": {
-        "name": "gs-bdpl",
-        "tau": 1.0,
-        "optimizer": "adamw",
-        "learning_rate": 3e-3,
-        "alpha_min": ALPHA_MIN,
-        "batch_size": 16,
-    },
-    "evolution": {"name": "evolution", "batch_size": 16},
+METHOD: dict[str, Any] = {
+    "name": "gs-bdpl",
+    "tau": 1.0,
+    "optimizer": "sgd",
+    "learning_rate": 3e-3,
+    "alpha_min": 1e-3,
+    "batch_size": 16,
 }
 
 
@@ -94,7 +82,7 @@ class TableBackend(LLMBackend):
 
 async def build_table(file: Path, model: Path | None) -> None:
     """Score every sentence with every prompt."""
-    federation = federation_of(0, {})
+    federation = federation_of(0, Setting(exchange="losses"))
     examples = [one for part in (*federation.shards, federation.dev) for one in part]
     texts = sorted({str(one["text"]) for one in examples}, key=lambda text: (len(text), text))
     pairs = [(i, j) for i in range(WORDS) for j in range(WORDS)]
@@ -225,46 +213,27 @@ class Attacked:
 class Setting:
     """One kind of run."""
 
-    method: str = "sgd"
-    exchange: str = "losses"
-    clients_per_round: int = 1
-    aggregation: str = "plain"
+    exchange: str
     defence: str = OFF
     attack: str | None = None
     share: float = 0.0
-    partition: float | None = None
-
-    def changes(self) -> dict[str, Any]:
-        """Return its changes to the quickstart's RUN.yaml."""
-        data: dict[str, Any] = {"num_clients": CLIENTS}
-        if self.partition is not None:
-            data |= {"shots": None, "partition": {"kind": "dirichlet", "alpha": self.partition}}
-        return {
-            "method": METHODS[self.method],
-            "participation": {
-                "exchange": self.exchange,
-                "clients_per_round": self.clients_per_round,
-                "aggregation": self.aggregation,
-                "trim": 0.2,
-            },
-            "defence": self.defence,
-            "calibration": "none",  # the attacks change plain losses
-            "data": data,
-        }
 
 
-def federation_of(seed: int, changes: dict[str, Any]) -> Federation:
-    """Return the quickstart's federation with changes."""
+def federation_of(seed: int, setting: Setting) -> Federation:
+    """Return the quickstart's federation in a setting."""
     path = assets.path("quickstart-mini.yaml")
     raw = RunSpec.load(path).model_dump(mode="json")
     raw |= {
         "prompt": {"length": LENGTH, "vocabulary": {**raw["prompt"]["vocabulary"], "size": WORDS}},
+        "method": METHOD,
+        "participation": {"exchange": setting.exchange},
+        "defence": setting.defence,
+        "calibration": "none",  # the attacks change plain losses
+        "data": {**raw["data"], "num_clients": CLIENTS},
         "seed": seed,
         "rounds": ROUNDS,
         "budget": None,
         "evaluation": {"every": 0},
-        **{key: value for key, value in changes.items() if key != "data"},
-        "data": {**raw["data"], **changes.get("data", {})},
     }
     return Federation.load(RunSpec.model_validate(raw), path.parent)
 
@@ -280,7 +249,7 @@ class Outcome:
 
 async def outcome(setting: Setting, seed: int, backend: TableBackend) -> Outcome:
     """One run."""
-    federation = federation_of(seed, setting.changes())
+    federation = federation_of(seed, setting)
     spec = federation.spec
     method = method_from_spec(
         spec.method,
@@ -327,44 +296,16 @@ def worst_prompt(federation: Federation, backend: TableBackend) -> list[int]:
 
 
 def settings() -> list[Setting]:
-    """Return all settings: each attack and its honest twin."""
-    found = []
-    for method, exchange, shares in (
-        ("sgd", "losses", (0.2, 0.1, 0.3)),
-        ("sgd", "alpha", (0.2, 0.1, 0.3)),
-        ("evolution", "losses", (0.2, 0.1, 0.3)),
-        ("adamw", "alpha", (0.2,)),
-    ):
-        attacks = [(attack, share) for share in shares for attack in attacks_for(exchange)]
-        found += [
-            Setting(method=method, exchange=exchange, defence=one, attack=attack, share=share)
-            for attack, share in [(None, 0.0), *attacks]
-            for one in (OFF, STANDARD)
+    """Return all settings: each attack, and the honest run, with and without the defence."""
+    return [
+        Setting(exchange=exchange, defence=defence, attack=attack, share=share)
+        for exchange in ("losses", "alpha")
+        for attack, share in [
+            (None, 0.0),
+            *((attack, share) for share in (0.2, 0.1, 0.3) for attack in attacks_for(exchange)),
         ]
-    for exchange in ("losses", "alpha"):
-        found += [
-            Setting(
-                exchange=exchange,
-                clients_per_round=5,
-                defence=one,
-                aggregation=kind,
-                attack=attack,
-                share=0.2 if attack else 0.0,
-            )
-            for attack in (None, *attacks_for(exchange))
-            for one, kind in (
-                (OFF, "plain"),
-                (STANDARD, "plain"),
-                (OFF, "trimmed_mean"),
-                (OFF, "median"),
-            )
-        ]
-        found += [
-            Setting(exchange=exchange, defence=one, partition=alpha)
-            for alpha in (0.3, 1.0)
-            for one in (OFF, STANDARD)
-        ]
-    return found
+        for defence in (OFF, STANDARD)
+    ]
 
 
 def attacks_for(exchange: str) -> list[str]:
@@ -382,7 +323,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of the model; else the embedded one")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="METHOD/EXCHANGE/CLIENTS, or a prefix of it")
+    parser.add_argument("--exchange", choices=["losses", "alpha"], help="both by default")
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     if not args.table.exists():
@@ -391,16 +332,12 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         results = Results(args.results or Path(folder) / "results.jsonl")
         backend = TableBackend(args.table)
-        chosen = [one for one in settings() if group(one).startswith(args.only)]
+        chosen = [one for one in settings() if args.exchange in (None, one.exchange)]
         for setting in chosen:
             for seed in seeds:
                 if (setting, seed) not in results.known:
                     results.add(setting, seed, asyncio.run(outcome(setting, seed, backend)))
         report(chosen, results, seeds)
-
-
-def group(setting: Setting) -> str:
-    return f"{setting.method}/{setting.exchange}/{setting.clients_per_round}"
 
 
 class Results:
@@ -426,26 +363,19 @@ class Results:
 
 def report(chosen: list[Setting], results: Results, seeds: range) -> None:
     """Print differences to the honest run without a defence, in points."""
-    columns = "run", "attackers", "attack", "aggregation", "defence", "accuracy", "difference"
+    columns = "exchange", "attackers", "attack", "defence", "accuracy", "difference"
     print("| " + " | ".join((*columns, "attackers quarantined", "honest quarantined")) + " |")
     print("|" + "---|" * (len(columns) + 2))
     for setting in chosen:
-        twin = Setting(
-            method=setting.method,
-            exchange=setting.exchange,
-            clients_per_round=setting.clients_per_round,
-            partition=setting.partition,
-        )
         ours = [results.known[setting, seed] for seed in seeds]
-        theirs = [results.known[twin, seed] for seed in seeds]
+        theirs = [results.known[Setting(exchange=setting.exchange), seed] for seed in seeds]
         differences = 100 * np.array(
             [one.accuracy - other.accuracy for one, other in zip(ours, theirs, strict=True)]
         )
         error = differences.std(ddof=1) / len(seeds) ** 0.5 if len(seeds) > 1 else float("nan")
-        skew = "" if setting.partition is None else f", Dirichlet {setting.partition}"
         print(
-            f"| {group(setting)}{skew} | {setting.share:.0%} | {setting.attack or 'none'} "
-            f"| {setting.aggregation} | {setting.defence} "
+            f"| {setting.exchange} | {setting.share:.0%} | {setting.attack or 'none'} "
+            f"| {setting.defence} "
             f"| {np.mean([one.accuracy for one in ours]):.3f} "
             f"| {differences.mean():+.1f} ± {error:.1f} "
             f"| {np.mean([one.caught for one in ours]):.1f} of {round(setting.share * CLIENTS)} "

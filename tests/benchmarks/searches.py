@@ -31,7 +31,6 @@ from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, build_vocabulary
-from tests.benchmarks.attacks import ATTACKS
 
 PAIRS = ((" terrible", " great"), (" boring", " hilarious"), (" bad", " good"))
 PER_CLASS, CANDIDATES, LENGTH, BLANK = 512, 200, 8, 0
@@ -39,7 +38,6 @@ ASKS, RACE, PROMPTS, BATCH = 50, 10, 10, 32
 MARKS = (5, 10, 20, 40, 50)
 GRID = BiasGrid(bias_grid(2))
 OFFSETS = GRID.biases[:, 1]
-ATTACKER_SHARE = 0.2
 
 Rows = NDArray[np.float64]
 
@@ -53,7 +51,6 @@ def main() -> None:
     parser.add_argument("--methods", default="thompson")
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--dirichlet", type=float, help="of clients' classes; IID without it")
-    parser.add_argument("--attack", choices=ATTACKS, help="by a fifth of the clients")
     args = parser.parse_args()
     if not args.table.is_file():
         text = args.train.read_text(encoding="utf-8")
@@ -64,7 +61,7 @@ def main() -> None:
     print("|---|---|" + "---|" * (len(MARKS) + 1))
     for name in args.methods.split(","):
         for pair, words in enumerate(PAIRS):
-            world = World(odds[pair], args.dirichlet, args.attack)
+            world = World(odds[pair], args.dirichlet)
             found = np.array([world.run(name, seed) for seed in range(args.seeds)])
             pairs = zip(found.mean(axis=0), found.std(axis=0) / np.sqrt(args.seeds), strict=True)
             cells = [f"{mean:+.4f} ({error:.4f}) |" for mean, error in pairs]
@@ -103,12 +100,10 @@ class World:
         odds: Log-odds of the positive word by token (the first is blank) and row (the first half
             is positive).
         dirichlet: Concentration of clients' classes; None is equally many of each.
-        attack: The attack, of `ATTACKS`; None for none.
     """
 
     odds: Rows
     dirichlet: float | None
-    attack: str | None
 
     def run(self, name: str, seed: int) -> list[float]:
         """Return a search's loss minus that of calibrated no prompt, at each of `MARKS`, nats."""
@@ -160,8 +155,6 @@ class World:
             all_losses = losses(self.log_odds(prompt), OFFSETS)
             for label in np.flatnonzero(counts):
                 means[place, label] = all_losses[rows[label]].mean(axis=0)
-        if self.attack is not None and rng.random() < ATTACKER_SHARE:
-            means = ATTACKS[self.attack](means, rng)
         return ClassLosses(means=means, counts=counts)
 
 

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from fedone_sdk import assets
@@ -131,7 +130,7 @@ def _sst2(place: Place, *, held: bool) -> list[Row]:
 
 
 def _feedback(*, held: bool) -> list[Row]:
-    rows = _jsonl(packaged("companion_feedback") / "train.jsonl")
+    rows = _jsonl(assets.path("companion_feedback") / "train.jsonl")
     return [*rows[:480]] if held else [*rows[480:]]
 
 
@@ -367,13 +366,3 @@ def drawn(cell: Cell, place: Place) -> tuple[list[Row], dict[str, list[Row]]]:
         of = [row for row in pool if row["label"] == label]
         shown[label] = [cut(row, 25) for row in rng.sample(of, min(8, len(of)))]
     return [cut(row, cell.longest) for row in chosen], shown
-
-
-def packaged(name: str) -> Path:
-    """Return the path of a file of the SDK."""
-    return Path(str(assets.path(name)))
-
-
-def installed(name: str) -> bool:
-    """Return whether a package is installed."""
-    return find_spec(name) is not None

@@ -3,15 +3,13 @@
 The whole of `score` is timed: tokenising, padding, the forward pass, log-probabilities. Without
 `--model` it is roberta-large with random weights, which have the speed of trained ones.
 
-    python tests/benchmarks/transformers_backend.py [--device cuda] [--model FOLDER] [--json FILE]
+    python tests/benchmarks/transformers_backend.py [--device cuda] [--model FOLDER]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import platform
 import random
 import resource
 import shutil
@@ -22,7 +20,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -69,43 +66,36 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32, 128])
     parser.add_argument("--seconds", type=float, default=5.0, help="per line, at the least")
-    parser.add_argument("--json", type=Path, help="also writes the figures here")
     args = parser.parse_args()
     with model_at(args.model) as model:
-        figures = asyncio.run(measure(model, args))
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        asyncio.run(measure(model, args))
 
 
-async def measure(model: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Measure all lines of the table."""
+async def measure(model: str, args: argparse.Namespace) -> None:
+    """Measure and print all lines of the table."""
     on_gpu = args.device.startswith("cuda") or (args.device == "auto" and torch.cuda.is_available())
     machine = torch.cuda.get_device_name() if on_gpu else f"{torch.get_num_threads()} CPU threads"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     print(f"{args.model or 'roberta-large (random)'}, {machine}, {versions}\n")
     print(f"| dtype | batch | sentences/s | ms/query (p50) | peak {memory_name(on_gpu)} GiB |")
     print("|---|---|---|---|---|")
-    lines = []
+    tokens: list[float] = []
     for dtype in args.dtypes:
         async with TransformersBackend(
             model, device=args.device, dtype=dtype, max_batch=max(args.batch_sizes)
         ) as backend:
             for size in args.batch_sizes:
-                lines.append(await one_line(backend, dtype, size, args.seconds, on_gpu))
+                tokens += await one_line(backend, dtype, size, args.seconds, on_gpu)
         if on_gpu:
             torch.cuda.empty_cache()
-    mean = statistics.mean(line["tokens"] for line in lines if "tokens" in line)
-    print(f"\n{mean:.0f} tokens an input, special tokens included")
-    return {"model": args.model or "roberta-large (random)", "machine": machine,
-            "versions": versions, "python": platform.python_version(), "lines": lines}  # fmt: skip
+    print(f"\n{statistics.mean(tokens):.0f} tokens an input, special tokens included")
 
 
 async def one_line(
     backend: TransformersBackend, dtype: str, size: int, seconds: float, on_gpu: bool
-) -> dict[str, Any]:
-    """Measure one batch size, after a warm-up."""
+) -> list[float]:
+    """Measure one batch size after a warm-up; return the mean tokens of an input, if it fits."""
     rng = random.Random(size)
-    line: dict[str, Any] = {"dtype": dtype, "batch": size}
     try:
         task = task_of(backend)
         for _ in range(2):
@@ -120,20 +110,13 @@ async def one_line(
             times.append(time.perf_counter() - begin)
     except BackendError as exc:
         print(f"| {dtype} | {size} | {exc} | | |", flush=True)
-        return line | {"error": str(exc)}
-    line |= {
-        "sentences_per_s": size * len(times) / sum(times),
-        "p50_ms": statistics.median(times) * 1000,
-        "peak_gib": peak_gib(on_gpu),
-        "queries": len(times),
-        "tokens": tokens / size / len(times),
-    }
+        return []
     print(
-        f"| {dtype} | {size} | {line['sentences_per_s']:,.1f} | {line['p50_ms']:,.1f} "
-        f"| {line['peak_gib']:.2f} |",
+        f"| {dtype} | {size} | {size * len(times) / sum(times):,.1f} "
+        f"| {statistics.median(times) * 1000:,.1f} | {peak_gib(on_gpu):.2f} |",
         flush=True,
     )
-    return line
+    return [tokens / size / len(times)]
 
 
 def task_of(backend: TransformersBackend) -> TaskSpec:

@@ -14,21 +14,15 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.rounds.replay import at_round, compare, machine_of
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.messages import (
-    AlphaUpdate,
-    Decline,
-    LossesAssignment,
-    LossesUpdate,
-    Receipt,
     RunResult,
     RunTask,
     Score,
-    Scores,
 )
 from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
 from fedone_sdk.spec import RunSpec
@@ -37,7 +31,7 @@ from fedone_sdk.task import Part, Rendered, label_loss
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client, stored
-from tests.runs import TASK, TOKEN, run_spec, serving
+from tests.runs import TASK, TOKEN, DyingTransport, RecordingTransport, run_spec, serving
 
 WORDS = Vocabulary(candidates=(" good", "", " bad", " fine"))
 NAMES = (" no", " yes", " so")
@@ -76,33 +70,6 @@ def leaning(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:
     return (first - 0.5, *(value - 2.5 for value in others))
 
 
-class Heard(MemoryTransport):
-    """A line that remembers the work and what came back for it."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.works: dict[str, LossesAssignment] = {}
-        self.updates: dict[str, LossesUpdate] = {}
-        self.declined: list[Decline] = []
-
-    async def claim(self, credential: str, message: Any) -> Any:
-        work = await super().claim(credential, message)
-        if isinstance(work, LossesAssignment):
-            self.works[work.assignment_id] = work
-        return work
-
-    async def update(
-        self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
-    ) -> Receipt:
-        assert isinstance(message, LossesUpdate)
-        self.updates[assignment_id] = message
-        return await super().update(credential, assignment_id, message)
-
-    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        self.declined.append(message)
-        await super().decline(credential, assignment_id, message)
-
-
 @pytest.mark.parametrize("own", [False, True], ids=["through the gateway", "own model"])
 @pytest.mark.parametrize("num_labels", [2, 3])
 async def test_devices_report_the_right_curves(num_labels: int, own: bool) -> None:
@@ -112,22 +79,21 @@ async def test_devices_report_the_right_curves(num_labels: int, own: bool) -> No
     backend = ScriptedBackend(leaning)
     async with serving(backend=None if own else backend) as service:
         run = await service.add_run(spec, WORDS)
-        heard = Heard(service)
+        transport = RecordingTransport(service)
         options: dict[str, Any] = {"backend": backend} if own else {}
         async with edge_client(
             "memory:",
             token=TOKEN,
             data=data,
-            transport=heard,
+            transport=transport,
             before_send=lambda text: None if text == "text 4" else text,
             **options,
         ) as client:
             await client.run_forever()
     assert run.state.status == "completed"
-    assert len(heard.updates) == 2
+    assert len(transport.updates) == 2
     seen = set()
-    for name, update in heard.updates.items():
-        work = heard.works[name]
+    for work, update in zip(transport.works, transport.updates, strict=True):
         drawn = [data[index] for index in draw_minibatch(14, 12, work.minibatch_seed)]
         kept = [row for row in drawn if row["text"] not in ("text 4", "text 7")]
         seen.add(len(kept))
@@ -164,21 +130,6 @@ def pseudo(text: str, words: Sequence[str]) -> tuple[float, ...]:
     return row
 
 
-class Dying(MemoryTransport):
-    """Its device dies at a request for scores, once it was answered."""
-
-    def __init__(self, service: Service, dies_at: int) -> None:
-        super().__init__(service)
-        self.scored: list[Score] = []
-        self._dies_at = dies_at
-
-    async def score(self, credential: str, message: Score) -> Scores:
-        self.scored.append(message)
-        if len(self.scored) == self._dies_at:
-            raise asyncio.CancelledError
-        return await super().score(credential, message)
-
-
 BIG = {"num_samples": 40, "batch_size": 30}
 """Three requests to the gateway."""
 
@@ -195,18 +146,18 @@ async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[S
     spec, data = spec_of(method=BIG, rounds=1), rows_of("row", 31)
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec, WORDS)
-        dying = Dying(service, dies_at=3)
+        dying = DyingTransport(service, dies_at=3)
         where: dict[str, Any] = {"token": TOKEN, "data": data, "state_dir": folder}
         async with edge_client("memory:", transport=dying, **where) as client:
             with pytest.raises(asyncio.CancelledError):
                 await client.run_once()
         if old_journal:
             forget_log_probs(folder)
-        again = Dying(service, dies_at=-1)
+        again = RecordingTransport(service)
         async with edge_client("memory:", transport=again, **where) as client:
             assert (await client.run_once()).outcome == "worked"
         await service.wait(run)
-        return run.result(), again.scored
+        return run.result(), again.scores
 
 
 async def test_a_restarted_device_continues_with_its_state(tmp_path: Path) -> None:
@@ -240,7 +191,7 @@ async def test_a_restarted_device_continues_with_its_state(tmp_path: Path) -> No
 async def test_a_server_that_asks_for_too_much_gets_nothing(change: dict[str, Any]) -> None:
     """Losses by class would give away what the noise on losses is to hide."""
 
-    class Lying(Heard):
+    class Lying(RecordingTransport):
         async def task(self, credential: str, run_id: str) -> RunTask:
             document = (await super().task(credential, run_id)).model_dump()
             for key, value in change.items():
@@ -249,12 +200,12 @@ async def test_a_server_that_asks_for_too_much_gets_nothing(change: dict[str, An
 
     async with serving(backend=ScriptedBackend()) as service:
         await service.add_run(spec_of(), WORDS)
-        heard = Lying(service)
+        transport = Lying(service)
         data = rows_of("row", 10)
-        async with edge_client("memory:", token=TOKEN, data=data, transport=heard) as client:
+        async with edge_client("memory:", token=TOKEN, data=data, transport=transport) as client:
             assert (await client.run_once()).outcome == "declined"
-        assert heard.updates == {}
-        (declined,) = heard.declined
+        assert transport.updates == []
+        (declined,) = transport.declines
         assert declined.reason == "the run's calibration does not fit its task or its privacy"
 
 

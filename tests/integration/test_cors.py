@@ -29,7 +29,7 @@ async def test_nothing_by_default() -> None:
     async with serving() as server:
         status, _, response = await server.call("OPTIONS", CLAIMING, **asks())
         assert (status, shared(response.headers)) == (405, {})
-        _, credential = await server.enrol()
+        _, credential = await server.enrol(FLEET)
         origin = {"Origin": APP}
         _, _, response = await server.call(
             "POST", CLAIMING, CLAIM, token=credential, headers=origin
@@ -73,7 +73,7 @@ async def test_other_pages_do_not(origin: str) -> None:
     async with serving(cors=PAGES) as server:
         status, _, response = await server.call("OPTIONS", CLAIMING, **asks(origin=origin))
         assert (status, shared(response.headers)) == (405, {})
-        _, credential = await server.enrol()
+        _, credential = await server.enrol(FLEET)
         _, _, response = await server.call(
             "POST", CLAIMING, CLAIM, token=credential, headers={"Origin": origin}
         )

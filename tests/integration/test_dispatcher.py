@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,18 +19,18 @@ from fedone_sdk.backends import Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendUnavailable, FedOneError, ProblemError
-from fedone_sdk.messages import Claim, Enrol, LossesAssignment, LossesUpdate, Score, Scored
+from fedone_sdk.messages import Claim, Enrol, LossesAssignment
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, Commit, Member, MemoryStore, RunRecord, SqlStore, Store
+from fedone_sdk.stores import Commit, Member, MemoryStore, RunRecord, SqlStore, Store
 from fedone_sdk.stores.base import Signals
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
+from tests.by_hand import claim, enrol, score, update, work_of
 from tests.runs import TOKEN, run_spec, until
 
 WORDS = Vocabulary(candidates=("x", "y"))
-TEXTS = ({"text": "a first text"}, {"text": "a second text"})
 
 
 def spec_of(
@@ -149,32 +148,6 @@ async def serving(
     async with AsyncExitStack() as stack:
         starts = (runs.serving(store=store, clock=clock, backend=backend) for store in stores)
         yield [await stack.enter_async_context(start) for start in starts]
-
-
-async def enrol(service: Service, count: int = 1) -> list[ClientRecord]:
-    identities = [await service.enrol(TOKEN, Enrol()) for _ in range(count)]
-    return [await service.client(identity.credential) for identity in identities]
-
-
-async def claim(
-    service: Service, client: ClientRecord, wait_s: float = 0, run_id: str | None = None
-) -> LossesAssignment | RetryLater:
-    found = await service.claim(client, Claim(num_examples=5, wait_s=wait_s, run_id=run_id))
-    assert isinstance(found, LossesAssignment | RetryLater)
-    return found
-
-
-async def work_of(service: Service, client: ClientRecord, wait_s: float = 0) -> LossesAssignment:
-    found = await claim(service, client, wait_s)
-    assert isinstance(found, LossesAssignment)
-    return found
-
-
-async def update(service: Service, client: ClientRecord, work: LossesAssignment) -> None:
-    message = LossesUpdate(
-        num_examples=5, scored=Scored(scored=2), usage=Usage(), model="scripted", losses=(0.5, 0.4)
-    )
-    await service.update(client, work.assignment_id, message, "ab" * 32)
 
 
 class TestSignals:
@@ -503,7 +476,7 @@ class TestEnds:
 
             service.listeners.append(revoke)
             await work_of(service, second)
-            assert isinstance(await waits, RetryLater)
+            assert await waits is None
             phases = {seat.client: seat.phase for seat in run.state.seats}
             assert phases == {first.index: "offered", second.index: "working"}
 
@@ -595,19 +568,13 @@ class TestFairness:
             for client in clients[:64]:
                 await one.dispatcher._wait_in_pool(client, Claim(num_examples=5), [one.runs["run"]])
             await until(lambda: len(two.dispatcher.pool) == 64)
-            found = await claim(two, clients[64])
+            found = await two.claim(clients[64], Claim(num_examples=5, wait_s=0))
             assert isinstance(found, RetryLater)
             assert found.retry_after_s > 0
             await until(lambda: one.dispatcher.pool._num_outside == 1)
             tired = one.dispatcher.pool.time_out(clients[0].index, clock.now())
             assert tired is not None
             assert clients[0].index not in one.dispatcher.pool
-
-
-async def score(service: Service, client: ClientRecord, work: LossesAssignment) -> None:
-    message = Score(assignment_id=work.assignment_id, examples=TEXTS)
-    digest = hashlib.sha256(message.model_dump_json().encode()).hexdigest()
-    await service.score(client, message, digest)
 
 
 class TestBudget:

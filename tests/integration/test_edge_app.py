@@ -43,7 +43,7 @@ from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
 from tests.edge import edge_client, stored
-from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
+from tests.runs import TOKEN, WORDS, memory_client, run_spec
 from tests.virtual_time import now, on_virtual_time
 
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
@@ -349,16 +349,6 @@ class TestEnds:
 
         assert await alpha(tmp_path / "a", turns) == await alpha(tmp_path / "b", None)
         gc.collect()  # "Task was destroyed" and "exception was never retrieved" come with it
-
-    async def test_in_a_host_s_own_loop(self) -> None:
-        async with serving(spec_of(rounds=1000)) as service, client_of(service) as client:
-            working = asyncio.create_task(client.run_forever())
-            await until(lambda: service.runs["run"].state.round >= 3)
-            client.stop()
-            async with asyncio.timeout(10):
-                await working
-            # Started work was finished.
-            assert all(seat.assignment_id is None for seat in service.runs["run"].state.seats)
 
     async def test_two_turns_at_once_are_one_after_the_other(self) -> None:
         async with serving(spec_of(rounds=4)) as service, client_of(service) as client:

@@ -20,14 +20,14 @@ from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import Decline, RunResult, Score, Scores
+from fedone_sdk.messages import RunResult, Score, Scores
 from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
 from tests.edge import stored
-from tests.runs import PROMPT, memory_client, run_spec
+from tests.runs import PROMPT, DyingTransport, RecordingTransport, memory_client, run_spec
 
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(20)))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(40)]
@@ -54,25 +54,6 @@ def client_of(service: Service, folder: Path | None, **more: Any) -> EdgeClient:
 
 def result_of(service: Service) -> RunResult:
     return service.runs["run"].result()
-
-
-class Dying(MemoryTransport):
-    """Its device dies at a request for scores; the server has answered it or not."""
-
-    def __init__(self, service: Service, *, dies_at: int, answered: bool) -> None:
-        super().__init__(service)
-        self.scored: list[Score] = []
-        self._dies_at, self._answered = dies_at, answered
-
-    async def score(self, credential: str, message: Score) -> Scores:
-        self.scored.append(message)
-        dies = len(self.scored) == self._dies_at
-        if dies and not self._answered:
-            raise asyncio.CancelledError
-        answer = await super().score(credential, message)
-        if dies:
-            raise asyncio.CancelledError
-        return answer
 
 
 def test_the_parts_of_a_step() -> None:
@@ -121,16 +102,16 @@ async def test_through_the_gateway(
         backend = ScriptedBackend()
         folder = tmp_path / str(dies_at)
         async with serving(spec, backend) as service:
-            dying = Dying(service, dies_at=dies_at, answered=answered)
+            dying = DyingTransport(service, dies_at=dies_at, answered=answered)
             async with client_of(service, folder, transport=dying) as client:
                 with pytest.raises(asyncio.CancelledError):
                     await client.run_once()
-            again = Dying(service, dies_at=-1, answered=False)
+            again = RecordingTransport(service)
             async with client_of(service, folder, transport=again) as client:
                 await client.run_once()
                 # What was answered is not asked again; the rest is, in the same words.
-                assert len(again.scored) == num_parts - dies_at + 1
-                assert again.scored[0] == dying.scored[-1]
+                assert len(again.scores) == num_parts - dies_at + 1
+                assert again.scores[0] == dying.scores[-1]
                 await client.run_forever()
             assert result_of(service).alpha_sha256 == wanted.alpha_sha256
             assert result_of(service).spent == wanted.spent
@@ -199,7 +180,7 @@ def _prompt(query: Query) -> tuple[str, ...]:
 
 
 async def died_amid(service: Service, folder: Path, **more: Any) -> None:
-    dying = Dying(service, dies_at=3, answered=False)
+    dying = DyingTransport(service, dies_at=3)
     async with client_of(service, folder, transport=dying, **more) as client:
         with pytest.raises(asyncio.CancelledError):
             await client.run_once()
@@ -237,10 +218,10 @@ async def test_a_damaged_journal(tmp_path: Path, damage: Callable[[bytes], bytes
         )
         damaged = damage(value.encode()).decode("latin-1")
         stored(tmp_path, "UPDATE journal SET value = ? WHERE key = ?", damaged, key)
-        again = Dying(service, dies_at=-1, answered=False)
+        again = RecordingTransport(service)
         async with client_of(service, tmp_path, transport=again) as client:
             assert (await client.run_once()).outcome == "worked"
-        assert 1 < len(again.scored) <= 3
+        assert 1 < len(again.scores) <= 3
         assert result_of(service).status == "completed"
         assert result_of(service).spent.queries == NUM_SAMPLES
     assert len(backend.asked) == NUM_SAMPLES
@@ -262,21 +243,14 @@ async def test_losses_on_other_examples_do_not_mix(tmp_path: Path) -> None:
 
 async def test_another_model_than_before(tmp_path: Path) -> None:
     """Scores of two models are never mixed: the work is declined, with its cost."""
-    declined: list[Decline] = []
-
-    class Watched(MemoryTransport):
-        async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-            declined.append(message)
-            await super().decline(credential, assignment_id, message)
-
     spec = spec_of("losses")
     async with serving(spec, None) as service:
         await died_after(5, service, tmp_path)
         other = ScriptedBackend(fingerprint="other")
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         async with client_of(service, tmp_path, backend=other, transport=transport) as client:
             assert (await client.run_once()).outcome == "declined"
-    (message,) = declined
+    (message,) = transport.declines
     assert message.reason == "the model changed during the work"
     assert message.usage.requests >= 5 + len(other.asked)
     assert journal_in(tmp_path) == []
@@ -298,11 +272,11 @@ async def test_work_that_cannot_go_on_after_a_restart(tmp_path: Path) -> None:
 async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is kept for later, and what was scored with it."""
 
-    class Busy(Dying):
+    class Busy(RecordingTransport):
         busy = True
 
         async def score(self, credential: str, message: Score) -> Scores:
-            if self.busy and len(self.scored) == 1:
+            if self.busy and len(self.scores) == 1:
                 raise ProblemError("rate_limited", "too many requests")
             return await super().score(credential, message)
 
@@ -312,7 +286,7 @@ async def test_a_server_that_is_overloaded(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(StopSignal, "sleep", turn)
     backend = ScriptedBackend()
     async with serving(spec_of("losses"), backend) as service:
-        transport = Busy(service, dies_at=-1, answered=False)
+        transport = Busy(service)
         async with client_of(service, None, transport=transport) as client:
             assert (await client.run_once()).outcome == "offline"
             assert len(backend.asked) == len(cuts(NUM_SAMPLES, BATCH_SIZE)[0])
@@ -361,15 +335,15 @@ class TestPrivacy:
         noise = {"clip": 1.0, "noise_multiplier": 100.0}
         spec = RunSpec.model_validate({**document, "privacy": noise})
         async with serving(spec, ScriptedBackend()) as service:
-            dying = Dying(service, dies_at=5, answered=False)
+            dying = DyingTransport(service, dies_at=5)
             async with client_of(service, tmp_path, transport=dying) as client:
                 with pytest.raises(asyncio.CancelledError):
                     await client.run_once()
-            again = Dying(service, dies_at=-1, answered=False)
+            again = RecordingTransport(service)
             async with client_of(service, tmp_path, transport=again) as client:
                 assert (await client.run_once()).outcome == "worked"
-        assert again.scored[0] == dying.scored[4]
-        assert len(again.scored) == 2
+        assert again.scores[0] == dying.scores[4]
+        assert len(again.scores) == 2
 
     async def test_a_step_is_clipped_and_noised(self) -> None:
         sent = await self.sent(self.spec("alpha", "alpha", 0.05))
@@ -380,19 +354,11 @@ class TestPrivacy:
         assert len(set(values)) >= len(values) - 4
 
     async def sent(self, spec: RunSpec) -> Any:
-        updates: list[Any] = []
-
-        class Watched(MemoryTransport):
-            async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-                updates.append(message)
-                return await super().update(credential, assignment_id, message)
-
-        async with (
-            serving(spec, ScriptedBackend()) as service,
-            client_of(service, None, transport=Watched(service)) as client,
-        ):
-            assert (await client.run_once()).outcome == "worked"
-        return updates[0]
+        async with serving(spec, ScriptedBackend()) as service:
+            transport = RecordingTransport(service)
+            async with client_of(service, None, transport=transport) as client:
+                assert (await client.run_once()).outcome == "worked"
+        return transport.updates[0]
 
 
 def test_a_journal_with_a_wrong_number_is_read_without_it(tmp_path: Path) -> None:

@@ -33,14 +33,14 @@ from fedone_sdk.errors import (
     SpecError,
     TransportError,
 )
-from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Decline, Enrol, Enrolled
+from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Enrol, Enrolled
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from tests import runs
 from tests.edge import edge_client
-from tests.runs import TOKEN, WORDS, memory_client, run_spec, until
+from tests.runs import TOKEN, WORDS, RecordingTransport, memory_client, run_spec, until
 from tests.virtual_time import now, on_virtual_time
 
 JANE = "My name is Jane Roe"
@@ -57,25 +57,10 @@ def serving(
     return runs.serving(spec or spec_of(), backend=backend or ScriptedBackend())
 
 
-class Watched(MemoryTransport):
-    """Keep what is sent to the server."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.updates: list[Any] = []
-        self.reasons: list[str] = []
-
-    async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-        self.updates.append(message)
-        return await super().update(credential, assignment_id, message)
-
-    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        self.reasons.append(message.reason)
-        await super().decline(credential, assignment_id, message)
-
-
 def client_of(service: Service, data: Any = DATA, **more: Any) -> EdgeClient:
-    return memory_client(service, **{"data": data, "transport": Watched(service), **more})
+    return memory_client(
+        service, **{"data": data, "transport": RecordingTransport(service), **more}
+    )
 
 
 def round_of(service: Service) -> int:
@@ -241,7 +226,7 @@ class TestOddRows:
             return given if text == DATA[3]["text"] else text
 
         async with serving() as service:
-            watched = Watched(service)
+            watched = RecordingTransport(service)
             backend = ScriptedBackend() if own else None
             options = {"transport": watched, "before_send": hook, "backend": backend}
             async with client_of(service, **options) as client:
@@ -253,7 +238,7 @@ class TestOddRows:
         task |= {"label_field": "summary"}
         rows = [{"text": f"{n}", "summary": f"s {n}"} for n in range(5)]
         async with serving(spec_of(task=task)) as service:
-            watched = Watched(service)
+            watched = RecordingTransport(service)
             options = {"transport": watched, "before_send": lambda text: text.replace("s 3", "")}
             async with client_of(service, rows, **options) as client:
                 assert (await client.run_once()).outcome == "worked"
@@ -295,11 +280,11 @@ class TestOddRows:
         rows = [dict.fromkeys(names, JANE) | {"label": 0}]
         told: list[ClientEvent] = []
         async with serving(spec_of(task=task)) as service:
-            watched = Watched(service)
+            watched = RecordingTransport(service)
             options = {"transport": watched, "on_event": told.append}
             async with client_of(service, rows, **options) as client:
                 assert (await client.run_once()).outcome == "declined"
-        (reason,) = watched.reasons
+        (reason,) = [decline.reason for decline in watched.declines]
         assert reason == told[-1].reason
         assert reason.startswith("the step cannot be sent: examples.0: ")
         assert "Jane" not in reason
@@ -313,7 +298,7 @@ async def test_a_mean_is_an_exact_sum() -> None:
     rows = [{"text": f"{n}", "label": "a text"} for n in range(10)]
     backend = ScriptedBackend(reference=lambda *_: -0.1)
     async with serving(RunSpec.model_validate(spec)) as service:
-        watched = Watched(service)
+        watched = RecordingTransport(service)
         async with client_of(service, rows, transport=watched, backend=backend) as client:
             assert (await client.run_once()).outcome == "worked"
     assert [update.losses for update in watched.updates] == [(0.1, 0.1, 0.1, 0.1)]
@@ -357,12 +342,12 @@ class TestWhatIsTold:
     async def told(self, reason: str, own: LLMBackend) -> None:
         told: list[ClientEvent] = []
         async with serving() as service:
-            watched = Watched(service)
+            watched = RecordingTransport(service)
             options = {"transport": watched, "backend": own, "on_event": told.append}
             with capture_logs() as logs:
                 async with client_of(service, **options) as client:
                     assert (await client.run_once()).outcome == "declined"
-        assert watched.reasons == [reason]
+        assert [decline.reason for decline in watched.declines] == [reason]
         assert "Jane" not in repr(told)
         assert told[-1].reason == reason
         assert "Jane" in repr(logs)  # for the people at the device
@@ -373,11 +358,13 @@ class TestWhatIsTold:
 
         told: list[ClientEvent] = []
         async with serving(backend=ScriptedBackend(gate=gate)) as service:
-            watched = Watched(service)
+            watched = RecordingTransport(service)
             options = {"transport": watched, "on_event": told.append}
             async with client_of(service, **options) as client:
                 assert (await client.run_once()).outcome == "declined"
-        assert watched.reasons == ["backend_failed: the request was refused"]
+        assert [decline.reason for decline in watched.declines] == [
+            "backend_failed: the request was refused"
+        ]
         assert "Jane" not in repr(told)
 
 
@@ -495,6 +482,8 @@ class TestStartAgain:
                 await until(lambda wanted=wanted: round_of(service) >= wanted)
                 client.stop()
                 await working
+                # Started work was finished.
+                assert all(seat.assignment_id is None for seat in service.runs["run"].state.seats)
             assert (await client.run_once()).outcome == "worked"
 
     async def test_a_stop_before_its_task_has_started(self) -> None:

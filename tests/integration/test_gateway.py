@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -13,39 +13,23 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
-    ProblemError,
     SpecError,
     StoreUnavailable,
     is_retryable,
 )
-from fedone_sdk.messages import (
-    AlphaAssignment,
-    AlphaUpdate,
-    Array,
-    Claim,
-    Enrol,
-    LossesAssignment,
-    LossesUpdate,
-    Score,
-    Scored,
-    Scores,
-)
-from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.messages import Array, Scores
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, MemoryStore
+from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered, TaskSpec
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend, pseudo_log_probs
-from tests.edge import edge_client
-from tests.runs import TOKEN, WORDS, run_spec
-
-TEXTS = ({"text": "a first text"}, {"text": "a second text"})
+from tests.by_hand import Device, enrol
+from tests.runs import WORDS, RecordingTransport, memory_client, run_spec, serving
 
 
 def spec_of(
@@ -93,69 +77,27 @@ class Bug:
             raise ZeroDivisionError("a private text")
 
 
-class Device:
-    """One enrolled client with work, by hand."""
-
-    def __init__(self, service: Service, client: ClientRecord) -> None:
-        self.service, self.client = service, client
-
-    async def claim(self) -> None:
-        work = await self.service.claim(self.client, Claim(num_examples=5, wait_s=0))
-        assert work is not None
-        self.work: AlphaAssignment | LossesAssignment = work
-
-    async def score(self, **changes: Any) -> Scores:
-        message = Score(**{"assignment_id": self.work.assignment_id, "examples": TEXTS, **changes})
-        body = message.model_dump_json().encode()
-        return await self.service.score(self.client, message, hashlib.sha256(body).hexdigest())
-
-    async def refused(self, **changes: Any) -> ProblemError:
-        with pytest.raises(ProblemError) as excinfo:
-            await self.score(**changes)
-        return excinfo.value
-
-    async def update(self) -> None:
-        common: dict[str, Any] = {
-            "num_examples": 5,
-            "scored": Scored(scored=2),
-            "usage": NOTHING,
-            "model": "scripted",
-        }
-        update: AlphaUpdate | LossesUpdate
-        if isinstance(self.work, LossesAssignment):
-            update = LossesUpdate(losses=(0.5,) * self.work.leased_queries, **common)
-        else:
-            update = AlphaUpdate(alpha=self.work.alpha, mean_loss=0.5, **common)
-        await self.service.update(self.client, self.work.assignment_id, update, "a" * 64)
-
-
 class Bench:
     """A service with a gateway, one run and a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, stack: AsyncExitStack) -> None:
         self.store, self.clock = MemoryStore(), ManualClock()
-        self.services: list[Service] = []
+        self._stack = stack
 
-    async def start(self, backend: LLMBackend, spec: RunSpec | None = None) -> Device:
-        service = Service(
-            store=self.store,
-            clock=self.clock,
-            authority=Authority(enrolment_tokens=[TOKEN]),
-            backend=backend,
-        )
-        await service.start()
-        self.services.append(service)
+    async def start(self, backend: LLMBackend | None, spec: RunSpec | None = None) -> Device:
+        start = serving(store=self.store, clock=self.clock, backend=backend)
+        self._service = await self._stack.enter_async_context(start)
         if spec is not None:
-            await service.add_run(spec, WORDS)
-            identity = await service.enrol(TOKEN, Enrol())
-            self.credential = identity.credential
-        device = Device(service, await service.client(self.credential))
-        await device.claim()
+            await self._service.add_run(spec, WORDS)
+            await enrol(self._service)
+        (client,) = await self._service.access.clients()
+        device = Device(self._service, client)
+        assert await device.claim() is not None
         return device
 
     @property
     def run(self) -> ServedRun:
-        return self.services[-1].runs["run"]
+        return self._service.runs["run"]
 
     @property
     def spent(self) -> Usage:
@@ -168,10 +110,8 @@ class Bench:
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
-    bench = Bench()
-    yield bench
-    for service in bench.services:
-        await service.stop()
+    async with AsyncExitStack() as stack:
+        yield Bench(stack)
 
 
 def prompts(rows: Sequence[Sequence[int]], dtype: Any = "uint8") -> Array:
@@ -355,16 +295,7 @@ class TestRefusals:
         assert dict(device.service._gateway._calls) == {}
 
     async def test_no_gateway(self, bench: Bench) -> None:
-        service = Service(
-            store=MemoryStore(), clock=ManualClock(), authority=Authority(enrolment_tokens=[TOKEN])
-        )
-        await service.start()
-        bench.services.append(service)
-        await service.add_run(spec_of(), WORDS)
-        device = Device(
-            service, await service.client((await service.enrol(TOKEN, Enrol())).credential)
-        )
-        await device.claim()
+        device = await bench.start(None, spec_of())
         assert (await device.refused()).code == "not_found"
 
 
@@ -561,33 +492,16 @@ class TestMoney:
 
 async def test_labels_stay_on_the_device() -> None:
     bodies: list[str] = []
-
-    class Watched(MemoryTransport):
-        async def score(self, credential: str, message: Score) -> Scores:
-            bodies.append(message.model_dump_json())
-            return await super().score(credential, message)
-
-        async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-            bodies.append(message.model_dump_json())
-            return await super().update(credential, assignment_id, message)
-
+    data = [{"text": f"text {n}", "label": n % 2, "patient": f"patient-{n}"} for n in range(5)]
     for exchange in ("alpha", "losses"):
-        service = Service(
-            store=MemoryStore(),
-            clock=ManualClock(),
-            authority=Authority(enrolment_tokens=[TOKEN]),
-            backend=ScriptedBackend(),
-        )
-        await service.start()
-        data = [{"text": f"text {n}", "label": n % 2, "patient": f"patient-{n}"} for n in range(5)]
-        await service.add_run(spec_of(exchange), WORDS)
-        transport = Watched(service)
-        async with (
-            asyncio.timeout(10),
-            edge_client("memory:", token=TOKEN, data=data, transport=transport) as client,
-        ):
-            await client.run_forever()
-        await service.stop()
+        async with serving(spec_of(exchange), backend=ScriptedBackend()) as service:
+            transport = RecordingTransport(service)
+            async with (
+                asyncio.timeout(10),
+                memory_client(service, data=data, transport=transport) as client,
+            ):
+                await client.run_forever()
+        bodies += [m.model_dump_json() for m in (*transport.scores, *transport.updates)]
     assert len(bodies) == 2 * 3 * 2
     assert not [body for body in bodies if "label" in body or "patient" in body]
     assert any('"text":"text 3"' in body for body in bodies)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import structlog
 from openapi_spec_validator import validate
 
-from fedone_sdk.aggregator import Aggregator, ServedRun
+from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app, routes
 from fedone_sdk.aggregator.routes.openapi import openapi_document
 from fedone_sdk.backends import Answer, Query
@@ -23,12 +23,11 @@ from fedone_sdk.backends.wrappers import RetryingBackend
 from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
-from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
-from tests.integration.caller import Caller
+from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.runs import WORDS, run_spec, until
 
-TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
 BAD = json.loads(
     (Path(__file__).parents[1] / "vectors" / "bad_messages.json").read_text(encoding="utf-8")
 )["messages"]
@@ -41,45 +40,10 @@ def spec_of(name: str = "run", *, rounds: int = 3, **participation: Any) -> RunS
     return run_spec(name=name, rounds=rounds, participation=participation)
 
 
-@dataclass(slots=True)
-class Server(Caller):
-    """A real aggregator on loopback, and a way to send it anything."""
-
-    aggregator: Aggregator
-    url: str
-    session: aiohttp.ClientSession
-    backend: ScriptedBackend
-    clock: ManualClock
-
-    async def events(self) -> str:
-        """All server-sent events of the run, to its end."""
-        headers = {"Authorization": f"Bearer {ADMIN}"}
-        url = f"{self.url}/v1/runs/run/events"
-        async with self.session.get(url, headers=headers) as response:
-            return await response.text()
-
-    async def enrol(self) -> str:
-        status, document, _ = await self.call("POST", "/v1/clients", {"name": "x"}, token=TOKEN)
-        assert status == 201
-        credential: str = document["credential"]
-        return credential
-
-    @property
-    def run(self) -> ServedRun:
-        return self.aggregator.service.runs["run"]
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    backend, clock = ScriptedBackend(), ManualClock()
-    aggregator = Aggregator(
-        backend=backend, enrolment_tokens=["another", TOKEN], admin_token=ADMIN, clock=clock
-    )
-    async with aggregator:
-        url = await aggregator.listen()
-        await aggregator.add_run(spec_of(), WORDS)
-        async with aiohttp.ClientSession() as session:
-            yield Server(aggregator, url, session, backend, clock)
+    async with served(spec_of(), enrolment_tokens=["another", TOKEN]) as server:
+        yield server
 
 
 class TestAuthentication:
@@ -146,23 +110,17 @@ class TestAuthentication:
     async def test_steering_needs_the_admin_token(
         self, server: Server, method: str, path: str
     ) -> None:
-        for token in (None, "wrong", TOKEN, await server.enrol()):
+        for token in (None, "wrong", TOKEN, await server.credential()):
             assert await server.refused(method, path, token=token) == "unauthorized"
         assert server.run.state.running
 
     async def test_without_an_admin_token_no_caller_controls_runs(self) -> None:
-        async with Aggregator(enrolment_tokens=[TOKEN]) as aggregator:
-            url = await aggregator.listen()
-            run = await aggregator.add_run(spec_of(), WORDS)
-            async with aiohttp.ClientSession() as session:
-                server = Server(aggregator, url, session, ScriptedBackend(), ManualClock())
-                for token in (None, "", "None", TOKEN, await server.enrol()):
-                    for path in ("/v1/runs", "/v1/runs/run/stop", "/v1/runs/run/resume"):
-                        assert await server.refused("POST", path, {}, token=token) == "forbidden"
-                    assert await server.refused("GET", "/v1/runs/run/log", token=token) == (
-                        "forbidden"
-                    )
-            assert run.state.running
+        async with served(spec_of(), admin_token=None) as server:
+            for token in (None, "", "None", TOKEN, await server.credential()):
+                for path in ("/v1/runs", "/v1/runs/run/stop", "/v1/runs/run/resume"):
+                    assert await server.refused("POST", path, {}, token=token) == "forbidden"
+                assert await server.refused("GET", "/v1/runs/run/log", token=token) == "forbidden"
+            assert server.run.state.running
 
 
 class TestRefusals:
@@ -186,7 +144,7 @@ class TestRefusals:
     async def test_bad_messages_change_nothing(
         self, server: Server, vector: dict[str, str]
     ) -> None:
-        credential = await server.enrol()
+        credential = await server.credential()
         work = await server.claim(credential)
         token, path = {
             "Enrol": (TOKEN, "/v1/clients"),
@@ -215,7 +173,7 @@ class TestRefusals:
         assert code == "not_json"
 
     async def test_a_body_that_is_too_large(self, server: Server) -> None:
-        credential = await server.enrol()
+        credential = await server.credential()
         work = await server.claim(credential)
         before = server.run.state
         body = b" " * (MAX_BODY_BYTES + 1)
@@ -250,7 +208,7 @@ class TestRefusals:
 
 class TestWork:
     async def test_a_round_by_hand(self, server: Server) -> None:
-        credential = await server.enrol()
+        credential = await server.credential()
         work = await server.claim(credential)
         assert work["exchange"] == "losses"
         score = {"assignment_id": work["assignment_id"], "examples": EXAMPLES}
@@ -268,7 +226,7 @@ class TestWork:
         assert result["communication"]["messages"] == 2 + 2 + 3 * 2  # enrol, claim, updates
 
     async def test_nan_over_the_wire(self, server: Server) -> None:
-        credential = await server.enrol()
+        credential = await server.credential()
         work = await server.claim(credential)
         status, problem = await server.update(credential, work, losses=[0.5, float("nan"), 1, 1])
         assert (status, problem["code"]) == (422, "invalid_message")
@@ -276,7 +234,7 @@ class TestWork:
         assert server.run.state.account.spent.queries == 0
 
     async def test_another_client_s_assignment(self, server: Server) -> None:
-        owner, other = await server.enrol(), await server.enrol()
+        owner, other = await server.credential(), await server.credential()
         work = await server.claim(owner)
         base = f"/v1/assignments/{work['assignment_id']}"
         assert (await server.update(other, work))[1]["code"] == "not_found"
@@ -289,7 +247,7 @@ class TestWork:
         assert (await server.update(owner, work))[0] == 200
 
     async def test_an_empty_claim_has_a_retry_after(self, server: Server) -> None:
-        first, second = await server.enrol(), await server.enrol()
+        first, second = await server.credential(), await server.credential()
         await server.claim(first)
         body = {"num_examples": 5, "wait_s": 0}
         status, document, response = await server.call(
@@ -298,25 +256,12 @@ class TestWork:
         assert (status, document) == (204, None)
         assert int(response.headers["Retry-After"]) >= 1
 
-    async def test_the_long_poll_is_woken(self, server: Server) -> None:
-        first, second = await server.enrol(), await server.enrol()
-        await server.claim(first)
-        waiting = asyncio.create_task(server.claim(second, wait_s=60))
-        polls = server.aggregator.service.dispatcher._polls
-        async with asyncio.timeout(10):
-            await until(lambda: 1 in polls)
-            assert not waiting.done()
-            server.clock.advance(100)
-            await server.aggregator.service.tick()
-            work = await waiting
-        assert work["round"] == 0
-
     async def test_a_device_that_disconnects_leaves_its_long_poll(self, server: Server) -> None:
-        first, second = await server.enrol(), await server.enrol()
+        first, second = await server.credential(), await server.credential()
         await server.claim(first)
         async with asyncio.timeout(10):
             async with aiohttp.ClientSession() as session:
-                other = Server(server.aggregator, server.url, session, server.backend, server.clock)
+                other = replace(server, session=session)
                 waiting = asyncio.create_task(other.claim(second, wait_s=60))
                 polls = server.aggregator.service.dispatcher._polls
                 await until(lambda: 1 in polls)
@@ -325,7 +270,7 @@ class TestWork:
             await until(lambda: 1 not in polls)
 
     async def test_the_end(self, server: Server) -> None:
-        credential = await server.enrol()
+        credential = await server.credential()
         work = await server.claim(credential)
         await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
         body = {"num_examples": 5, "wait_s": 60}
@@ -334,7 +279,7 @@ class TestWork:
         assert (await server.update(credential, work))[1]["code"] == "assignment_expired"
 
     async def test_decline_and_renew(self, server: Server) -> None:
-        credential = await server.enrol()
+        credential = await server.credential()
         work = await server.claim(credential)
         base = f"/v1/assignments/{work['assignment_id']}"
         status, renewed, _ = await server.call("POST", f"{base}/renew", token=credential)
@@ -346,7 +291,7 @@ class TestWork:
         assert (await server.update(credential, work))[1]["code"] == "assignment_expired"
 
     async def test_task_and_vocabulary(self, server: Server) -> None:
-        credential = await server.enrol()
+        credential = await server.credential()
         for token in (credential, ADMIN):
             _, task, _ = await server.call("GET", "/v1/runs/run/task", token=token)
             assert (task["prompt_len"], task["vocab_size"], task["gateway"]) == (2, 3, True)
@@ -362,7 +307,7 @@ class TestWork:
         await server.aggregator.add_run(spec_of("large"), words)
         transport = HttpTransport(server.url)
         try:
-            message = await transport.vocabulary(await server.enrol(), "large")
+            message = await transport.vocabulary(await server.credential(), "large")
         finally:
             await transport.aclose()
         assert message.candidates == words.candidates
@@ -400,7 +345,7 @@ class TestRuns:
         assert list(server.aggregator.service.runs) == ["run"]
 
     async def test_stop_resume_log_and_prompt(self, server: Server) -> None:
-        credential = await server.enrol()
+        credential = await server.credential()
         await server.update(credential, await server.claim(credential))
         status, result, _ = await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
         assert (status, result["status"]) == (200, "stopped")
@@ -420,7 +365,7 @@ class TestRuns:
 
     async def test_events(self, server: Server) -> None:
         """Every round exactly once, from before we listened to the end."""
-        credential = await server.enrol()
+        credential = await server.credential()
         await server.update(credential, await server.claim(credential))
         headers = {"Authorization": f"Bearer {ADMIN}"}
         async with (
@@ -445,7 +390,7 @@ class TestRuns:
         """A slow reader misses nothing."""
         from fedone_sdk.aggregator.routes import runs as run_routes
 
-        credential = await server.enrol()
+        credential = await server.credential()
         await server.update(credential, await server.claim(credential))
         write, names = run_routes._event, []
 
@@ -458,7 +403,10 @@ class TestRuns:
 
         monkeypatch.setattr(run_routes, "_event", slowly)
         async with asyncio.timeout(10):
-            await server.events()
+            async with server.session.get(
+                f"{server.url}/v1/runs/run/events", headers={"Authorization": f"Bearer {ADMIN}"}
+            ) as response:
+                await response.read()
         assert names == [("round", 0), ("round", 1), ("round", 2), ("end", None)]
 
 
@@ -570,7 +518,7 @@ class TestContract:
             if route.access != "public":
                 assert await server.refused(route.method, path) == "unauthorized"
             if route.access in ("viewer", "operator", "admin"):
-                code = await server.refused(route.method, path, token=await server.enrol())
+                code = await server.refused(route.method, path, token=await server.credential())
                 assert code == "unauthorized"
             if route.access == "device":
                 assert await server.refused(route.method, path, token=ADMIN) == "unauthorized"
@@ -634,33 +582,27 @@ async def test_secrets_stay_secret() -> None:
     console = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=talkative)
     structlog.configure(processors=[console, keep])
     try:
-        store, backend = MemoryStore(), ScriptedBackend()
-        async with Aggregator(
-            backend=backend, store=store, enrolment_tokens=[TOKEN], admin_token=ADMIN
-        ) as aggregator:
-            url = await aggregator.listen()
-            run = await aggregator.add_run(spec_of(), WORDS)
-            async with aiohttp.ClientSession() as session:
-                server = Server(aggregator, url, session, backend, ManualClock())
-                credential = await server.enrol()
-                work = await server.claim(credential)
-                seen.append(repr(await server.update(credential, work, losses=[1])))
-                seen.append(repr(await server.update(credential, work, extra=credential)))
-                original = store.commit
+        async with served(spec_of()) as server:
+            store, aggregator = server.store, server.aggregator
+            credential = await server.credential()
+            work = await server.claim(credential)
+            seen.append(repr(await server.update(credential, work, losses=[1])))
+            seen.append(repr(await server.update(credential, work, extra=credential)))
+            original = store.commit
 
-                async def failing(*_: Any, **__: Any) -> None:
-                    raise FedOneError("disk full")
+            async def failing(*_: Any, **__: Any) -> None:
+                raise FedOneError("disk full")
 
-                store.commit = failing  # type: ignore[method-assign]
-                seen.append(repr(await server.update(credential, work)))
-                store.enrol = failing  # type: ignore[method-assign]
-                await server.refused("POST", "/v1/clients", {}, token=TOKEN)
-                store.commit = original  # type: ignore[method-assign]
-                seen.append(repr(await server.refused("POST", "/v1/runs", {}, token=credential)))
-                await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
+            store.commit = failing
+            seen.append(repr(await server.update(credential, work)))
+            store.enrol = failing
+            await server.refused("POST", "/v1/clients", {}, token=TOKEN)
+            store.commit = original
+            seen.append(repr(await server.refused("POST", "/v1/runs", {}, token=credential)))
+            await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
             service = aggregator.service
             client = await service.client(credential)
-            seen += [repr(vars(store)), repr(aggregator), repr(client), repr(run.result())]
+            seen += [repr(vars(store)), repr(aggregator), repr(client), repr(server.run.result())]
             seen += [repr(service.access), repr(vars(service.access))]
     finally:
         structlog.reset_defaults()

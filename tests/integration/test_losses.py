@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -14,26 +15,25 @@ from typing import Any
 import pytest
 
 from fedone_sdk import objects
-from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator import Service
 from fedone_sdk.backends import LOG_ZERO, Query, Want, want_of
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import DataError, FedOneError, ProblemError, SpecError
-from fedone_sdk.messages import MAX_WRITTEN_CHARS, Claim, Decline, Enrol, RunResult, Score, Scores
-from fedone_sdk.simulation import Federation, MemoryTransport, load_score, plan_run, simulate
+from fedone_sdk.client import EdgeClient
+from fedone_sdk.errors import DataError, FedOneError, SpecError
+from fedone_sdk.messages import MAX_WRITTEN_CHARS, RunResult
+from fedone_sdk.simulation import Federation, load_score, plan_run, simulate
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Example, Rendered, TaskSpec, render
 from fedone_sdk.testing import (
     LoopbackFederation,
-    ManualClock,
     ScriptedBackend,
     pseudo_log_probs,
     pseudo_reference_log_prob,
     pseudo_text,
 )
-from tests.edge import edge_client, run_to_end
-from tests.runs import TOKEN, WORDS, run_spec
+from tests.by_hand import device_of
+from tests.edge import run_to_end
+from tests.runs import WORDS, RecordingTransport, memory_client, run_spec, serving
 
 LABELS = {"labels": {0: " no", 1: " yes"}}
 GENERATION = {"template": "{prompt} {text}"}
@@ -226,71 +226,42 @@ class TestRuns:
         assert found == {0.0 if loss == "nll" else 3 / 4}
 
 
-class Watched(MemoryTransport):
-    """Keeps every body that leaves the device."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self.bodies: list[str] = []
-        self.declined: list[Decline] = []
-
-    async def score(self, credential: str, message: Score) -> Scores:
-        self.bodies.append(message.model_dump_json())
-        return await super().score(credential, message)
-
-    async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-        self.bodies.append(message.model_dump_json())
-        return await super().update(credential, assignment_id, message)
-
-    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
-        self.bodies.append(message.model_dump_json())
-        self.declined.append(message)
-        await super().decline(credential, assignment_id, message)
-
-
 class Bench:
     """A service in memory, and one watched client that works to the end."""
 
-    def __init__(self, spec: RunSpec, backend: ScriptedBackend | None) -> None:
-        self.spec, self.backend = spec, backend
-        self.service = Service(
-            store=MemoryStore(),
-            clock=ManualClock(),
-            authority=Authority(enrolment_tokens=[TOKEN]),
-            backend=backend,
-        )
-        self.transport = Watched(self.service)
+    def __init__(self, service: Service) -> None:
+        self.service, self.run = service, service.runs["run"]
+        self.transport = RecordingTransport(service)
 
-    async def __aenter__(self) -> Bench:
-        await self.service.start()
-        self.run: ServedRun = await self.service.add_run(self.spec, WORDS)
-        return self
+    @property
+    def bodies(self) -> list[str]:
+        """Every body that leaves the device with its work."""
+        sent = self.transport
+        messages = (*sent.scores, *sent.updates, *sent.declines)
+        return [message.model_dump_json() for message in messages]
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.service.stop()
+    def client(self, data: Sequence[Example] | None, **options: Any) -> EdgeClient:
+        rows_of_it = rows(6) if data is None else data
+        return memory_client(self.service, data=rows_of_it, transport=self.transport, **options)
 
     async def work(self, data: Sequence[Example] | None = None, **options: Any) -> RunResult:
-        async with (
-            asyncio.timeout(20),
-            edge_client(
-                "memory:",
-                token=TOKEN,
-                data=rows(6) if data is None else data,
-                transport=self.transport,
-                **options,
-            ) as client,
-        ):
+        async with asyncio.timeout(20), self.client(data, **options) as client:
             await run_to_end(client)
         return self.run.result()
 
     async def unfit(self, data: Sequence[Example] | None = None, **options: Any) -> str:
         """Why a client fits no work of the run, which waits for others."""
-        given = {"data": rows(6) if data is None else data, "transport": self.transport, **options}
-        async with edge_client("memory:", token=TOKEN, **given) as client:
+        async with self.client(data, **options) as client:
             assert (await client.run_once()).outcome == "declined"
         assert self.run.state.running
         assert self.run.state.account.held == Usage()
         return self.run.state.unfit[0]
+
+
+@asynccontextmanager
+async def bench_of(spec: RunSpec, backend: ScriptedBackend | None) -> AsyncIterator[Bench]:
+    async with serving(spec, backend=backend) as service:
+        yield Bench(service)
 
 
 class TestPrivacy:
@@ -299,9 +270,9 @@ class TestPrivacy:
     async def test_only_reference_texts_leave_with_the_texts(
         self, loss: str, exchange: str
     ) -> None:
-        async with Bench(spec_of(loss, exchange), ScriptedBackend()) as bench:
+        async with bench_of(spec_of(loss, exchange), ScriptedBackend()) as bench:
             await bench.work(score=private_score)
-        bodies = bench.transport.bodies
+        bodies = bench.bodies
         assert len(bodies) == 2 * 4
         assert any('"text":"train 3"' in body for body in bodies)
         assert not any("PATIENT" in body or '"label"' in body for body in bodies)
@@ -316,7 +287,7 @@ class TestPrivacy:
             seen.add(text)
             return None if text == " ANSWER 5" else text.replace("ANSWER", "REDACTED")
 
-        async with Bench(spec_of("nll"), model if gateway else None) as bench:
+        async with bench_of(spec_of("nll"), model if gateway else None) as bench:
             await bench.work(before_send=before_send, backend=None if gateway else model)
         assert {" ANSWER 3", "train 3"} <= seen
         asked = set(itertools.chain.from_iterable(query.references for query in model.asked))
@@ -330,7 +301,7 @@ class TestPrivacy:
             seen.add(text)
             return text
 
-        async with Bench(spec_of("score"), ScriptedBackend()) as bench:
+        async with bench_of(spec_of("score"), ScriptedBackend()) as bench:
             await bench.work(before_send=before_send, score=private_score)
         assert seen <= {row["text"] for row in rows(6)}
 
@@ -340,9 +311,9 @@ class TestPrivacy:
             raise KeyError(example["who"])
 
         model = ScriptedBackend()
-        async with Bench(spec_of("score"), model if gateway else None) as bench:
+        async with bench_of(spec_of("score"), model if gateway else None) as bench:
             result = await bench.work(score=score, backend=None if gateway else model)
-        assert not any("PATIENT" in body for body in bench.transport.bodies)
+        assert not any("PATIENT" in body for body in bench.bodies)
         assert result.status == "failed"
         assert "the score function failed with KeyError" in str(result.reason)
 
@@ -350,13 +321,13 @@ class TestPrivacy:
 class TestBrokenClients:
     async def test_without_a_score_function_no_query_is_sent(self) -> None:
         model = ScriptedBackend()
-        async with Bench(spec_of("score"), model) as bench:
+        async with bench_of(spec_of("score"), model) as bench:
             assert "this client has none" in await bench.unfit()
         assert model.asked == []
 
     @pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
     async def test_a_score_outside_of_its_range(self, value: float) -> None:
-        async with Bench(spec_of("score"), ScriptedBackend()) as bench:
+        async with bench_of(spec_of("score"), ScriptedBackend()) as bench:
             result = await bench.work(score=lambda *_: value)
         assert result.status == "failed"
         assert f"the score function returned {value!r}" in str(result.reason)
@@ -364,17 +335,17 @@ class TestBrokenClients:
     async def test_a_broken_score_function_is_billed_all_the_same(self) -> None:
         """The cost of a client's own model is reported, even without a result."""
         model = ScriptedBackend()
-        async with Bench(spec_of("score"), None) as bench:
+        async with bench_of(spec_of("score"), None) as bench:
             await bench.work(score=lambda *_: 2.0, backend=model)
         assert len(model.asked) > 0
-        for message in bench.transport.declined:
+        for message in bench.transport.declines:
             assert message.usage.queries == 3
-        requests = sum(message.usage.requests for message in bench.transport.declined)
+        requests = sum(message.usage.requests for message in bench.transport.declines)
         assert requests == len(model.asked)
 
     async def test_a_model_that_cannot_answer(self) -> None:
         model = ScriptedBackend(answers=["labels"])
-        async with Bench(spec_of("nll"), None) as bench:
+        async with bench_of(spec_of("nll"), None) as bench:
             told = await bench.unfit(backend=model)
         assert "needs a backend that answers 'reference'; this one answers labels" in told
 
@@ -382,15 +353,15 @@ class TestBrokenClients:
     async def test_examples_without_a_fit_reference_are_left_out(self, answer: object) -> None:
         model = ScriptedBackend()
         data = [*rows(3), {"text": "train 9", "answer": answer}, {"text": "train 9"}]
-        async with Bench(spec_of("nll"), model) as bench:
+        async with bench_of(spec_of("nll"), model) as bench:
             result = await bench.work(data)
         assert result.status == "completed"
         assert not any("9" in text_of(i) for query in model.asked for i in query.inputs)
-        async with Bench(spec_of("nll"), ScriptedBackend()) as bench:
+        async with bench_of(spec_of("nll"), ScriptedBackend()) as bench:
             assert "no row fits: field 'answer' " in await bench.unfit(data[3:])
 
     async def test_a_score_function_needs_no_label(self) -> None:
-        async with Bench(spec_of("score"), ScriptedBackend()) as bench:
+        async with bench_of(spec_of("score"), ScriptedBackend()) as bench:
             data = [{"text": f"train {n}", "references": ["a", "b"]} for n in range(4)]
             result = await bench.work(data, score=lambda _, row: len(row["references"]) / 4)
         assert result.status == "completed"
@@ -412,19 +383,11 @@ class TestGateway:
         self, loss: str, references: tuple[str, ...], told: str
     ) -> None:
         model = ScriptedBackend()
-        async with Bench(spec_of(loss), model) as bench:
-            service = bench.service
-            client = await service.client((await service.enrol(TOKEN, Enrol())).credential)
-            work = await service.claim(client, Claim(num_examples=2, wait_s=0))
-            assert work is not None
-            message = Score(
-                assignment_id=work.assignment_id,
-                examples=({"text": "a"}, {"text": "b"}),
-                references=references,
-            )
-            with pytest.raises(ProblemError) as caught:
-                await service.score(client, message, "a" * 64)
-            assert (caught.value.code, caught.value.detail) == ("invalid_message", told)
+        async with bench_of(spec_of(loss), model) as bench:
+            device = await device_of(bench.service)
+            assert await device.claim() is not None
+            problem = await device.refused(references=references)
+            assert (problem.code, problem.detail) == ("invalid_message", told)
         assert model.asked == []
 
     @pytest.mark.parametrize("gateway", [True, False])
@@ -437,7 +400,7 @@ class TestGateway:
             lengths.add(len(generated))
             return 1.0
 
-        async with Bench(spec_of("score"), model if gateway else None) as bench:
+        async with bench_of(spec_of("score"), model if gateway else None) as bench:
             result = await bench.work(score=score, backend=None if gateway else model)
         assert result.status == "completed"
         assert lengths == {MAX_WRITTEN_CHARS}
@@ -486,7 +449,7 @@ class TestRefusedAtTheStart:
         """What a posted run names stays a name; the devices bring their own function."""
         task = {**GENERATION, "loss": "score", "score": "fedone_no_such_module:f"}
         spec = spec_of("score", task={**task, "max_tokens": 3})
-        async with Bench(spec, ScriptedBackend()) as bench:
+        async with bench_of(spec, ScriptedBackend()) as bench:
             result = await bench.work(score=private_score)
         assert result.status == "completed"
 

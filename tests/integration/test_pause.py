@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,6 @@ import aiohttp
 import pytest
 
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.aggregator.rounds.events import ModelSeen
 from fedone_sdk.backends import Answer, CachedBackend, Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
@@ -24,25 +22,15 @@ from fedone_sdk.errors import (
     ProblemError,
     SpecError,
 )
-from fedone_sdk.messages import (
-    Claim,
-    Enrol,
-    LossesAssignment,
-    LossesUpdate,
-    Renewal,
-    Score,
-    Scored,
-    Scores,
-)
+from fedone_sdk.messages import Claim, LossesAssignment, Renewal
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import ClientRecord, MemoryStore
+from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
-from tests.edge import edge_client
-from tests.runs import TOKEN, WORDS, run_spec, serving, until
+from tests.by_hand import Device, device_of
+from tests.runs import WORDS, memory_client, run_spec, serving, until
 
-TEXTS = ({"text": "a first text"}, {"text": "a second text"})
 TRAIN = [{"text": f"train {number}", "label": number % 2} for number in range(6)]
 DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
 REVOKED = BackendBlocked("the key was revoked", usage=NOTHING)
@@ -97,57 +85,16 @@ class Checked(ScriptedBackend):
         return super().worst_case(batch_size)
 
 
-class Device:
-    """One client, by hand."""
-
-    def __init__(self, service: Service, client: ClientRecord) -> None:
-        self.service, self.client = service, client
-
-    async def claim(self) -> LossesAssignment | None:
-        work = await self.service.claim(self.client, Claim(num_examples=5, wait_s=0))
-        return work if isinstance(work, LossesAssignment) else None
-
-    async def score(self, work: LossesAssignment) -> Scores:
-        message = Score(assignment_id=work.assignment_id, examples=TEXTS)
-        digest = hashlib.sha256(message.model_dump_json().encode()).hexdigest()
-        return await self.service.score(self.client, message, digest)
-
-    async def refused(self, work: LossesAssignment) -> str:
-        with pytest.raises(ProblemError) as excinfo:
-            await self.score(work)
-        return excinfo.value.code
-
-    async def update(self, work: LossesAssignment, model: str = "scripted") -> None:
-        update = LossesUpdate(
-            num_examples=5,
-            scored=Scored(scored=2),
-            usage=NOTHING,
-            model=model,
-            losses=(0.5,) * work.leased_queries,
-        )
-        await self.service.update(self.client, work.assignment_id, update, "a" * 64)
-
-
-async def device_of(service: Service) -> Device:
-    return Device(service, await service.client((await service.enrol(TOKEN, Enrol())).credential))
-
-
-async def working(service: Service) -> tuple[ServedRun, Device, LossesAssignment]:
+async def working(service: Service) -> tuple[ServedRun, Device]:
     """A run with a device that has work."""
     run = await service.add_run(spec_of(), WORDS)
     device = await device_of(service)
-    work = await device.claim()
-    assert work is not None
-    return run, device, work
+    assert await device.claim() is not None
+    return run, device
 
 
 async def train(service: Service, run: ServedRun) -> None:
-    async with (
-        asyncio.timeout(10),
-        edge_client(
-            "memory:", token=TOKEN, data=TRAIN, transport=MemoryTransport(service)
-        ) as client,
-    ):
+    async with asyncio.timeout(10), memory_client(service, data=TRAIN) as client:
         await client.run_forever()
         await service.wait(run)
 
@@ -158,16 +105,17 @@ class TestWork:
         model = Model()
         model.fails, model.hits = REVOKED, lambda query: len(model.answered) == 2
         async with serving(backend=CachedBackend(ScriptedBackend(gate=model.gate))) as service:
-            run, device, work = await working(service)
-            assert await device.refused(work) == "run_conflict"
+            run, device = await working(service)
+            work = device.work
+            assert (await device.refused()).code == "run_conflict"
             assert run.state.reason == "paused: the key was revoked"
             assert (len(model.answered), await device.claim()) == (2, None)
             model.fails = None
             await service.steering.resume(run)
             assert (await device.claim()) == work
-            await device.score(work)
+            await device.score()
             assert len(model.answered) == len({query.inputs for query in model.answered})
-            await device.update(work)
+            await device.update()
             # Nothing was spent on what was refused.
             assert run.state.account.spent == Usage(
                 queries=4, requests=len(model.answered), prompt_tokens=2 * len(model.answered)
@@ -177,8 +125,8 @@ class TestWork:
     async def test_another_call_under_way_ends_well(self) -> None:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
-            run, device, work = await working(service)
-            call = asyncio.create_task(device.score(work))
+            run, device = await working(service)
+            call = asyncio.create_task(device.score())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
             await run.apply(ModelSeen(model="m-1"))
             await run.apply(ModelSeen(model="m-2"))
@@ -190,7 +138,7 @@ class TestWork:
             model.held.set()
             await call
             await waiting
-            await device.update(work)
+            await device.update()
             assert (run.state.round, run.state.paused) == (1, True)
             assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
             assert run.state.account.leases == {}
@@ -198,8 +146,8 @@ class TestWork:
     async def test_stopped_for_good_during_a_call(self) -> None:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
-            run, device, work = await working(service)
-            call = asyncio.create_task(device.score(work))
+            run, device = await working(service)
+            call = asyncio.create_task(device.score())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
             await service.steering.stop(run)
             assert model.held is not None
@@ -211,8 +159,8 @@ class TestWork:
     async def test_a_stopping_service_ends_calls_without_a_caller(self) -> None:
         model = Model(held=asyncio.Event())
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
-            run, device, work = await working(service)
-            call = asyncio.create_task(device.score(work))
+            run, device = await working(service)
+            call = asyncio.create_task(device.score())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
             await service.steering.stop(run)  # forgets the call
         with pytest.raises(asyncio.CancelledError):
@@ -225,18 +173,18 @@ class TestWork:
         )
         backend._max_wait_s = 1e6  # The door stays shut; only `reset` opens it.
         async with serving(backend=backend) as service:
-            run, device, work = await working(service)
-            assert await device.refused(work) == "run_conflict"
+            run, device = await working(service)
+            assert (await device.refused()).code == "run_conflict"
             assert "failed 2 times in a row" in str(run.state.reason)
             model.fails = None
             await service.steering.resume(run)
-            await device.score(work)
+            await device.score()
 
     async def test_a_budget_behind_the_model_pauses_too(self) -> None:
         model = Model(fails=BudgetExhausted("the gateway's budget is spent"))
         async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
-            run, device, work = await working(service)
-            assert await device.refused(work) == "run_conflict"
+            run, device = await working(service)
+            assert (await device.refused()).code == "run_conflict"
             assert run.state.reason == "paused: the gateway's budget is spent"
 
     async def test_the_run_s_own_budget_does_not(self) -> None:
@@ -246,9 +194,8 @@ class TestWork:
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(budget={"requests": 9}), WORDS)
             device = await device_of(service)
-            work = await device.claim()
-            assert work is not None
-            assert await device.refused(work) == "lease_exhausted"
+            assert await device.claim() is not None
+            assert (await device.refused()).code == "lease_exhausted"
             assert run.state.running
             assert run.state.account.held.requests <= 9
 
@@ -257,13 +204,13 @@ class TestWork:
         paid = BudgetedBackend(ScriptedBackend(gate=model.gate))
         backend = RetryingBackend(paid, attempts=9, max_wait_s=0.001)
         async with serving(backend=backend) as service:
-            run, device, work = await working(service)
-            call = asyncio.create_task(device.refused(work))
+            run, device = await working(service)
+            call = asyncio.create_task(device.refused())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
             await run.apply(ModelSeen(model="m-1"))
             await run.apply(ModelSeen(model="m-2"))
-            assert await call == "run_conflict"
-            assert run.state.seat_with(work.assignment_id) is not None
+            assert (await call).code == "run_conflict"
+            assert run.state.seat_with(device.work.assignment_id) is not None
 
     async def test_a_model_that_cannot_even_be_quoted(self) -> None:
         class Unquotable(ScriptedBackend):
@@ -276,9 +223,9 @@ class TestWork:
 
         backend = Unquotable()
         async with serving(backend=backend) as service:
-            run, device, work = await working(service)
+            run, device = await working(service)
             backend.revoked = True
-            assert await device.refused(work) == "run_conflict"
+            assert (await device.refused()).code == "run_conflict"
             assert run.state.paused
             assert run.state.seats[0].used == run.state.seats[0].max_pending == NOTHING
 
@@ -289,18 +236,11 @@ class TestWork:
                 return Answer(log_probs=answer.log_probs, usage=Usage(requests=3))
 
         async with serving(backend=Dear()) as service:
-            run, device, work = await working(service)
-            await device.score(work)
+            run, device = await working(service)
+            await device.score()
             assert run.state.account.held.requests == 12
-            await device.update(work)
+            await device.update()
             assert run.state.account.spent.requests == 12
-
-    async def test_to_resume_a_run_that_runs_changes_nothing(self) -> None:
-        async with serving(backend=ScriptedBackend()) as service:
-            run, _, _ = await working(service)
-            with pytest.raises(ProblemError, match="cannot be resumed"):
-                await service.steering.resume(run)
-            assert not run.ended.is_set()
 
 
 class TestEvaluation:
@@ -328,10 +268,9 @@ class TestEvaluation:
             await until(lambda: run.state.metric.before is not None)
             model.fails, model.hits = REVOKED, is_dev
             device = await device_of(service)
-            work = await device.claim()
-            assert work is not None
-            await device.score(work)
-            await device.update(work)
+            assert await device.claim() is not None
+            await device.score()
+            await device.update()
             await until(lambda: run.state.paused)
             await service.wait(run)
             model.fails = None
@@ -373,8 +312,9 @@ class TestRestart:
     async def test_with_another_model_devices_wait_until_an_operator_accepts_it(self) -> None:
         store = MemoryStore()
         async with serving(backend=ScriptedBackend(), store=store) as service:
-            _, device, work = await working(service)
-            await device.score(work)
+            _, device = await working(service)
+            work = device.work
+            await device.score()
         other = ScriptedBackend(fingerprint="other")
         async with serving(backend=other, store=store) as service:
             run = service.runs["run"]
@@ -386,10 +326,9 @@ class TestRestart:
             assert await device.claim() is None
             assert other.asked == []
             await service.steering.resume(run)
-            again = await device.claim()
-            assert again == work
-            await device.score(again)
-            await device.update(again, model="other")
+            assert await device.claim() == work
+            await device.score()
+            await device.update(model="other")
             assert run.state.round == 1
             # The queries count once, the requests of both models are paid.
             assert run.state.account.spent == Usage(queries=4, requests=8, prompt_tokens=16)
@@ -397,7 +336,7 @@ class TestRestart:
     async def test_with_an_unavailable_model(self) -> None:
         store, model = MemoryStore(), Model()
         async with serving(backend=Checked(model), store=store) as service:
-            _, _, work = await working(service)
+            work = (await working(service))[1].work
         model.fails = REVOKED
         async with serving(backend=Checked(model), store=store) as service:
             run = service.runs["run"]
@@ -412,7 +351,7 @@ class TestRestart:
             model.fails = None
             await service.steering.resume(run)
             assert await device.claim() == work
-            await device.score(work)
+            await device.score()
             assert run.state.account.held == Usage(queries=4, requests=4, prompt_tokens=8)
 
     async def test_with_a_model_that_cannot_keep_the_cap(self) -> None:
@@ -467,34 +406,25 @@ class TestDevices:
     async def test_a_call_may_take_longer_than_the_deadline(self) -> None:
         model = Model(held=asyncio.Event())
         clock = ManualClock()
-        service = Service(
-            store=MemoryStore(),
-            clock=clock,
-            authority=Authority(enrolment_tokens=[TOKEN]),
-            backend=ScriptedBackend(gate=model.gate),
-        )
-        await service.start()
+        backend = ScriptedBackend(gate=model.gate)
         participation = {"exchange": "losses", "deadline_s": 1}
-        run = await service.add_run(spec_of(rounds=1, participation=participation), WORDS)
-        transport = Hasty(service)
-        async with (
-            asyncio.timeout(20),
-            edge_client("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
-        ):
-            working = asyncio.create_task(client.run_forever())
-            await until(lambda: run.state.seats and run.state.seats[0].max_pending.requests)
-            for _ in range(4):
-                clock.advance(0.9)
-                renewed = clock.now() + 1
-                while run.state.seats[0].due != renewed:
-                    await asyncio.sleep(0.01)
-                await service.tick()
-            assert model.held is not None
-            model.held.set()
-            await working
-        assert run.state.status == "completed"
-        assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
-        await service.stop()
+        spec = spec_of(rounds=1, participation=participation)
+        async with asyncio.timeout(20), serving(spec, backend=backend, clock=clock) as service:
+            run, transport = service.runs["run"], Hasty(service)
+            async with memory_client(service, data=TRAIN, transport=transport) as client:
+                working = asyncio.create_task(client.run_forever())
+                await until(lambda: run.state.seats and run.state.seats[0].max_pending.requests)
+                for _ in range(4):
+                    clock.advance(0.9)
+                    renewed = clock.now() + 1
+                    while run.state.seats[0].due != renewed:
+                        await asyncio.sleep(0.01)
+                    await service.tick()
+                assert model.held is not None
+                model.held.set()
+                await working
+            assert run.state.status == "completed"
+            assert run.state.account.spent == Usage(queries=4, requests=4, prompt_tokens=8)
 
 
 class Hasty(MemoryTransport):

@@ -20,10 +20,10 @@ from fedone_sdk.errors import ProblemError, TransportError
 from fedone_sdk.messages import Claim, RunResult
 from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.simulation.devices import Between, Devices
-from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.runs import PROMPT, run_spec
 from tests.virtual_time import VirtualTime, on_virtual_time
 
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(12)))
@@ -33,24 +33,17 @@ CLIENTS = 30
 def federation_of(
     *, clients: int = CLIENTS, rounds: int = 8, local_steps: int = 1, **participation: Any
 ) -> Federation:
-    spec = RunSpec.model_validate(
-        {
-            "name": "run",
-            "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-            "data": {"train": "train.jsonl", "num_clients": clients},
-            "prompt": {"length": 3, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-            "method": {
-                "name": "gs-bdpl",
-                "num_samples": 4,
-                "batch_size": 2,
-                "optimizer": "adamw",
-                "learning_rate": 0.1,
-                "local_steps": local_steps,
-            },
-            "participation": {"trusted_clients": True, **participation},
-            "rounds": rounds,
-            "evaluation": {"every": 0},
-        }
+    spec = run_spec(
+        data={"train": "train.jsonl", "num_clients": clients},
+        prompt={**PROMPT, "length": 3},
+        method={
+            "batch_size": 2,
+            "optimizer": "adamw",
+            "learning_rate": 0.1,
+            "local_steps": local_steps,
+        },
+        participation={"exchange": "alpha", "trusted_clients": True, **participation},
+        rounds=rounds,
     )
     shards = tuple(
         tuple({"text": f"text {k} {n}", "label": (k + n) % 2} for n in range(3))

@@ -24,14 +24,14 @@ from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.unfinished import UnfinishedWork
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, RunTask
+from fedone_sdk.messages import RunTask
 from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from tests.edge import edge_client, stored
 from tests.integration.test_edge_resume import DATA, serving, spec_of
 from tests.power import Disk
-from tests.runs import TOKEN
+from tests.runs import TOKEN, RecordingTransport
 
 dp_accounting = pytest.importorskip("dp_accounting")
 
@@ -54,25 +54,15 @@ def epsilon_of(*multipliers: float, delta: float = 1e-5) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-class Watched(MemoryTransport):
-    """Keeps what a device sends, and may misreport to it about its run."""
+class Misreporting(RecordingTransport):
+    """Tells a device of another task than its run's."""
 
     def __init__(self, service: Service, **lies: object) -> None:
         super().__init__(service)
         self.lies = lies
-        self.updates: list[AlphaUpdate | LossesUpdate] = []
-        self.declined: list[Decline] = []
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         return (await super().task(credential, run_id)).model_copy(update=self.lies)
-
-    async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
-        self.updates.append(message)
-        return await super().update(credential, assignment_id, message)
-
-    async def decline(self, credential: str, assignment_id: str, message: Decline) -> Any:
-        self.declined.append(message)
-        return await super().decline(credential, assignment_id, message)
 
 
 def device(
@@ -106,20 +96,20 @@ async def test_work_below_the_requirement_is_declined(
     tmp_path: Path, spec: RunSpec, required: dict[str, Any], reason: str
 ) -> None:
     async with serving(spec, ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         async with device(transport, tmp_path, **required) as client:
             assert (await client.run_once()).outcome == "declined"
             assert (await client.run_once()).outcome == "idle"  # it is offered no more
             assert client.epsilon == 0.0
-        assert [reason in message.reason for message in transport.declined] == [True]
-        assert all("client" in message.reason for message in transport.declined)
+        assert [reason in message.reason for message in transport.declines] == [True]
+        assert all("client" in message.reason for message in transport.declines)
         assert transport.updates == []
 
 
 async def test_run_forever_continues_after_a_decline(tmp_path: Path) -> None:
     events: list[ClientEvent] = []
     async with serving(spec_of("losses"), ScriptedBackend()) as service:
-        client = device(Watched(service), tmp_path)
+        client = device(RecordingTransport(service), tmp_path)
         client._events._on_event = events.append
         async with client, asyncio.timeout(30):
             forever = asyncio.create_task(client.run_forever())
@@ -135,7 +125,7 @@ async def test_run_forever_continues_after_a_decline(tmp_path: Path) -> None:
 async def test_a_device_counts_its_own_epsilon(tmp_path: Path, exchange: str) -> None:
     spec = noisy(exchange, rounds=3)
     async with serving(spec, ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         for rounds in range(1, 4):  # a restart each time
             async with device(transport, tmp_path) as client:
                 assert client.epsilon == pytest.approx(epsilon_of(*[4.0] * (rounds - 1)), rel=0.02)
@@ -168,13 +158,13 @@ async def test_a_device_counts_its_own_epsilon(tmp_path: Path, exchange: str) ->
 async def test_it_stops_at_its_epsilon_and_not_at_the_servers(tmp_path: Path) -> None:
     spec = noisy(rounds=5, max_epsilon=1e6, delta=0.5)
     async with serving(spec, ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         async with device(transport, tmp_path, max_epsilon=1.5) as client:
             outcomes = [(await client.run_once()).outcome for _ in range(3)]
             assert client.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
     assert outcomes == ["worked", "worked", "declined"]
     assert epsilon_of(4.0, 4.0) < 1.5 < epsilon_of(4.0, 4.0, 4.0)
-    assert "1.5 at delta 1e-05" in transport.declined[0].reason
+    assert "1.5 at delta 1e-05" in transport.declines[0].reason
 
 
 @pytest.mark.parametrize(("exchange", "local_steps"), [("losses", 1), ("alpha", 2)])
@@ -190,7 +180,7 @@ async def test_a_killed_device_counts_no_release_twice(
         raise asyncio.CancelledError
 
     async with serving(spec, ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         with monkeypatch.context() as patch:
             patch.setattr(UnfinishedWork, "put", dies)
             async with device(transport, tmp_path, max_epsilon=most) as client:
@@ -232,7 +222,7 @@ class FullDisk:
 async def test_what_cannot_be_counted_is_not_given_away(tmp_path: Path) -> None:
     full = FullDisk()
     async with serving(noisy(), ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         with Disk(tmp_path, full):
             async with device(transport, tmp_path) as client:
                 await client.enrol()
@@ -241,8 +231,8 @@ async def test_what_cannot_be_counted_is_not_given_away(tmp_path: Path) -> None:
                 full.full = False
                 assert client.epsilon == 0.0
                 assert transport.updates == []
-                assert transport.declined[0].reason == "the noised losses cannot be stored"
-                assert transport.declined[0].usage.queries > 0
+                assert transport.declines[0].reason == "the noised losses cannot be stored"
+                assert transport.declines[0].usage.queries > 0
                 assert (await client.run_once()).outcome == "worked"
                 assert client.epsilon == pytest.approx(epsilon_of(4.0), rel=0.02)
 
@@ -262,15 +252,15 @@ async def test_noise_that_cannot_be_kept_is_not_sent(
     """After a restart the same work would get other noise."""
     full = FullDisk()
     async with serving(noisy(exchange, target=target), ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         with Disk(tmp_path, full):
             async with device(transport, tmp_path) as client:
                 await client.enrol()
                 with full.during(*where):
                     assert (await client.run_once()).outcome == "declined"
                 assert transport.updates == []
-                assert "cannot be stored" in transport.declined[0].reason
-                assert transport.declined[0].usage.queries > 0
+                assert "cannot be stored" in transport.declines[0].reason
+                assert transport.declines[0].usage.queries > 0
                 # Noise and its count are stored together, or neither is.
                 counted = stored(tmp_path, "SELECT target FROM privacy")
                 assert bool(counted) == (where[0] is UnfinishedWork and target == "losses")
@@ -332,7 +322,7 @@ def test_clients_of_two_servers_add_to_one_count(tmp_path: Path) -> None:
 
 async def test_tokens_tell_of_texts_and_stay(tmp_path: Path) -> None:
     async with serving(noisy(), ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         async with device(transport, tmp_path) as client:
             assert (await client.run_once()).outcome == "worked"
         (update,) = transport.updates
@@ -340,7 +330,7 @@ async def test_tokens_tell_of_texts_and_stay(tmp_path: Path) -> None:
         assert 0 < update.usage.requests <= 40
         assert (update.usage.prompt_tokens, update.usage.completion_tokens) == (0, 0)
     async with serving(noisy(), ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         client = edge_client(
             "memory:", token=TOKEN, data=DATA, backend=ScriptedBackend(), transport=transport
         )
@@ -361,14 +351,14 @@ async def test_a_target_without_noise_in_this_exchange(tmp_path: Path, required:
     assert spec.privacy is not None
     changed = spec.privacy.model_copy(update={"target": "alpha"})
     async with serving(spec, ScriptedBackend()) as service:
-        transport = Watched(service, privacy=changed)
+        transport = Misreporting(service, privacy=changed)
         client = device(transport, tmp_path)
         if not required:
             client._privacy = None
         async with client:
             assert (await client.run_once()).outcome == "declined"
     assert transport.updates == []
-    assert transport.declined[0].reason == "the run's privacy does not fit its exchange"
+    assert transport.declines[0].reason == "the run's privacy does not fit its exchange"
 
 
 async def test_a_memory_without_noise() -> None:
@@ -378,12 +368,12 @@ async def test_a_memory_without_noise() -> None:
     assert spec.privacy is not None
     changed = spec.privacy.model_copy(update={"target": "alpha"})
     async with serving(spec, ScriptedBackend()) as service:
-        transport = Watched(service, privacy=changed)
+        transport = Misreporting(service, privacy=changed)
         client = edge_client("memory:", token=TOKEN, data=DATA, transport=transport)
         async with client:
             assert (await client.run_once()).outcome == "declined"
     assert transport.updates == []
-    assert transport.declined[0].reason == "the run's privacy does not fit its method"
+    assert transport.declines[0].reason == "the run's privacy does not fit its method"
 
 
 # Through the gateway
@@ -391,7 +381,7 @@ async def test_a_memory_without_noise() -> None:
 
 async def test_the_gateway_sees_texts_and_labels_can_be_protected(tmp_path: Path) -> None:
     async with serving(noisy(), ScriptedBackend()) as service:
-        transport = Watched(service)
+        transport = RecordingTransport(service)
         for unit in ("example", "device"):
             with pytest.raises(SpecError, match=f"unit '{unit}' needs a backend"):
                 device(transport, tmp_path, own=False, unit=unit)
@@ -410,21 +400,21 @@ async def test_later_prompts_show_alpha_to_the_gateway(
     spec = noisy("alpha", target="alpha", local_steps=local_steps)
     for own in (True, False):
         async with serving(spec, ScriptedBackend()) as service:
-            transport = Watched(service)
+            transport = RecordingTransport(service)
             folder = tmp_path / str(own)
             async with device(transport, folder, own=own, unit="label") as client:
                 assert (await client.run_once()).outcome == ("worked" if own else outcome)
-                assert all("one local step" in each.reason for each in transport.declined)
+                assert all("one local step" in each.reason for each in transport.declines)
 
 
 async def test_references_are_labels(tmp_path: Path) -> None:
     spec = noisy()
     async with serving(spec, ScriptedBackend()) as service:
         nll = spec.task.model_copy(update={"loss": "nll"})
-        transport = Watched(service, task=nll)
+        transport = Misreporting(service, task=nll)
         async with device(transport, tmp_path, own=False, unit="label") as client:
             assert (await client.run_once()).outcome == "declined"
-    assert "loss nll sends them" in transport.declined[0].reason
+    assert "loss nll sends them" in transport.declines[0].reason
 
 
 def test_it_needs_a_folder() -> None:

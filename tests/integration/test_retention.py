@@ -6,11 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from typer.testing import CliRunner
 
@@ -23,54 +21,30 @@ from fedone_sdk.cli.serve import _add_runs
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Removal
 from fedone_sdk.stores import MemoryStore
-from fedone_sdk.testing import ManualClock, ScriptedBackend
-from tests.integration.caller import Caller
+from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.integration.test_dispatcher import Hub
-from tests.integration.test_start import ADMIN, TOKEN, WORDS, spec_of
+from tests.integration.test_start import WORDS, spec_of
 
 VIEWER = "viewer-token-22d0"
 DAY_S = 86_400.0
 
 
-@dataclass(slots=True)
-class Server(Caller):
-    """A real aggregator on loopback."""
-
-    aggregator: Aggregator
-    url: str
-    session: aiohttp.ClientSession
-    store: MemoryStore
-    clock: ManualClock
-
-    async def round(
-        self, run_id: str = "run", token: str | None = None
-    ) -> tuple[str, dict[str, Any]]:
-        """A device, by default a new one, does a round; its credential and its work."""
-        if token is None:
-            _, enrolled, _ = await self.call("POST", "/v1/clients", {"name": "Bea"}, token=TOKEN)
-            token = str(enrolled["credential"])
-        work = await self.claim(token, run_id=run_id)
-        status, _ = await self.update(token, work)
-        assert status == 200
-        return token, work
+async def round_of(
+    server: Server, run_id: str = "run", token: str | None = None
+) -> tuple[str, dict[str, Any]]:
+    """A device, by default a new one, does a round; its credential and its work."""
+    token = token or (await server.enrol(name="Bea"))[1]
+    work = await server.claim(token, run_id=run_id)
+    status, _ = await server.update(token, work)
+    assert status == 200
+    return token, work
 
 
-async def served(
+async def server_of(
     stack: AsyncExitStack, retention: Retention, store: MemoryStore | None = None
 ) -> Server:
-    store, clock = store or MemoryStore(), ManualClock()
-    aggregator = Aggregator(
-        store=store,
-        backend=ScriptedBackend(),
-        enrolment_tokens=[TOKEN],
-        admin_token=ADMIN,
-        clock=clock,
-        retention=retention,
-    )
-    await stack.enter_async_context(aggregator)
-    url = await aggregator.listen()
-    session = await stack.enter_async_context(aiohttp.ClientSession())
-    return Server(aggregator, url, session, store, clock)
+    start = served(retention=retention, store=store or MemoryStore())
+    return await stack.enter_async_context(start)
 
 
 @pytest.fixture
@@ -81,14 +55,14 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 @pytest.fixture
 async def server(stack: AsyncExitStack) -> Server:
-    server = await served(stack, Retention())
+    server = await server_of(stack, Retention())
     await server.aggregator.add_run(spec_of("run"), WORDS)
     return server
 
 
 class TestDelete:
     async def test_a_run_goes_with_all_that_belongs_to_it(self, server: Server) -> None:
-        token, work = await server.round()
+        token, work = await round_of(server)
         await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
         _, told, _ = await server.call("DELETE", "/v1/runs/run?dry_run=true", token=ADMIN)
         dry = Removal.model_validate(told)
@@ -117,7 +91,7 @@ class TestDelete:
     async def test_an_archive_of_its_last_state_brings_it_back(self, server: Server) -> None:
         service = server.aggregator.service
         early = await export_run(service.store, "run")
-        await server.round()
+        await round_of(server)
         await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
         before = (await service.run("run")).result()
         late = await export_run(service.store, "run")
@@ -146,8 +120,8 @@ class TestDelete:
     @pytest.mark.parametrize("deaf", [False, True])
     async def test_the_other_replicas_drop_it(self, deaf: bool, stack: AsyncExitStack) -> None:
         hub = Hub()
-        one = await served(stack, Retention(), hub.store())
-        two = await served(stack, Retention(), hub.store())
+        one = await server_of(stack, Retention(), hub.store())
+        two = await server_of(stack, Retention(), hub.store())
         run = await one.aggregator.add_run(spec_of("run"), WORDS)
         await two.aggregator.service.run("run")
         await one.aggregator.service.steering.stop(run)
@@ -212,7 +186,7 @@ class TestCommand:
     async def test_a_configured_run_that_was_deleted_is_passed_over(
         self, stack: AsyncExitStack
     ) -> None:
-        server = await served(stack, Retention())
+        server = await server_of(stack, Retention())
         service = server.aggregator.service
         run = await server.aggregator.add_run(spec_of("gone"), WORDS)
         await service.steering.stop(run)
@@ -227,7 +201,7 @@ class TestCommand:
 
 class TestRetention:
     async def test_nothing_is_removed_by_default(self, server: Server) -> None:
-        await server.round()
+        await round_of(server)
         run = await server.aggregator.service.run("run")
         await server.aggregator.service.steering.stop(run)
         before = await server.store.snapshot("run"), await server.store.clients()
@@ -236,7 +210,7 @@ class TestRetention:
         assert (await server.store.snapshot("run"), await server.store.clients()) == before
 
     async def test_ended_runs_are_deleted_by_age(self, stack: AsyncExitStack) -> None:
-        server = await served(stack, Retention(ended_runs_days=30))
+        server = await server_of(stack, Retention(ended_runs_days=30))
         service = server.aggregator.service
         for name in ("old", "new", "live"):
             await server.aggregator.add_run(spec_of(name), WORDS)
@@ -253,15 +227,15 @@ class TestRetention:
 
     async def test_logs_and_receipts_go_before_their_runs(self, stack: AsyncExitStack) -> None:
         kept = Retention(ended_runs_days=90, logs_days=30, closed_work_days=7)
-        server = await served(stack, kept)
+        server = await server_of(stack, kept)
         service = server.aggregator.service
         for name in ("stopped", "done"):
             await server.aggregator.add_run(spec_of(name), WORDS)
-        await server.round("stopped")
+        await round_of(server, "stopped")
         await service.steering.stop(await service.run("stopped"))
-        token, _ = await server.round("done")
+        token, _ = await round_of(server, "done")
         for _ in range(2):
-            _, work = await server.round("done", token)
+            _, work = await round_of(server, "done", token)
         server.clock.advance(8 * DAY_S)
         await service.sweeper.sweep()
         sizes = {name: await server.store.size(name) for name in ("stopped", "done")}
@@ -283,7 +257,7 @@ class TestRetention:
         assert service.registry.summaries == []
 
     async def test_idle_clients_are_retired(self, stack: AsyncExitStack) -> None:
-        server = await served(stack, Retention(idle_clients_days=30))
+        server = await server_of(stack, Retention(idle_clients_days=30))
         tokens = []
         for _ in range(3):
             _, enrolled, _ = await server.call("POST", "/v1/clients", {"name": "x"}, token=TOKEN)

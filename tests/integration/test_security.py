@@ -9,28 +9,27 @@ import json
 import logging
 import tracemalloc
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import aiohttp
 import pytest
 import structlog
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
-from fedone_sdk.aggregator.http.limits import NO_LIMITS, Limits
+from fedone_sdk.aggregator.http.limits import NO_LIMITS
 from fedone_sdk.aggregator.rounds.events import PauseRequested, ResumeRequested
-from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.backends import Query
 from fedone_sdk.client.signing import Signer
 from fedone_sdk.errors import BackendBlocked, ProblemError
 from fedone_sdk.messages import Claim
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
-from fedone_sdk.testing import ManualClock, ScriptedBackend
-from tests.integration.caller import Caller
-from tests.runs import WORDS, run_spec, until
+from fedone_sdk.testing import ScriptedBackend
+from tests.integration.caller import Server, served
+from tests.runs import run_spec, until
 
 FLEET, ACME = "fleet-secret-5b1e", "acme-secret-77d0"
 ROOT, OPS, LOOK = "root-secret-19ab", "ops-secret-c4f2", "look-secret-e06d"
@@ -41,37 +40,9 @@ def spec_of(name: str) -> RunSpec:
     return run_spec(name=name)
 
 
-@dataclass(slots=True)
-class Server(Caller):
-    aggregator: Aggregator
-    url: str
-    session: aiohttp.ClientSession
-    store: MemoryStore
-    clock: ManualClock
-
-    async def ok(self, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        status, document, _ = await self.call(method, path, body, **more)
-        assert status in (200, 201, 204), document
-        return document
-
-    async def enrol(self, token: str = FLEET, **message: Any) -> tuple[str, str]:
-        """Client id and credential."""
-        document = await self.ok("POST", "/v1/clients", message, token=token)
-        return document["client_id"], document["credential"]
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    *,
-    store: MemoryStore | None = None,
-    limits: Limits = NO_LIMITS,
-    backend: LLMBackend | None = None,
-    **settings: Any,
-) -> AsyncIterator[Server]:
-    store, clock = store or MemoryStore(), ManualClock()
-    aggregator = Aggregator(
-        backend=backend or ScriptedBackend(),
-        store=store,
+def serving(**settings: Any) -> AbstractAsyncContextManager[Server]:
+    return served(
+        *map(spec_of, ("acme-1", "other")),
         enrolment_tokens=[
             FLEET,
             EnrolmentToken(token_sha256=digest(ACME), name="acme", runs=("acme-*",)),
@@ -81,16 +52,8 @@ async def serving(
             AdminToken(token_sha256=digest(OPS), name="ops", role="operator", runs=("acme-*",)),
             AdminToken(token_sha256=digest(LOOK), name="look", role="viewer"),
         ],
-        clock=clock,
-        limits=limits,
-        **settings,
+        **{"limits": NO_LIMITS, **settings},
     )
-    async with aggregator:
-        url = await aggregator.listen()
-        for name in ("acme-1", "other"):
-            await aggregator.add_run(spec_of(name), WORDS)
-        async with aiohttp.ClientSession() as session:
-            yield Server(aggregator, url, session, store, clock)
 
 
 @pytest.fixture
@@ -322,7 +285,7 @@ class TestTokensAndClients:
         assert digest(credential) not in json.dumps(listed)
 
     async def test_a_revoked_client_is_shut_out_at_once(self, server: Server) -> None:
-        client_id, credential = await server.enrol()
+        client_id, credential = await server.enrol(FLEET)
         await server.ok("GET", "/v1/runs/other/task", token=credential)
         await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
         for method, path, body in [
@@ -336,7 +299,7 @@ class TestTokensAndClients:
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("fedone_sdk.aggregator.routes.runs._KEEPALIVE_S", 0.05)
-        client_id, credential = await server.enrol()
+        client_id, credential = await server.enrol(FLEET)
         async with (
             asyncio.timeout(10),
             server.session.get(
@@ -349,7 +312,7 @@ class TestTokensAndClients:
         assert "event: end" not in told
 
     async def test_a_device_renews_its_secret(self, server: Server) -> None:
-        _, old = await server.enrol()
+        _, old = await server.enrol(FLEET)
         path = "/v1/clients/me/credential"
         lost = (await server.ok("POST", path, token=old))["credential"]
         new = (await server.ok("POST", path, token=old))["credential"]
@@ -362,7 +325,7 @@ class TestTokensAndClients:
 class TestSignatures:
     async def enrolled(self, server: Server) -> tuple[Signer, str, str]:
         signer = Signer.generate()
-        return signer, *await server.enrol(public_key=signer.public_key)
+        return signer, *await server.enrol(FLEET, public_key=signer.public_key)
 
     async def test_what_is_signed_is_let_in_once(self, server: Server) -> None:
         signer, client_id, credential = await self.enrolled(server)
@@ -464,7 +427,7 @@ class TestLimits:
         async with serving(
             limits=NO_LIMITS.model_copy(update={"requests_per_minute_per_client": 3.0})
         ) as server:
-            (_, one), (_, two) = await server.enrol(), await server.enrol()
+            (_, one), (_, two) = await server.enrol(FLEET), await server.enrol(FLEET)
             for _ in range(3):
                 await server.ok("GET", "/v1/runs", token=one)
             status, problem, response = await server.call("GET", "/v1/runs", token=one)
@@ -476,7 +439,7 @@ class TestLimits:
         async with serving(
             limits=NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
         ) as server:
-            _, credential = await server.enrol()
+            _, credential = await server.enrol(FLEET)
             codes = [await server.refused("GET", "/v1/runs", token="wrong") for _ in range(8)]
             assert codes == ["unauthorized"] * 4 + ["rate_limited"] * 4
             assert await server.refused("GET", "/v1/runs", token=ROOT) == "rate_limited"
@@ -487,7 +450,7 @@ class TestLimits:
         async with serving(
             limits=NO_LIMITS.model_copy(update={"failures_per_minute_per_ip": 3.0})
         ) as server:
-            _, credential = await server.enrol()
+            _, credential = await server.enrol(FLEET)
             for token in ("one", "two", "three"):
                 assert await server.refused("GET", "/v1/runs", token=token) == "unauthorized"
             # Also with the right token: a guess must not show that it is.
@@ -498,7 +461,7 @@ class TestLimits:
         """Its other requests count as a stranger's, and block no client for longer."""
         limits = {"failures_per_minute_per_ip": 3.0, "requests_per_minute_per_ip": 100.0}
         async with serving(limits=NO_LIMITS.model_copy(update=limits)) as server:
-            _, credential = await server.enrol()
+            _, credential = await server.enrol(FLEET)
             codes = [await server.refused("GET", "/v1/me", token=credential) for _ in range(30)]
             assert codes == ["unauthorized"] * 3 + ["rate_limited"] * 27
             await server.ok("GET", "/v1/runs", token=credential)
@@ -512,7 +475,7 @@ class TestLimits:
     ) -> None:
         limits = NO_LIMITS.model_copy(update={"requests_per_minute_per_ip": 5.0})
         async with serving(limits=limits) as server:
-            _, credential = await server.enrol()
+            _, credential = await server.enrol(FLEET)
             statuses = [(await server.call("GET", path, token=credential))[0] for _ in range(8)]
             assert statuses[4:] == [429] * 4
             assert 429 not in statuses[:4]
@@ -535,7 +498,7 @@ class TestLimits:
             assert await heard(server) == ["unauthorized"] * 3
 
     async def test_bodies_are_as_large_as_their_route_needs(self, server: Server) -> None:
-        _, credential = await server.enrol()
+        _, credential = await server.enrol(FLEET)
         path, more = "/v1/assignments/claim", {"token": credential}
         body = json.dumps({**CLAIM, "run_id": "x" * 70_000}).encode()
         assert await server.refused("POST", path, body, **more) == "body_too_large"
@@ -552,7 +515,7 @@ class TestLimits:
 
     @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "GZIP", "gzip, gzip"])
     async def test_nothing_is_unpacked(self, server: Server, encoding: str) -> None:
-        _, credential = await server.enrol()
+        _, credential = await server.enrol(FLEET)
         bomb = gzip.compress(bytes(64 * 1024 * 1024), 9)
         assert len(bomb) < 70_000
         tracemalloc.start()
@@ -585,7 +548,7 @@ class TestLimits:
         ],
     )
     async def test_json_that_is_not_plain_is_refused(self, server: Server, body: bytes) -> None:
-        _, credential = await server.enrol()
+        _, credential = await server.enrol(FLEET)
         path = "/v1/assignments/claim"
         code = await server.refused(
             "POST",
@@ -657,7 +620,7 @@ class TestHangingUp:
 
     async def test_the_store_stays_open_for_it(self) -> None:
         async with serving(store=Held("revoke_client")) as server:
-            client_id, credential = await server.enrol()
+            client_id, credential = await server.enrol(FLEET)
             store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
             stopping = asyncio.create_task(server.aggregator.service.stop())
             with pytest.raises(TimeoutError):
@@ -670,7 +633,7 @@ class TestHangingUp:
 
     async def test_a_client_that_is_revoked_is_shut_out(self) -> None:
         async with serving(store=Held("revoke_client")) as server:
-            client_id, credential = await server.enrol()
+            client_id, credential = await server.enrol(FLEET)
             await server.ok("POST", "/v1/assignments/claim", CLAIM, token=credential)
             store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
             store.go.set()
@@ -682,7 +645,7 @@ class TestHangingUp:
 
     async def test_a_secret_that_was_replaced_is_shut_out(self) -> None:
         async with serving(store=Held("set_credential")) as server:
-            _, old = await server.enrol()
+            _, old = await server.enrol(FLEET)
             path = "/v1/clients/me/credential"
             new = (await server.ok("POST", path, token=old))["credential"]
             await server.ok("GET", "/v1/runs", token=old)
@@ -695,7 +658,7 @@ class TestHangingUp:
 
     async def test_a_run_that_is_resumed_gives_work(self) -> None:
         async with serving(store=Held("commit")) as server:
-            _, credential = await server.enrol()
+            _, credential = await server.enrol(FLEET)
             await server.ok("POST", "/v1/runs/other/stop", token=ROOT)
             store = await self.hang_up(server, "POST /v1/runs/other/resume", ROOT)
             store.go.set()
@@ -710,7 +673,7 @@ class TestSlowness:
     async def test_an_idle_connection_is_closed(self) -> None:
         limits = NO_LIMITS.model_copy(update={"first_request_s": 0.1})
         async with serving(limits=limits) as server, raw(server) as (reader, writer):
-            _, credential = await server.enrol()
+            _, credential = await server.enrol(FLEET)
             body = {**CLAIM, "wait_s": 1, "run_id": "acme-1"}
             asked = asyncio.create_task(
                 server.call("POST", "/v1/assignments/claim", body, token=credential)
@@ -729,7 +692,7 @@ class TestSlowness:
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("fedone_sdk.aggregator.http.requests._READ_TIMEOUT_S", 0.05)
-        _, credential = await server.enrol()
+        _, credential = await server.enrol(FLEET)
         async with raw(server) as (reader, writer):
             writer.write(
                 b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
@@ -741,7 +704,7 @@ class TestSlowness:
         assert b"request_timeout" in answer
 
     async def test_a_device_that_is_revoked_while_it_sends_is_refused(self, server: Server) -> None:
-        client_id, credential = await server.enrol()
+        client_id, credential = await server.enrol(FLEET)
         body = json.dumps(CLAIM).encode()
         async with raw(server) as (reader, writer):
             writer.write(
@@ -758,7 +721,7 @@ class TestSlowness:
         assert server.store._members == {}
 
     async def test_a_body_that_is_cut_wrongly_is_no_failure_of_ours(self, server: Server) -> None:
-        _, credential = await server.enrol()
+        _, credential = await server.enrol(FLEET)
         async with raw(server) as (reader, writer):
             writer.write(
                 b"POST /v1/assignments/claim HTTP/1.1\r\nHost: x\r\n"

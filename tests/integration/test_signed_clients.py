@@ -12,21 +12,12 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.client import HttpTransport
-from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from tests.edge import edge_client
-from tests.runs import TOKEN, WORDS
+from tests.runs import TOKEN, WORDS, run_spec
 
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
-SPEC = RunSpec.model_validate(
-    {
-        "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
-        "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["x", "y"]}},
-        "method": {"name": "gs-bdpl", "num_samples": 4, "batch_size": 5, "optimizer": "sgd"},
-        "rounds": 3,
-        "evaluation": {"every": 0},
-    }
-)
+SPEC = run_spec(method={"batch_size": 5})
 
 
 async def work(aggregator: Aggregator, client: EdgeClient) -> None:

@@ -39,9 +39,7 @@ from fedone_sdk.messages import (
     Claim,
     LossesAssignment,
     RunTask,
-    Score,
     Scored,
-    Scores,
     encode,
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
@@ -52,7 +50,7 @@ from fedone_sdk.task import Example
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests import runs
-from tests.runs import memory_client, run_spec
+from tests.runs import DyingTransport, RecordingTransport, memory_client, run_spec
 
 NOTHING = Vocabulary(candidates=())
 SPACE = EmbeddingSpace(size=4, std=0.5)
@@ -271,21 +269,6 @@ class TestTrainers:
         assert reason in (result.reason or "")
 
 
-class Dying(MemoryTransport):
-    """Its device dies at a request for scores, before the server has it."""
-
-    def __init__(self, service: Service, *, dies_at: int) -> None:
-        super().__init__(service)
-        self.scored: list[Score] = []
-        self._dies_at = dies_at
-
-    async def score(self, credential: str, message: Score) -> Scores:
-        self.scored.append(message)
-        if len(self.scored) == self._dies_at:
-            raise asyncio.CancelledError
-        return await super().score(credential, message)
-
-
 class TestRestarts:
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     async def test_a_restarted_device_requests_its_remaining_vectors(
@@ -299,15 +282,15 @@ class TestRestarts:
             wanted = service.runs["run"].result()
         backend = ScriptedBackend(space=SPACE)
         async with serving(spec, backend) as service:
-            dying = Dying(service, dies_at=2)
+            dying = DyingTransport(service, dies_at=2)
             async with client_of(service, tmp_path, data=data, transport=dying) as client:
                 with pytest.raises(asyncio.CancelledError):
                     await client.run_once()
-            again = Dying(service, dies_at=-1)
+            again = RecordingTransport(service)
             async with client_of(service, tmp_path, data=data, transport=again) as client:
                 await client.run_once()
-                assert again.scored[0] == dying.scored[-1]
-                assert len(again.scored) == 2
+                assert again.scores[0] == dying.scores[-1]
+                assert len(again.scores) == 2
                 await client.run_forever()
             result = service.runs["run"].result()
         assert (result.alpha_sha256, result.spent) == (wanted.alpha_sha256, wanted.spent)

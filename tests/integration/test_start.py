@@ -21,10 +21,8 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, RunRecord, Store
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
-from tests.integration.caller import Caller
+from tests.integration.caller import ADMIN, TOKEN, Caller
 from tests.runs import WORDS, run_spec
-
-TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
 
 
 def spec_of(name: str) -> RunSpec:

@@ -18,7 +18,8 @@ from fedone_sdk.errors import ArchiveError, StoreUnavailable
 from fedone_sdk.messages import ClientList
 from fedone_sdk.stores import ClientRecord, LogEntry, MemoryStore
 from tests.contract.stores import device
-from tests.integration.test_retention import Server, served
+from tests.integration.caller import Server
+from tests.integration.test_retention import round_of, server_of
 from tests.integration.test_start import ADMIN, TOKEN, WORDS, spec_of
 
 LINE_BYTES, LINES = 50_000, 200
@@ -63,10 +64,10 @@ class Large(MemoryStore):
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     async with AsyncExitStack() as stack:
-        server = await served(stack, Retention(), Large())
+        server = await server_of(stack, Retention(), Large())
         run = await server.aggregator.add_run(spec_of("run"), WORDS)
-        token, _ = await server.round()
-        await server.round("run", token)
+        token, _ = await round_of(server)
+        await round_of(server, "run", token)
         await server.call("POST", "/v1/clients", {}, token=TOKEN)
         store = server.store
         assert isinstance(store, Large)

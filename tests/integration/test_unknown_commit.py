@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.errors import StoreUnavailable
 from fedone_sdk.stores import Commit, MemoryStore
-from fedone_sdk.testing import ManualClock
 from tests.integration.test_edge_resume import WORDS, spec_of
+from tests.runs import serving
 
 
 class Vague(MemoryStore):
@@ -36,9 +34,7 @@ def traffic(run: Any) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize("away", ["before", "after"])
 async def test_its_counters_are_added_once(away: str) -> None:
     store = Vague()
-    served = Service(store=store, clock=ManualClock(), authority=Authority(), backend=None)
-    await served.start()
-    try:
+    async with serving(store=store) as served:
         run = await served.add_run(spec_of("losses"), WORDS)
         before = traffic(run)
         run.count_traffic(700, 30, gateway=False)
@@ -52,23 +48,15 @@ async def test_its_counters_are_added_once(away: str) -> None:
         assert traffic(run) == wanted
         await run.record_metric(0, 0.5)
         assert traffic(run) == wanted
-    finally:
-        await served.stop()
     # And the store says the same.
-    again = Service(store=store, clock=ManualClock(), authority=Authority(), backend=None)
-    await again.start()
-    try:
+    async with serving(store=store) as again:
         assert traffic(again.runs["run"]) == wanted
-    finally:
-        await again.stop()
 
 
 async def test_a_run_that_others_moved_on_counts_nothing_twice() -> None:
     """The author of the commit can no longer be determined."""
     store = Vague()
-    served = Service(store=store, clock=ManualClock(), authority=Authority(), backend=None)
-    await served.start()
-    try:
+    async with serving(store=store) as served:
         run = await served.add_run(spec_of("losses"), WORDS)
         before = traffic(run)
         run.count_traffic(700, 30, gateway=False)
@@ -80,5 +68,3 @@ async def test_a_run_that_others_moved_on_counts_nothing_twice() -> None:
         await store.commit("run", record.version, Commit(document=record.document))
         await run.catch_up()
         assert traffic(run) == (before[0] + 700, before[1] + 30, before[2] + 2, 0)
-    finally:
-        await served.stop()

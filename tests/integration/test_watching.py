@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.archives.reading import import_run
 from fedone_sdk.aggregator.archives.writing import export_run
@@ -23,13 +20,12 @@ from fedone_sdk.aggregator.routes.dashboard import FILES
 from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.messages import LostWork, Me, RoundReport, RunSummary, Seats, TokenProbabilities
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore, SqlStore, Store
-from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.stores import MemoryStore, SqlStore
 from fedone_sdk.vocabulary import Vocabulary
-from tests.integration.caller import Caller
+from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.runs import run_spec
 
-ENROLMENT, ROOT, OPS, LOOK = "enrolment-5b1e", "root-19ab", "ops-c4f2", "look-e06d"
+OPS, LOOK = "ops-c4f2", "look-e06d"
 WORDS = Vocabulary(candidates=(" good", " bad", " fine", ""))
 
 
@@ -37,47 +33,25 @@ def spec_of(**changes: Any) -> RunSpec:
     return run_spec(**{"budget": {"queries": 100}, **changes})
 
 
-@dataclass(slots=True)
-class Server(Caller):
-    aggregator: Aggregator
-    url: str
-    session: aiohttp.ClientSession
-    clock: ManualClock
-
-    async def enrol(self) -> tuple[str, str]:
-        """Client id and credential."""
-        _, document, _ = await self.call("POST", "/v1/clients", {}, token=ENROLMENT)
-        return document["client_id"], document["credential"]
-
-    async def decline(self, credential: str, work: dict[str, Any], reason: str) -> None:
-        path = f"/v1/assignments/{work['assignment_id']}/decline"
-        assert (await self.call("POST", path, {"reason": reason}, token=credential))[0] == 204
-
-    async def seats(self, token: str = LOOK) -> Seats:
-        status, document, _ = await self.call("GET", "/v1/runs/run/seats", token=token)
-        assert status == 200
-        return Seats.model_validate(document)
+async def decline(server: Server, credential: str, work: dict[str, Any], reason: str) -> None:
+    path = f"/v1/assignments/{work['assignment_id']}/decline"
+    assert (await server.call("POST", path, {"reason": reason}, token=credential))[0] == 204
 
 
-@asynccontextmanager
-async def serving(
-    store: Store | None = None, *, spec: RunSpec | None = None, gateway: bool = True
-) -> AsyncIterator[Server]:
-    clock = ManualClock()
-    aggregator = Aggregator(
-        backend=ScriptedBackend() if gateway else None,
-        store=store or MemoryStore(),
-        enrolment_tokens=[ENROLMENT],
-        admin_token=ROOT,
+async def seats_of(server: Server, token: str = LOOK) -> Seats:
+    return Seats.model_validate(await server.ok("GET", "/v1/runs/run/seats", token=token))
+
+
+def serving(spec: RunSpec | None = None, **settings: Any) -> AbstractAsyncContextManager[Server]:
+    return served(
+        spec or spec_of(),
+        words=WORDS,
         admin_tokens=[
             AdminToken(token_sha256=digest(OPS), name="ops", role="operator", runs=("acme-*",)),
             AdminToken(token_sha256=digest(LOOK), name="look", role="viewer"),
         ],
-        clock=clock,
+        **settings,
     )
-    async with aggregator, aiohttp.ClientSession() as session:
-        await aggregator.add_run(spec or spec_of(), WORDS)
-        yield Server(aggregator, await aggregator.listen(), session, clock)
 
 
 @pytest.fixture
@@ -89,7 +63,7 @@ async def server() -> AsyncIterator[Server]:
 @pytest.mark.parametrize(
     ("token", "expected"),
     [
-        (ROOT, Me(name="admin_token", role="admin")),
+        (ADMIN, Me(name="admin_token", role="admin")),
         (OPS, Me(name="ops", role="operator", runs=("acme-*",))),
         (LOOK, Me(name="look", role="viewer")),
     ],
@@ -102,7 +76,7 @@ async def test_who_asks(server: Server, token: str, expected: Me) -> None:
 @pytest.mark.parametrize("path", ["/v1/me", "/v1/runs/run/seats", "/v1/runs/run/probabilities"])
 async def test_devices_and_unknown_callers_see_nothing(server: Server, path: str) -> None:
     _, credential = await server.enrol()
-    for token in (None, "wrong", ENROLMENT, credential):
+    for token in (None, "wrong", TOKEN, credential):
         assert await server.refused("GET", path, token=token) == "unauthorized"
     if path != "/v1/me":
         assert await server.refused("GET", path, token=OPS) == "not_found"
@@ -117,7 +91,7 @@ async def test_a_summary_has_the_progress(server: Server) -> None:
 
 async def test_a_result_without_its_rounds(server: Server) -> None:
     async with EdgeClient(
-        server.url, token=ENROLMENT, data=[{"text": "a", "label": 0}, {"text": "b", "label": 1}]
+        server.url, token=TOKEN, data=[{"text": "a", "label": 0}, {"text": "b", "label": 1}]
     ) as client:
         await client.run_forever()
     path = "/v1/runs/run"
@@ -136,7 +110,7 @@ def without_time(work: LostWork) -> LostWork:
 
 class TestSeats:
     async def test_working_and_waiting_clients(self, server: Server) -> None:
-        assert (await server.seats()) == Seats(round=0, waiting=0, seats=(), lost=())
+        assert (await seats_of(server)) == Seats(round=0, waiting=0, seats=(), lost=())
         first, credential = await server.enrol()
         await server.claim(credential)
         _, other = await server.enrol()
@@ -144,43 +118,43 @@ class TestSeats:
             "POST", "/v1/assignments/claim", {"num_examples": 5, "wait_s": 0}, token=other
         )
         server.clock.advance(40)
-        found = await server.seats()
+        found = await seats_of(server)
         (seat,) = found.seats
         assert (seat.client_id, seat.phase, seat.slot, seat.due_in_s) == (first, "working", 0, 60)
         assert found.waiting == 1
 
     async def test_lost_work_outlives_a_restart(self, tmp_path: Path) -> None:
-        async with serving(SqlStore.sqlite(tmp_path / "runs.db")) as server:
+        async with serving(store=SqlStore.sqlite(tmp_path / "runs.db")) as server:
             device, credential = await server.enrol()
             work = await server.claim(credential)
-            await server.decline(credential, work, "the battery is low")
+            await decline(server, credential, work, "the battery is low")
             await server.claim(credential)
             server.clock.advance(101)
             await server.aggregator.service.tick()
-            before = (await server.seats()).lost
+            before = (await seats_of(server)).lost
         assert [(work.round, work.client_id) for work in before] == [(0, device), (0, device)]
         assert "the battery is low" in before[0].reason
         assert before[1].reason == "the deadline passed"
         assert [work.at for work in before] == [server.clock.now() - 101, server.clock.now()]
-        async with serving(SqlStore.sqlite(tmp_path / "runs.db")) as server:
-            assert (await server.seats()).lost == tuple(map(without_time, before))
+        async with serving(store=SqlStore.sqlite(tmp_path / "runs.db")) as server:
+            assert (await seats_of(server)).lost == tuple(map(without_time, before))
 
     async def test_lost_work_is_removed_with_the_run(self) -> None:
         store, other = MemoryStore(), MemoryStore()
-        async with serving(store) as server:
+        async with serving(store=store) as server:
             _, credential = await server.enrol()
-            await server.decline(credential, await server.claim(credential), "no data")
+            await decline(server, credential, await server.claim(credential), "no data")
             archive = await export_run(store, "run")
-            lost = (await server.seats()).lost
+            lost = (await seats_of(server)).lost
         await import_run(other, archive, 0.0)
-        async with serving(other) as server:
-            assert (await server.seats()).lost == tuple(map(without_time, lost))
+        async with serving(store=other) as server:
+            assert (await seats_of(server)).lost == tuple(map(without_time, lost))
 
     async def test_only_the_newest_are_reported(self, server: Server) -> None:
         run = server.aggregator.service.runs["run"]
         _, credential = await server.enrol()
         for number in range(5):
-            await server.decline(credential, await server.claim(credential), f"reason {number}")
+            await decline(server, credential, await server.claim(credential), f"reason {number}")
         assert run.lost.maxlen == 200
         assert [work.reason[-1] for work in run.lost] == ["0", "1", "2", "3", "4"]
 
@@ -219,14 +193,14 @@ class TestProbabilities:
             participation={"exchange": "alpha"},
             budget=None,
         )
-        async with serving(spec=spec, gateway=False) as server:
+        async with serving(spec, backend=None) as server:
             path = "/v1/runs/run/probabilities"
             assert await server.refused("GET", path, token=LOOK) == "not_found"
 
 
 async def test_a_round_comes_again_when_its_metric_is_known(server: Server) -> None:
     async with EdgeClient(
-        server.url, token=ENROLMENT, data=[{"text": "a", "label": 0}, {"text": "b", "label": 1}]
+        server.url, token=TOKEN, data=[{"text": "a", "label": 0}, {"text": "b", "label": 1}]
     ) as client:
         await client.run_once()
         run = server.aggregator.service.runs["run"]

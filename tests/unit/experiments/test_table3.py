@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -23,48 +20,21 @@ from fedone_sdk.experiments.chat import chat_federation
 from fedone_sdk.experiments.experiment import Report, Result, Trial, Workspace
 from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.table3 import BIAS_ROWS, Table3
-from tests.fake_openai import read_log
+from tests.fake_openai.process import FakeProcess, fake_process
 
 ROOT = Path(__file__).parents[3]
 PRICES = (1.0, 2.0)
 
 
-class Provider:
-    """The fake provider in a process of its own: trials run event loops themselves."""
-
-    def __init__(self, log: Path, *arguments: str) -> None:
-        self._log = log
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.fake_openai", "--key", "sk-right-12345678"),
-                *("--log", str(log), *arguments),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        self.url = self._process.stdout.readline().decode().strip()
-
-    @property
-    def received(self) -> int:
-        return len(read_log(self._log))
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-
 @pytest.fixture
-def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
+def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProcess]:
     monkeypatch.setenv("TABLE3_KEY", "sk-right-12345678")
-    with ExitStack() as stack:
-        started = Provider(tmp_path / "provider.jsonl")
-        stack.callback(started.stop)
+    with fake_process(tmp_path / "provider.jsonl", "--key", "sk-right-12345678") as started:
         yield started
 
 
 @pytest.fixture
-def settings(tmp_path: Path, provider: Provider) -> Settings:
+def settings(tmp_path: Path, provider: FakeProcess) -> Settings:
     """SST-2's shape with rows of the SDK's own."""
     folder = tmp_path / "glue" / "sst2"
     folder.mkdir(parents=True)
@@ -105,7 +75,7 @@ def run_all(settings: Settings, folder: Path) -> tuple[dict[str, Result], Report
     return results, Table3().report(settings, results)
 
 
-def test_the_whole_table(settings: Settings, provider: Provider, tmp_path: Path) -> None:
+def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Path) -> None:
     results, report = run_all(changed(settings, prices=PRICES, cap_usd=10.0), tmp_path)
     assert list(results) == [
         "quote",
@@ -128,7 +98,7 @@ def test_the_whole_table(settings: Settings, provider: Provider, tmp_path: Path)
     # What is said to have been spent is what the provider has received.
     spent = [Usage.model_validate(usage) for usage in report.data["spent"].values()]
     total = sum(spent, Usage())
-    assert total.requests == provider.received
+    assert total.requests == len(provider.received)
     assert total.queries == 3 * 3 * 3  # methods, rounds, prompts
     tokens = total.prompt_tokens + 2 * total.completion_tokens
     assert total.usd == Decimal(tokens).scaleb(-6)
@@ -148,11 +118,11 @@ def test_the_whole_table(settings: Settings, provider: Provider, tmp_path: Path)
 
 
 def test_the_quote_asks_the_model_nothing(
-    settings: Settings, provider: Provider, tmp_path: Path
+    settings: Settings, provider: FakeProcess, tmp_path: Path
 ) -> None:
     (quote,) = Table3().trials(settings, {})
     assert "none in money: the price is not known" in run(quote, tmp_path)["note"]
-    assert provider.received == 0
+    assert len(provider.received) == 0
 
 
 async def spend(workspace: Workspace, requests: int) -> None:
@@ -201,14 +171,14 @@ class TestCaps:
         ids=["queries", "no price", "money"],
     )
     def test_what_pays_for_nothing_is_refused(
-        self, settings: Settings, provider: Provider, tmp_path: Path, values: Any, named: str
+        self, settings: Settings, provider: FakeProcess, tmp_path: Path, values: Any, named: str
     ) -> None:
         with pytest.raises(SpecError, match=named):
             run(Table3().trials(changed(settings, **values), {})[0], tmp_path)
-        assert provider.received == 0
+        assert len(provider.received) == 0
 
     def test_what_broken_attempts_have_spent_counts(
-        self, settings: Settings, provider: Provider, tmp_path: Path
+        self, settings: Settings, provider: FakeProcess, tmp_path: Path
     ) -> None:
         (quote,) = Table3().trials(settings, {})
         result = run(quote, tmp_path)
@@ -219,11 +189,11 @@ class TestCaps:
         asyncio.run(spend(workspace, whole - 10))
         with pytest.raises(FedOneError, match=f"budget of {whole} requests exhausted"):
             tuned.run(tuned.options, workspace)
-        assert provider.received == 10
+        assert len(provider.received) == 10
 
 
 def test_a_cell_whose_label_words_are_not_shown_says_so(
-    settings: Settings, provider: Provider, tmp_path: Path
+    settings: Settings, provider: FakeProcess, tmp_path: Path
 ) -> None:
     settings = changed(settings, options={"dev_rows": "100"})
     (quote,) = Table3().trials(settings, {})
@@ -236,13 +206,13 @@ def test_a_cell_whose_label_words_are_not_shown_says_so(
         assert results[key]["metric"] is None
         assert "show none of the label words ' zyx', ' wvu'" in results[key]["refused"]
     spent = [results[key]["spent"]["requests"] for key in list(results)[1:]]
-    assert sum(spent) == provider.received >= 2 * 33
+    assert sum(spent) == len(provider.received) >= 2 * 33
     text = Table3().report(settings, results).markdown
     assert "| No prompt | - | - |" in text
     assert "Cells without a number:\n\n- No prompt on sst2: http" in text
 
 
-def test_a_yes_or_no_question(settings: Settings, provider: Provider, tmp_path: Path) -> None:
+def test_a_yes_or_no_question(settings: Settings, provider: FakeProcess, tmp_path: Path) -> None:
     settings = changed(settings, options={"question": "yes-no", "concurrency": "4"})
     (quote,) = Table3().trials(settings, {})
     results = {"quote": run(quote, tmp_path)}
