@@ -1,12 +1,14 @@
-"""Durable files: replaced atomically, and on disk when a call returns."""
+"""Durable files: replaced atomically, and on disk when a call returns; SQLite files in WAL mode."""
 
 from __future__ import annotations
 
 import errno
 import os
+import sqlite3
+import time
 from pathlib import Path
 
-__all__ = ["replace_file", "sync_path"]
+__all__ = ["replace_file", "sync_path", "use_wal"]
 
 _NOT_OFFERED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
@@ -61,3 +63,26 @@ def sync_path(path: Path) -> None:
     except OSError as exc:
         if exc.errno not in _NOT_OFFERED:
             raise
+
+
+def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
+    """Switch a database to write-ahead logging, in which readers do not block writers.
+
+    Retries, because the first change to WAL ignores the busy timeout.
+
+    Args:
+        db: The database.
+        timeout_s: Maximal wait for another process, seconds.
+
+    Raises:
+        sqlite3.Error: The database cannot be used.
+    """
+    give_up = time.monotonic() + timeout_s
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.01)

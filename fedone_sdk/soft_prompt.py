@@ -33,7 +33,6 @@ class SoftPrompt:
         shape: ``(n, H)`` for ``embeddings``: n vectors of the model's width H. For ``key_values``
             ``(2 * L * n, H)``: the n keys of layer l are the rows from ``2 * l * n`` on, followed
             by its n values; a row holds all heads of a layer, one after another.
-            values the next n rows; a row holds all heads of a layer, one after another.
         data: The numbers: little-endian float32 in C order.
 
     Raises:

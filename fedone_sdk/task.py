@@ -129,6 +129,9 @@ def _label_key(value: object) -> object:
     return str(value) if isinstance(value, (int, bool)) else value
 
 
+LabelValue = Annotated[str, BeforeValidator(_label_key)]
+"""A label's value, which YAML may read as a number or a truth value."""
+
 _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _parsed(text))]
 
 
@@ -160,10 +163,6 @@ class ChatSpec(BaseModel):
     system: _Template | None = None
     user: _Template
     assistant: _Template | None = None
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 class TaskSpec(BaseModel):
@@ -201,16 +200,14 @@ class TaskSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     # Omitted if null, so that descriptions without chats keep their old form.
-    template: _Template | None = Field(default=None, exclude_if=_is_none)
-    chat: ChatSpec | None = Field(default=None, exclude_if=_is_none)
+    template: _Template | None = Field(default=None, exclude_if=operator.not_)
+    chat: ChatSpec | None = Field(default=None, exclude_if=operator.not_)
     slots: tuple[str, ...] = Field(default=(), max_length=64, exclude_if=operator.not_)
-    labels: dict[Annotated[str, BeforeValidator(_label_key)], str] = Field(
-        default={}, max_length=64
-    )
+    labels: dict[LabelValue, str] = Field(default={}, max_length=64)
     metric: Annotated[str, Field(max_length=200), AfterValidator(_known_metric)] = "accuracy"
     loss: Loss = "cross_entropy"
     label_field: str = "label"
-    description: Description | None = Field(default=None, exclude_if=_is_none)
+    description: Description | None = Field(default=None, exclude_if=operator.not_)
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 64
     score: Annotated[str, Field(pattern=_NAMED, max_length=200)] | None = None
     bias: tuple[Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)], ...] | None = None

@@ -12,6 +12,7 @@ from typing import Self
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.backends import LOG_ZERO, Answer, EmbeddingSpace, LLMBackend, Query, Want
+from fedone_sdk.backends.base import EVERY_UNIT
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient, Hooks, Trainer
 from fedone_sdk.spec import RunSpec
@@ -85,9 +86,7 @@ class ScriptedBackend(LLMBackend):
         asked: Queries that reached it.
     """
 
-    bounds = frozenset(
-        {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
-    )
+    bounds = EVERY_UNIT
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.stores.watched import watched
+from fedone_sdk.stores.base import watched
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 

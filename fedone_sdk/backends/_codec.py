@@ -26,10 +26,7 @@ def dump(value: object) -> bytes:
 def query_key(fingerprint: str, query: Query, shortened: object | None = None) -> bytes:
     """16-byte key of a query to a model, independent of the payer.
 
-    Args:
-        fingerprint: The model.
-        query: The query.
-        shortened: The truncated form of inputs that are too long; None if no input is.
+    `shortened` is the truncated form of inputs that are too long; None if no input is.
     """
     named = [fingerprint, *dump_query(query).values()]
     if shortened is not None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from fedone_sdk.backends.base import LOG_ZERO
+from fedone_sdk.backends.base import LOG_ZERO, float32
 from fedone_sdk.errors import SpecError
 
 # OpenAI reports -9999 for any very unlikely token.
@@ -157,7 +156,7 @@ def label_log_probs(
             value = spelled[0] + math.log(math.fsum(math.exp(x - spelled[0]) for x in spelled))
         else:
             value, censored = bound, censored + 1
-        row.append(_float32(min(value, 0.0)))
+        row.append(float32(min(value, 0.0)))
     return tuple(row), censored
 
 
@@ -175,8 +174,3 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
         if answer in words:
             return tuple(0.0 if word == answer else LOG_ZERO for word in words)
     return (LOG_ZERO,) * len(words)
-
-
-def _float32(value: float) -> float:
-    """The nearest float32 number, which the wire preserves."""
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -40,10 +40,6 @@ class LabelWatch:
     The first `NUM_WATCHED` answers for each set of label words count. As soon as more than half
     of them are certain to show none of the words, further queries with these words are refused,
     until `reset`. Queries with other label words are still sent.
-
-    Args:
-        model: As the provider names it, for the messages.
-        url: Of the server, for the messages.
     """
 
     def __init__(self, *, model: str, url: str) -> None:
@@ -62,12 +58,9 @@ class LabelWatch:
             raise self._refusal(words, count)
 
     def note(self, words: tuple[str, ...], num_censored: int, top: Sequence[Token]) -> None:
-        """Counts one answer of the model.
+        """Counts one answer: how many label words of its query it does not show, and what it shows.
 
-        Args:
-            words: The label words of its query.
-            num_censored: How many of them the answer does not show.
-            top: The tokens that it shows, the likeliest first; at least one.
+        The shown tokens are at least one, the likeliest first.
         """
         count = self._counts.setdefault(words, _Count())
         self._counts.move_to_end(words)

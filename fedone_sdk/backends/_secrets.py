@@ -22,15 +22,11 @@ _SHAPE = re.compile(
 
 
 def read_secret(option: str, env: str, *, unset: str) -> str:
-    """A secret in an environment variable.
-
-    Args:
-        option: Name of the option that names the variable.
-        env: The variable.
-        unset: Advice in the error if it is not set.
+    """The secret in the environment variable that an option names.
 
     Raises:
-        SpecError: It is not set, or a header cannot carry its value, which the error does not show.
+        SpecError: It is not set, with the advice `unset`; or a header cannot carry its value, which
+            the error does not show.
     """
     # A newline at the end of a secret's file is common, and not allowed in a header.
     secret = os.environ.get(env, "").strip()
@@ -48,12 +44,10 @@ def read_secret(option: str, env: str, *, unset: str) -> str:
 
 
 def without_secrets(text: str, key_env: str | None = None) -> str:
-    """Removes keys from a text, because servers may repeat the key of the request.
+    """Removes keys from a server's message, because servers may repeat the key of the request.
 
-    Args:
-        text: A server's message.
-        key_env: Environment variable that holds the request's key. Variables with a secret's name,
-            and text that looks like a key, are removed in any case.
+    These are the value of `key_env`, those of variables with a secret's name, and text that looks
+    like a key.
     """
     secrets = {
         value.strip() for name, value in os.environ.items() if name == key_env or _NAME.search(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from fedone_sdk.budget import Payer
 
 __all__ = ["Answer", "EmbeddingSpace", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want"]
+
+EVERY_UNIT = frozenset(
+    {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
+)
+"""All units that a budget can cap."""
 
 Want = Literal["labels", "choice", "reference", "text"]
 """Kind of a query: the log-probabilities of the label words; the label word that the model writes
@@ -212,3 +218,29 @@ class LLMBackend(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+class LocalBackend(LLMBackend):
+    """A language model in this process, at no cost in money.
+
+    Attributes:
+        max_length: Maximum tokens per input, special tokens and continuation included.
+    """
+
+    bounds = EVERY_UNIT
+    local = True
+    max_length: int
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """One query of `batch_size` inputs of the maximum length."""
+        return Usage(
+            queries=1,
+            requests=1,
+            prompt_tokens=self.max_length * batch_size,
+            completion_tokens=min(max_tokens, self.max_length) * batch_size,
+        )
+
+
+def float32(value: float) -> float:
+    """The nearest float32 number, which the wire preserves."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fedone_sdk.backends._codec import load_answer, load_error, load_query, query_key
-from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
+from fedone_sdk.backends.base import EVERY_UNIT, Answer, LLMBackend, Query, Want
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, SpecError
 
@@ -32,9 +32,7 @@ class CassetteBackend(LLMBackend):
             answers of two models.
     """
 
-    bounds = frozenset(
-        {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
-    )
+    bounds = EVERY_UNIT
 
     def __init__(self, file: Path) -> None:
         self._path = file

@@ -71,11 +71,7 @@ def is_chat(parts: Rendered) -> bool:
 
 
 def refuse_chat(parts: Rendered, instead: str) -> None:
-    """Raises an error if an input is a chat.
-
-    Args:
-        parts: The input.
-        instead: Advice in the error.
+    """Raises an error with the advice `instead` if an input is a chat.
 
     Raises:
         BackendError: The input is a chat.
@@ -88,11 +84,8 @@ def messages_of(parts: Rendered, *, soft: bool = False) -> list[Message]:
     """The messages of a rendered chat.
 
     A system message without content is left out: the default of the model's template takes its
-    place. So is an empty last message of the assistant: the template opens the answer.
-
-    Args:
-        parts: The chat.
-        soft: Whether vectors stand at the place of the prompt.
+    place. So is an empty last message of the assistant: the template opens the answer. Vectors at
+    the place of the prompt (`soft`) are content.
     """
     found: list[Message] = []
     for part in parts:
@@ -108,10 +101,7 @@ def messages_of(parts: Rendered, *, soft: bool = False) -> list[Message]:
 
 
 def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Placeholder messages from which `chat_frame` reads the frame.
-
-    Args:
-        roles: Roles of the messages, in order.
+    """Placeholder messages of these roles, from which `chat_frame` reads the frame.
 
     Returns:
         The messages twice, the second time with a space at both ends of each.
@@ -167,12 +157,7 @@ def _pieces(text: str, names: Sequence[str]) -> list[str]:
 
 
 def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
-    """A content without white space at the ends that its template strips.
-
-    Args:
-        parts: The content.
-        ends: Whether the template strips its left and its right end.
-    """
+    """A content without white space at the ends, left and right, that its template strips."""
     found = list(parts)
     for strips, order, cut in (
         (ends[0], range(len(found)), str.lstrip),
@@ -188,9 +173,7 @@ def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
 def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
     """Label words as the answer to an input spells them: see `fedone_sdk.task.answer_word`.
 
-    Args:
-        words: The label words as the task has them.
-        framed: The input within its frame; special tokens are parts of their own.
+    The input is within its frame, whose special tokens are parts of their own.
     """
     before = ""
     for part in reversed(framed):
@@ -202,11 +185,7 @@ def answer_words(words: Sequence[str], framed: Rendered) -> tuple[str, ...]:
 
 
 class TemplateWarning:
-    """Warns once if an instruct model is used without its chat template.
-
-    Args:
-        model: The model's name.
-    """
+    """Warns once if an instruct model is used without its chat template."""
 
     def __init__(self, model: str) -> None:
         self._model = model

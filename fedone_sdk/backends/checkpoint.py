@@ -24,13 +24,7 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 class Checkpoint(NamedTuple):
-    """Location of a model.
-
-    Attributes:
-        name: Its display name.
-        folder: Folder of its small files.
-        commit: Of a hub model; None of a local one.
-    """
+    """Name of a model, the folder of its small files, and the commit of a hub model."""
 
     name: str
     folder: Path

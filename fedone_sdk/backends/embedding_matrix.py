@@ -35,13 +35,7 @@ _BLOCK = 4096
 
 
 class EmbeddingMatrix:
-    """The memory-mapped input embedding matrix of a causal model.
-
-    Thread-safe.
-
-    Attributes:
-        file: Its safetensors file.
-        name: Its name in the file.
+    """The memory-mapped input embedding matrix of a causal model. Thread-safe.
 
     Args:
         path: A folder with a model's safetensors files, or one such file. Only this matrix is read.

@@ -29,24 +29,35 @@ SOFT = -1
 
 
 class Cloze(NamedTuple):
-    """An input of a masked model.
-
-    Attributes:
-        ids: Its token ids.
-        mask_index: Index of the mask in `ids`.
-        whole: Whether its fields are not truncated.
-    """
+    """Token ids of a masked model's input, the mask's place, and whether its fields are whole."""
 
     ids: list[int]
     mask_index: int
     whole: bool = True
 
 
-class _Encoding(NamedTuple):
+class Encoding(NamedTuple):
     """Token ids of a text, and the characters that each token covers."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
+
+    @classmethod
+    def spread(cls, text: str, ids: list[int]) -> Encoding:
+        """The encoding of a tokeniser that does not show which characters a token covers.
+
+        Offsets are spread evenly. That suffices for truncation, which measures the result again.
+        """
+        borders = [index * len(text) // len(ids) for index in range(len(ids))]
+        return cls(ids, list(zip(borders, [*borders[1:], len(text)], strict=True)))
+
+
+def check_unicode(text: str) -> None:
+    """Raise ``TypeError``, as the library tokenizers does, for a text with a lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise TypeError("a lone surrogate") from exc
 
 
 class _Encoder:
@@ -96,7 +107,7 @@ class _Encoder:
         if found.ids[: len(anchor)] != anchor:
             raise BackendError(f"cannot tell how {text!r} is tokenised after another text")
         shift = len(self._anchor)
-        return _Encoding(
+        return Encoding(
             list(found.ids[len(anchor) :]),
             [(begin - shift, end - shift) for begin, end in found.offsets[len(anchor) :]],
         )
@@ -110,10 +121,7 @@ class _Encoder:
     ) -> tuple[list[int], bool]:
         """The token ids of a rendered input, truncated to max_length - `num_extra`.
 
-        Args:
-            parts: The rendered input.
-            num_extra: Positions to leave free.
-            stands: Placeholder ids by kind of part, for parts without text.
+        Parts of the kinds in `stands` have no text but these placeholder ids.
 
         Returns:
             The ids, and whether the fields are not truncated.
@@ -182,10 +190,6 @@ class ClozeEncoder(_Encoder):
     The text fields of an input that is too long are truncated at their ends, the longest first;
     prompt, template text and mask are not. Special tokens in a text are plain text.
 
-    Attributes:
-        pad_id: The token id of padding.
-        mask_id: The token id of the mask.
-
     Args:
         tokenizer_file: The model's ``tokenizer.json``.
         max_length: Tokens that the model takes per input, special tokens included.
@@ -215,13 +219,7 @@ class ClozeEncoder(_Encoder):
         return int(encoding.ids[0])
 
     def encode(self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0) -> Cloze:
-        """Tokenises a rendered input, and shortens its fields until it fits.
-
-        Args:
-            parts: The rendered input.
-            reserve: Positions that must be left free.
-            num_soft: Number of vectors in place of the prompt, each as `SOFT`; 0 for a prompt of
-                text.
+        """Tokenises an input, and shortens its fields until it fits; see `CausalEncoder.fitted`.
 
         Raises:
             BackendError: There is not exactly one mask (or place for the vectors), or the input is
@@ -324,10 +322,6 @@ class CausalEncoder(_Encoder):
     def framed(self, parts: Rendered, *, soft: bool = False) -> Rendered:
         """A chat in the frame of the model's template; other inputs are unchanged.
 
-        Args:
-            parts: The rendered input.
-            soft: Whether a soft prompt replaces the prompt.
-
         Raises:
             BackendError: As `frame`.
         """
@@ -341,11 +335,7 @@ class CausalEncoder(_Encoder):
         return (*found, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
-        """The label words as the answer to an input spells them.
-
-        Args:
-            label_words: The task's label words.
-            like: One of the inputs, or the task's form; an empty one is no chat.
+        """The label words as the answer to an input, or to the task's form, spells them.
 
         Raises:
             BackendError: As `frame`.
@@ -355,15 +345,10 @@ class CausalEncoder(_Encoder):
     def label_ids(
         self, label_words: Sequence[str], like: Rendered, *, several: bool
     ) -> list[list[int]]:
-        """The token ids of each label word.
-
-        Args:
-            label_words: The task's label words.
-            like: As for `spelled`.
-            several: Whether a label word may be several tokens.
+        """The token ids of each label word, in its spelling after an input (`spelled`).
 
         Raises:
-            LabelWordError: It is not one token (or none, where it may be several).
+            LabelWordError: It is not one token (or none, where it may be `several`).
             BackendError: As `frame`.
         """
         words = self.spelled(label_words, like)
@@ -441,12 +426,10 @@ class CausalEncoder(_Encoder):
 def read_max_length(folder: Path, *, causal: bool = False) -> int:
     """A model's maximum number of tokens per input, from its folder.
 
-    Args:
-        folder: Folder with ``tokenizer_config.json`` or ``config.json``.
-        causal: Whether the model is causal; else it is of the RoBERTa family.
+    A model that is not causal is of the RoBERTa family.
 
     Raises:
-        SpecError: Neither file has it, or one is not JSON.
+        SpecError: Neither configuration file has it, or one is not JSON.
     """
     limits = []
     stated = read_json(folder / "tokenizer_config.json").get("model_max_length")

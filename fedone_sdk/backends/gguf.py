@@ -20,10 +20,7 @@ _MAX_TEXT = 1 << 24
 
 
 def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
-    """Values of a GGUF file's metadata.
-
-    Returns:
-        The values of the keys that the file has.
+    """The values of these keys in a GGUF file's metadata, of those that the file has.
 
     Raises:
         SpecError: It is not a GGUF file, or it is truncated.

@@ -12,11 +12,10 @@ from importlib.util import find_spec
 from itertools import accumulate
 from math import fsum
 from pathlib import Path
-from struct import pack, unpack
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
-from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
+from fedone_sdk.backends.base import Answer, LocalBackend, Query, Want, float32
 from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.gguf import read_gguf
 from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine
@@ -35,7 +34,7 @@ _FILE_TYPE = "general.file_type"
 _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 
-class LlamaCppBackend(LLMBackend):
+class LlamaCppBackend(LocalBackend):
     """Backend for a causal language model in a GGUF file, on the CPU or on a GPU.
 
     A query's inputs are evaluated sequentially; the tokens of the prefix that an input shares with
@@ -62,11 +61,7 @@ class LlamaCppBackend(LLMBackend):
         SpecError: There is no such file, or it is not a causal model in GGUF.
     """
 
-    bounds = frozenset(
-        {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
-    )
     answers = frozenset[Want]({"labels", "text"})
-    local = True
 
     def __init__(
         self,
@@ -159,21 +154,8 @@ class LlamaCppBackend(LLMBackend):
         if self._has_template:
             self._template_warning.check(form)
 
-    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """One query of `batch_size` inputs of the maximum length, at no cost in money."""
-        return Usage(
-            queries=1,
-            requests=1,
-            prompt_tokens=self.max_length * batch_size,
-            completion_tokens=min(max_tokens, self.max_length) * batch_size,
-        )
-
     async def quote(self, query: Query) -> Usage:
-        """The exact usage: the tokens of the inputs are counted.
-
-        Raises:
-            BackendError: As `score`.
-        """
+        """The exact usage: the tokens are counted. Raises the errors of `score`."""
         return await self._in(self._token_thread, lambda model: model.count(query))
 
     async def aclose(self) -> None:
@@ -206,12 +188,7 @@ class LlamaCppBackend(LLMBackend):
 
 
 class _Plan(NamedTuple):
-    """The token ids of a query.
-
-    Attributes:
-        starts: The token ids of each input.
-        labels: The token ids of each label word.
-    """
+    """The token ids of a query: of each input, and of each label word."""
 
     starts: tuple[tuple[int, ...], ...]
     labels: tuple[tuple[int, ...], ...]
@@ -282,7 +259,7 @@ class _Model:
             }
             rows.append(
                 tuple(
-                    _float32(fsum(known[start] for start in _beginnings(label)))
+                    float32(fsum(known[start] for start in _beginnings(label)))
                     for label in plan.labels
                 )
             )
@@ -314,7 +291,3 @@ def _beginnings(label: tuple[int, ...]) -> list[tuple[int, ...]]:
 def _num_tokens(plan: _Plan) -> int:
     longest = max(map(len, plan.labels), default=1)
     return sum(len(start) + longest - 1 for start in plan.starts)
-
-
-def _float32(value: float) -> float:
-    return float(unpack("<f", pack("<f", value))[0])

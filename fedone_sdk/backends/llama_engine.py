@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedone_sdk.backends.fitting import CausalEncoder
+from fedone_sdk.backends.fitting import CausalEncoder, Encoding, check_unicode
 from fedone_sdk.errors import BackendError, one_line
 
 _TIMEOUT_S = 60.0
@@ -37,12 +37,7 @@ _BESIDES = 8
 
 
 class Written(NamedTuple):
-    """A generated text.
-
-    Attributes:
-        text: The text, without special tokens.
-        num_tokens: Number of tokens, including the end token.
-    """
+    """A generated text without special tokens, and its number of tokens, the end token included."""
 
     text: str
     num_tokens: int
@@ -58,14 +53,9 @@ class LlamaEngine:
     previous one. The first sequence of a call reuses nothing, so that results do not depend on
     earlier calls.
 
-    Attributes:
-        name: The file's name.
-        num_vocab: Tokens of the vocabulary.
-        context_length: Tokens of the longest sequence.
-
     Args:
         file: The model.
-        context_length: As above.
+        context_length: Tokens of the longest sequence.
         threads: CPU threads.
         gpu_layers: Layers on a GPU, with a GPU build of the engine; None is as many as fit.
         exact: Whether attention is computed in float32. Half precision, the engine's default, is a
@@ -123,11 +113,7 @@ class LlamaEngine:
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """The log-probabilities of tokens after each prompt, over the whole vocabulary.
-
-        Args:
-            prompts: Token ids.
-            wanted: Per prompt, the tokens to score.
+        """The log-probabilities of the `wanted` tokens after each prompt, over all tokens.
 
         Returns:
             Per prompt one number per token, nats.
@@ -148,19 +134,11 @@ class LlamaEngine:
     def _unlikely(
         self, prompt: Sequence[int], tokens: Sequence[int], shown: Mapping[int, float]
     ) -> dict[int, float]:
-        """Log-probabilities of tokens that are not among the most likely.
+        """Log-probabilities of tokens that are not among the most likely, as far as they are shown.
 
         A bias raises the tokens' logits until they are shown together with a token of known
         log-probability. The difference to that token, minus the bias, gives the log-probability.
-        Only the prompt's last token is computed again.
-
-        Args:
-            prompt: Token ids of the previous call.
-            tokens: The tokens.
-            shown: The most likely next tokens and their log-probabilities.
-
-        Returns:
-            The log-probabilities of the tokens that are shown now.
+        Only the last token of the prompt, which is that of the previous call, is computed again.
         """
         choice = self._complete(
             prompt,
@@ -306,11 +284,6 @@ def _engine() -> Any:
         del os.environ[name]
 
 
-class _Encoding(NamedTuple):
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-
-
 class _Tokeniser:
     """The engine's tokeniser in the form of a `tokenizers.Tokenizer`."""
 
@@ -318,21 +291,13 @@ class _Tokeniser:
         self._engine = engine
         self.names: dict[int, str] = {}
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> _Encoding:
+    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
         if not text and not add_special_tokens:
-            return _Encoding([], [])
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise TypeError("a lone surrogate") from exc
+            return Encoding([], [])
+        check_unicode(text)
         found = self._engine.tokenise(text, add_special=add_special_tokens)
         self.names.update(found)
-        # Offsets are spread evenly. That suffices for truncation, which measures the result again.
-        borders = [index * len(text) // len(found) for index in range(len(found))]
-        return _Encoding(
-            [token for token, _ in found],
-            list(zip(borders, [*borders[1:], len(text)], strict=True)),
-        )
+        return Encoding.spread(text, [token for token, _ in found])
 
     def token_to_id(self, special: str) -> int:
         ((token, _),) = self._engine.tokenise(special, parse_special=True)
@@ -343,12 +308,7 @@ class _Tokeniser:
 
 
 class GgufEncoder(CausalEncoder):
-    """Encoder for the model of an engine.
-
-    Args:
-        engine: The loaded model.
-        has_template: Whether its file has a chat template.
-    """
+    """Encoder for the model of an engine, whose file may have a chat template."""
 
     def __init__(self, engine: LlamaEngine, *, has_template: bool) -> None:
         self._engine = engine

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TypeVar
 
 from fedone_sdk import assets
-from fedone_sdk.backends.base import Answer, LLMBackend, Query
+from fedone_sdk.backends.base import Answer, LocalBackend, Query
 from fedone_sdk.backends.chat import MASKED, refuse_chat
 from fedone_sdk.backends.fitting import Cloze, ClozeEncoder, read_max_length
 from fedone_sdk.budget import Usage
@@ -32,7 +32,7 @@ _GROUP = 8
 """Maximum inputs per forward pass."""
 
 
-class OnnxBackend(LLMBackend):
+class OnnxBackend(LocalBackend):
     """Backend for a local masked language model, which predicts the word at ``{mask}``.
 
     Inputs of a query are batched by similar length to reduce padding. An int8 model's scores
@@ -55,11 +55,6 @@ class OnnxBackend(LLMBackend):
         MissingExtraError: The extra ``local`` is not installed.
         SpecError: The folder does not hold such a model.
     """
-
-    bounds = frozenset(
-        {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
-    )
-    local = True
 
     def __init__(self, model: str | Path | None = None, *, threads: int | None = None) -> None:
         if any(find_spec(name) is None for name in ("numpy", "onnxruntime", "tokenizers")):
@@ -112,25 +107,12 @@ class OnnxBackend(LLMBackend):
         refuse_chat(form, MASKED)
         await self._in_worker(self._label_ids, label_words)
 
-    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """One query of `batch_size` inputs of the maximum length, at no cost in money."""
-        return Usage(queries=1, requests=1, prompt_tokens=self.max_length * batch_size)
-
     async def quote(self, query: Query) -> Usage:
-        """The exact usage: the tokens are counted.
-
-        Raises:
-            BackendError: As `score`.
-            LabelWordError: As `score`.
-        """
+        """The exact usage: the tokens are counted. Raises the errors of `score`."""
         return await self._in_worker(self._count, query)
 
     async def shortened(self, query: Query) -> object | None:
-        """The token ids of inputs that are too long.
-
-        Raises:
-            BackendError: As `score`.
-        """
+        """The token ids of inputs that are too long. Raises the errors of `score`."""
         return await self._in_worker(self._shortened, query)
 
     async def aclose(self) -> None:

@@ -255,8 +255,7 @@ class OpenAIBackend(LLMBackend):
     async def shortened(self, query: Query) -> object | None:
         """The truncated texts of inputs that are too long; the cut depends on the tokeniser.
 
-        Raises:
-            BackendError: As `quote`.
+        Raises the errors of `quote`.
         """
         fitted = await self._fitted(query)
         return None if fitted == list(query.inputs) else fitted
@@ -476,14 +475,13 @@ class OpenAIBackend(LLMBackend):
             return
         said, param = message_of(exc, self._key_env), str(exc.param)
         text = f"{param} {said}".lower()
+        facts: dict[str, Any] = {"url": self._url, "said": said, "usage": _ONE_REQUEST}
         if {str(exc.code), str(exc.type)} & _TOO_LONG:
             raise BackendError(
                 "an input is longer than the model's context: shorten the template "
                 "or the prompt, lower max_input_tokens (a tokenizer counts them exactly), or start "
                 "the server with a longer context",
-                url=self._url,
-                said=said,
-                usage=_ONE_REQUEST,
+                **facts,
             )
         if "output limit was reached" in text:
             raise self._only_reasons()
@@ -500,18 +498,13 @@ class OpenAIBackend(LLMBackend):
             raise self._again(f"it expects {self._max_name}")
         if "response_format" in text or "json_schema" in text:
             raise BackendBlocked(
-                f"model {self._model!r} offers no JSON schema: set structured: false",
-                url=self._url,
-                said=said,
-                usage=_ONE_REQUEST,
+                f"model {self._model!r} offers no JSON schema: set structured: false", **facts
             )
         if "reasoning_effort" in text:
             raise BackendBlocked(
                 f"model {self._model!r} does not take reasoning_effort "
                 f"{self._reasoning_effort!r}: change it or leave it out",
-                url=self._url,
-                said=said,
-                usage=_ONE_REQUEST,
+                **facts,
             )
 
     def _again(self, what: str) -> BackendUnavailable:

@@ -89,12 +89,7 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
     """Converts exceptions of the `openai` client to the SDK's errors, of one line each.
 
     It also converts `TimeoutError` (of ``asyncio.timeout``), bodies that are not JSON, and texts
-    that are not valid Unicode.
-
-    Args:
-        model: The provider's name of the model, for the messages.
-        url: The server's URL, for the messages.
-        key_env: Environment variable that holds the key, for the messages.
+    that are not valid Unicode. The messages name the model, the URL and the key's variable.
 
     Raises:
         BackendUnavailable: 408, 409, 425, 429, 5xx, no connection, timeout, broken answer.
@@ -137,11 +132,7 @@ def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
 
 
 def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
-    """Parses the ``x-ratelimit-*`` headers; None if there are none.
-
-    Args:
-        headers: Headers of an answer or a refusal. Durations look like ``1m30s`` or ``12ms``.
-    """
+    """Parses the ``x-ratelimit-*`` headers, with durations such as ``1m30s`` or ``12ms``."""
     limits = RateLimits(
         requests=_count(headers.get("x-ratelimit-remaining-requests")),
         requests_reset_s=_duration(headers.get("x-ratelimit-reset-requests")),
@@ -207,40 +198,26 @@ def _of_status(
 ) -> BackendError:
     status = exc.status_code
     said = message_of(exc, key_env)
+    facts: dict[str, Any] = {"url": url, "said": said, "usage": _ONE_REQUEST}
     if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
         return BackendBlocked(
-            "the account has no quota left: add credit or raise its limit",
-            url=url,
-            said=said,
-            usage=_ONE_REQUEST,
+            "the account has no quota left: add credit or raise its limit", **facts
         )
     if status == 403:
-        return BackendBlocked(
-            f"the key may not use model {model!r}: change its rights, or the model",
-            url=url,
-            key_env=key_env,
-            said=said,
-            usage=_ONE_REQUEST,
-        )
+        problem = f"the key may not use model {model!r}: change its rights, or the model"
+        return BackendBlocked(problem, key_env=key_env, **facts)
     if status in (404, 405) or status < 400:
         return BackendBlocked(
             f"HTTP {status}: there is no model {model!r} here, or the key has no access to "
             f"it: check model and base_url",
-            url=url,
-            said=said,
-            usage=_ONE_REQUEST,
+            **facts,
         )
     if status in _RETRYABLE or status >= 500:
-        return BackendUnavailable(
-            f"HTTP {status}",
-            url=url,
-            said=said,
-            usage=None if status in _OUTCOME_UNKNOWN else _ONE_REQUEST,
-            retry_after_s=retry_after_s(exc.response.headers),
-        )
-    return BackendError(
-        f"HTTP {status}: the request was refused", url=url, said=said, usage=_ONE_REQUEST
-    )
+        if status in _OUTCOME_UNKNOWN:
+            facts["usage"] = None
+        wait_s = retry_after_s(exc.response.headers)
+        return BackendUnavailable(f"HTTP {status}", retry_after_s=wait_s, **facts)
+    return BackendError(f"HTTP {status}: the request was refused", **facts)
 
 
 def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None) -> BackendError:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fedone_sdk.backends.fitting import CausalEncoder
+from fedone_sdk.backends.fitting import CausalEncoder, Encoding, check_unicode
 from fedone_sdk.errors import SpecError
 
 _FILE = "tokenizer.json"
@@ -44,13 +44,9 @@ def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
 
 
 class LocalEncoder(CausalEncoder):
-    """Encoder of a causal model from a local file, with the server's start tokens.
+    """Encoder of a causal model from a local file, with the server's special tokens before a text.
 
-    Args:
-        tokenizer_file: The model's ``tokenizer.json``.
-        max_length: Maximum tokens per input, special tokens included.
-        start: The special tokens that the server puts before a text. They may come from another
-            file than this one.
+    These may come from another file than this one.
     """
 
     def __init__(self, tokenizer_file: Path, max_length: int, start: list[int]) -> None:
@@ -59,39 +55,26 @@ class LocalEncoder(CausalEncoder):
 
 
 class UnknownText(Exception):
-    """The server's tokenisation of a text is not in the cache.
-
-    Attributes:
-        text: The text.
-    """
+    """The server's tokenisation of a text is not in the cache."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         super().__init__("not tokenised yet")
 
 
-class _Encoding(NamedTuple):
-    """The fields of `tokenizers.Encoding` that a server provides."""
-
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-
-
 class ServerTokenizer:
     """A cache of a server's tokenisations, with the interface of `tokenizers.Tokenizer`.
 
-    It sends no requests: `encode` raises `UnknownText`, and the caller adds the text by `add`.
-
-    Args:
-        max_texts: Maximum number of texts; the least recently used one is evicted.
+    It sends no requests: `encode` raises `UnknownText`, and the caller adds the text by `add`. The
+    least recently used text is evicted.
     """
 
     def __init__(self, *, max_texts: int = 10_000) -> None:
         self._max_texts = max_texts
-        self._known: OrderedDict[str, _Encoding] = OrderedDict()
+        self._known: OrderedDict[str, Encoding] = OrderedDict()
         self._names: dict[int, str] = {}
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> _Encoding:
+    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
         """The tokens of a text, without special tokens.
 
         Raises:
@@ -99,12 +82,9 @@ class ServerTokenizer:
             UnknownText: It is not in the cache.
         """
         if not text:
-            return _Encoding([], [])
+            return Encoding([], [])
         if (found := self._known.get(text)) is None:
-            try:
-                text.encode()
-            except UnicodeEncodeError as exc:
-                raise TypeError("a lone surrogate") from exc
+            check_unicode(text)
             raise UnknownText(text)
         self._known.move_to_end(text)
         return found
@@ -115,12 +95,7 @@ class ServerTokenizer:
 
     def add(self, text: str, ids: list[int], names: list[str]) -> None:
         """Adds the tokens of a text, as the server makes them without special tokens."""
-        # A server does not report which characters a token covers, so offsets are spread evenly.
-        # That suffices for truncation, which measures the result again.
-        borders = [index * len(text) // len(ids) for index in range(len(ids))]
-        self._known[text] = _Encoding(
-            ids, list(zip(borders, [*borders[1:], len(text)], strict=True))
-        )
+        self._known[text] = Encoding.spread(text, ids)
         self._names.update(zip(ids, names, strict=True))
         if len(self._known) > self._max_texts:
             self._known.popitem(last=False)
@@ -131,11 +106,6 @@ class ServerEncoder(CausalEncoder):
 
     The constructor and all methods raise `UnknownText` until the texts are in the cache. Special
     tokens in a text are parsed as special tokens, because the server has no option against it.
-
-    Args:
-        tokenizer: The cache of the server's tokenisations.
-        max_length: Maximum tokens per input, special tokens included.
-        start: The special tokens that the server puts before a text.
     """
 
     def __init__(self, tokenizer: ServerTokenizer, max_length: int, start: list[int]) -> None:

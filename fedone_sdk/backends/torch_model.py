@@ -9,10 +9,9 @@ from copy import copy, deepcopy
 from importlib import import_module
 from itertools import accumulate
 from math import fsum
-from struct import pack, unpack
 from typing import Any, NamedTuple, Self
 
-from fedone_sdk.backends.base import Answer, Query
+from fedone_sdk.backends.base import Answer, Query, float32
 from fedone_sdk.backends.checkpoint import Checkpoint, first_line, load_module
 from fedone_sdk.backends.fitting import SOFT, CausalEncoder, ClozeEncoder
 from fedone_sdk.budget import Usage
@@ -22,13 +21,7 @@ from fedone_sdk.task import Rendered
 
 
 class Vectors(NamedTuple):
-    """A soft prompt on the model's device.
-
-    Attributes:
-        kind: Its kind.
-        tensor: Its numbers, in the shape of `fedone_sdk.soft_prompt.SoftPrompt`.
-        length: n, its number of positions.
-    """
+    """A soft prompt of n positions (`length`) on the model's device, shaped as `SoftPrompt`."""
 
     kind: SoftPromptKind
     tensor: Any
@@ -68,14 +61,6 @@ class TorchModel(ABC):
     Attributes:
         module: The torch module, in evaluation mode and without gradients of its weights.
         max_batch: Maximum rows per forward pass.
-
-    Args:
-        checkpoint: The model's location.
-        max_length: Maximum tokens per input, special tokens included.
-        device: torch device; ``auto`` is ``cuda`` if available, else ``cpu``.
-        dtype: Type of weights and arithmetic.
-        max_batch: As above.
-        multi_token_labels: Allows a causal model's label words of several tokens.
 
     Raises:
         BackendError: The model cannot be loaded.
@@ -123,11 +108,7 @@ class TorchModel(ABC):
         return other
 
     def label_ids(self, label_words: Sequence[str], like: Rendered = ()) -> list[list[int]]:
-        """The tokens of each label word.
-
-        Args:
-            label_words: The task's label words.
-            like: One of the inputs; the label words of a chat depend on its frame.
+        """The tokens of each label word; in a chat they depend on the frame of the input `like`.
 
         Raises:
             LabelWordError: It is not one token (or none, where it may be several).
@@ -197,7 +178,7 @@ class TorchModel(ABC):
         values = self._in_batches(plan.rows, vectors)
         return Answer(
             log_probs=tuple(
-                tuple(_float32(fsum(values[row][begin:end])) for row, begin, end in spans)
+                tuple(float32(fsum(values[row][begin:end])) for row, begin, end in spans)
                 for spans in plan.spans
             ),
             usage=Usage(requests=1, prompt_tokens=plan.num_tokens),
@@ -360,7 +341,3 @@ def room_of(vectors: Vectors | None) -> tuple[int, int]:
     if vectors is None:
         return 0, 0
     return (vectors.length, 0) if vectors.kind == "embeddings" else (0, vectors.length)
-
-
-def _float32(value: float) -> float:
-    return float(unpack("<f", pack("<f", value))[0])

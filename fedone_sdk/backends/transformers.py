@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Literal, TypeVar
 
-from fedone_sdk.backends.base import Answer, EmbeddingSpace, LLMBackend, Query
+from fedone_sdk.backends.base import Answer, EmbeddingSpace, LocalBackend, Query
 from fedone_sdk.backends.causal_model import CausalModel
 from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.checkpoint import (
@@ -22,7 +22,6 @@ from fedone_sdk.backends.checkpoint import (
     hash_folder,
     is_causal,
 )
-from fedone_sdk.backends.counting import count_tokens
 from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder, read_max_length
 from fedone_sdk.backends.masked_model import MaskedModel
 from fedone_sdk.backends.torch_model import TorchModel
@@ -34,7 +33,7 @@ from fedone_sdk.task import Rendered
 R = TypeVar("R")
 
 
-class TransformersBackend(LLMBackend):
+class TransformersBackend(LocalBackend):
     """Backend for a masked model of the RoBERTa family, or a causal model.
 
     A masked model answers at ``{mask}``, a causal one at the end of the input; the model's
@@ -70,11 +69,7 @@ class TransformersBackend(LLMBackend):
         SpecError: There is no such model or device, or the model is of another kind.
     """
 
-    bounds = frozenset(
-        {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
-    )
     takes = frozenset[SoftPromptKind]({"embeddings", "key_values"})
-    local = True
 
     def __init__(
         self,
@@ -149,17 +144,13 @@ class TransformersBackend(LLMBackend):
     async def quote(self, query: Query) -> Usage:
         """The usage: the tokeniser counts the tokens, without the weights.
 
-        A generated text counts `max_tokens` completion tokens per input.
-
-        Raises:
-            BackendError: As `score`, except for failures of the loaded model.
-            LabelWordError: As `score`.
-            ValueError: As `score`.
+        A generated text counts `max_tokens` completion tokens per input. Raises the errors of
+        `score`, except for failures of the loaded model.
         """
         self._check_query(query)
         # Not in the worker thread, where the count would wait for forward passes.
         return await asyncio.to_thread(
-            lambda: count_tokens(
+            lambda: _count_tokens(
                 self._load_encoder(), query, multi_token_labels=self._multi_token_labels
             )
         )
@@ -174,15 +165,6 @@ class TransformersBackend(LLMBackend):
         await self.with_model(lambda model: model.label_ids(label_words, form))
         if self._causal and chat_template(self._checkpoint) is not None:
             self._template_warning.check(form)
-
-    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """One query of `batch_size` inputs of the maximum length, at no cost in money."""
-        return Usage(
-            queries=1,
-            requests=1,
-            prompt_tokens=self.max_length * batch_size,
-            completion_tokens=min(max_tokens, self.max_length) * batch_size,
-        )
 
     async def embedding_space(self) -> EmbeddingSpace:
         """The scale of the model's input embeddings.
@@ -290,3 +272,47 @@ def _answer(model: TorchModel, query: Query) -> Answer:
     if not all(references):
         raise BackendError("a reference text is empty")
     return model.answer(query, [[reference] for reference in references])
+
+
+def _count_tokens(
+    encoder: CausalEncoder | ClozeEncoder, query: Query, *, multi_token_labels: bool = False
+) -> Usage:
+    """The usage of a query, an upper bound on its answer's, without loading the model.
+
+    Each input counts once, with its longest label word or reference except for the last token,
+    which the model does not read. Embedding vectors of a soft prompt count as tokens; keys and
+    values do not, and the truncation that they cause is not subtracted. A generated text counts
+    `Query.max_tokens` per input.
+
+    Raises:
+        BackendError: An input does not fit the model.
+        LabelWordError: A label word is not one token and must be.
+    """
+    soft = query.soft_prompt
+    num_soft = soft.shape[0] if soft is not None and soft.kind == "embeddings" else 0
+    if isinstance(encoder, ClozeEncoder):
+        for word in query.label_words:
+            encoder.label_id(word)
+        lengths = [len(encoder.encode(each, num_soft=num_soft).ids) for each in query.inputs]
+        return Usage(queries=1, requests=1, prompt_tokens=sum(lengths))
+    if query.want == "text":
+        lengths = [
+            len(encoder.encode(each, reserve=query.max_tokens, num_soft=num_soft))
+            for each in query.inputs
+        ]
+        written = query.max_tokens * len(query.inputs)
+        return Usage(queries=1, requests=1, prompt_tokens=sum(lengths), completion_tokens=written)
+    reserves = [max(length - 1, 0) for length in _asked(encoder, query, multi_token_labels)]
+    lengths = [
+        len(encoder.encode(each, reserve=reserve, num_soft=num_soft)) + reserve
+        for each, reserve in zip(query.inputs, reserves, strict=True)
+    ]
+    return Usage(queries=1, requests=1, prompt_tokens=sum(lengths))
+
+
+def _asked(encoder: CausalEncoder, query: Query, multi_token_labels: bool) -> list[int]:
+    """Per input, the tokens of the longest text to score."""
+    if query.want == "reference":
+        return [len(encoder.continuation(text)) for text in query.references]
+    labels = encoder.label_ids(query.label_words, query.inputs[0], several=multi_token_labels)
+    return [max(map(len, labels), default=1)] * len(query.inputs)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fedone_sdk.backends.base import Answer, EmbeddingSpace, LLMBackend, Query
+from fedone_sdk.backends.base import EVERY_UNIT, Answer, EmbeddingSpace, LLMBackend, Query
 from fedone_sdk.backends.chat import (
     MASKED,
     TemplateWarning,
@@ -28,16 +28,18 @@ from fedone_sdk.backends.tokenizer import (
     UnknownText,
     find_tokenizer,
 )
-from fedone_sdk.backends.vllm_answer import (
+from fedone_sdk.backends.vllm_server import (
+    PROBE,
     UNREADABLE,
     Rows,
+    ServedModel,
+    VllmServer,
     asking_for,
     choices,
     ending_log_prob,
     log_prob_rows,
     next_tokens,
 )
-from fedone_sdk.backends.vllm_server import PROBE, ServedModel, VllmServer
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, LabelWordError, MissingExtraError
 from fedone_sdk.soft_prompt import SoftPromptKind
@@ -59,7 +61,6 @@ class _Request(NamedTuple):
     """One request, and the parser of its answer.
 
     Attributes:
-        path: Path below the server's root.
         body: The JSON body; with `SOFT` among the token ids if the query has a soft prompt.
         worst: Upper bound of its usage.
         read: Parses the answer to log-probabilities and texts.
@@ -109,9 +110,7 @@ class VllmBackend(LLMBackend):
         SpecError: The key's variable, the tokeniser's file or the embeddings do not exist.
     """
 
-    bounds = frozenset(
-        {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
-    )
+    bounds = EVERY_UNIT
     answers = frozenset({"labels", "reference", "text"})
 
     def __init__(
@@ -239,8 +238,7 @@ class VllmBackend(LLMBackend):
     async def shortened(self, query: Query) -> object | None:
         """The truncated token ids of inputs that are too long; the cut depends on the tokeniser.
 
-        Raises:
-            BackendError: As `score`.
+        Raises the errors of `score`.
         """
         return (await self._request(query)).shortened
 

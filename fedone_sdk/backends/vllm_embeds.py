@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile, ZipInfo
 
 from fedone_sdk.backends.base import EmbeddingSpace, Want
 from fedone_sdk.backends.embedding_matrix import EmbeddingMatrix
-from fedone_sdk.backends.torch_file import torch_saved
-from fedone_sdk.backends.vllm_answer import UNREADABLE, asking_for, next_tokens
-from fedone_sdk.backends.vllm_server import ServedModel, VllmServer
+from fedone_sdk.backends.vllm_server import (
+    UNREADABLE,
+    ServedModel,
+    VllmServer,
+    asking_for,
+    next_tokens,
+)
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.soft_prompt import SoftPrompt
 
@@ -25,13 +32,10 @@ Rounding to bfloat16 changes them by hundredths, weights of another model by sev
 
 
 class PromptEmbeds:
-    """Converts inputs with a soft prompt to vLLM's ``prompt_embeds``.
-
-    Args:
-        path: A folder with the served model as safetensors, or one such file.
+    """Converts inputs with a soft prompt to vLLM's ``prompt_embeds``, by the model's weights.
 
     Raises:
-        SpecError: There is no such file, or no input embedding matrix in it.
+        SpecError: There is no such folder or file, or no input embedding matrix in it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -117,3 +121,52 @@ class PromptEmbeds:
 
 def _sent(matrix: NDArray[np.float32]) -> str:
     return base64.b64encode(torch_saved(matrix)).decode()
+
+
+def torch_saved(matrix: NDArray[np.float32]) -> bytes:
+    """A float32 matrix, not empty, as a file for ``torch.load(..., weights_only=True)``.
+
+    The file is a zip archive with a pickle, in the form of torch 1.6 and later, and the numbers.
+    Equal matrices give equal bytes.
+    """
+    rows, columns = matrix.shape
+    files = {
+        "data.pkl": _pickle(rows, columns),
+        "byteorder": b"little",
+        "data/0": matrix.astype("<f4").tobytes(),
+        "version": b"3\n",
+    }
+    archive = io.BytesIO()
+    with ZipFile(archive, "w") as zipped:  # Uncompressed, as torch requires.
+        for name, content in files.items():
+            zipped.writestr(ZipInfo(f"matrix/{name}"), content)
+    return archive.getvalue()
+
+
+def _pickle(rows: int, columns: int) -> bytes:
+    """`_rebuild_tensor_v2(storage, 0, (rows, columns), (columns, 1), False, OrderedDict())`."""
+    size = b"(%b%bt" % (_integer(rows), _integer(columns))
+    stride = b"(%b%bt" % (_integer(columns), _integer(1))
+    storage = (
+        b"("
+        + _text("storage")
+        + b"ctorch\nFloatStorage\n"
+        + _text("0")  # The name of its file.
+        + _text("cpu")
+        + _integer(rows * columns)
+        + b"tQ"  # A persistent id, by which the reader finds the storage.
+    )
+    hooks = b"ccollections\nOrderedDict\n)R"
+    return (
+        b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n("
+        + (storage + _integer(0) + size + stride + b"\x89" + hooks)
+        + b"tR."
+    )
+
+
+def _integer(value: int) -> bytes:
+    return b"J" + struct.pack("<i", value)
+
+
+def _text(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from fedone_sdk.budget.usage import Usage
+from fedone_sdk.budget.account import Usage
 from fedone_sdk.errors import MissingExtraError
 
 OwnerState = Literal["running", "ended", "unknown"]

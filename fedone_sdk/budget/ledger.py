@@ -14,13 +14,15 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Protocol, TypeVar
 
-from fedone_sdk.budget.account import Account
+from fedone_sdk.budget.account import NOTHING, Account, Budget, Usage
 from fedone_sdk.budget.leases import LeaseOwner, OpenLease
-from fedone_sdk.budget.sqlite import PATIENCE_S, use_wal
-from fedone_sdk.budget.usage import NOTHING, Budget, Usage
 from fedone_sdk.errors import UnknownLease
+from fedone_sdk.files import use_wal
 
 T = TypeVar("T")
+
+PATIENCE_S = 60.0
+"""Maximal wait of a transaction for another process, seconds."""
 
 _EXACT = Context(prec=200)
 """Decimal context in which sums and differences of amounts are exact."""
@@ -303,7 +305,7 @@ def _make(
 def _connect(path: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)
     try:
-        use_wal(db)
+        use_wal(db, PATIENCE_S)
         db.execute("PRAGMA synchronous=FULL")
     except BaseException:
         db.close()

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from fedone_sdk import assets
-from fedone_sdk.budget.usage import Usage
+from fedone_sdk.budget.account import Usage
 
 _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 

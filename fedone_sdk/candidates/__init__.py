@@ -6,7 +6,6 @@ The functions here are pure: callers read files and query models.
 from __future__ import annotations
 
 from fedone_sdk.candidates.demonstrations import demonstration_candidates
-from fedone_sdk.candidates.fill import fill, label_placeholder
 from fedone_sdk.candidates.instructions import instruction_candidates
 from fedone_sdk.candidates.label_sets import (
     PRESET_LABEL_SETS,
@@ -14,7 +13,15 @@ from fedone_sdk.candidates.label_sets import (
     label_words,
     shipped_label_sets,
 )
-from fedone_sdk.candidates.prompt import forms_of, label_checks, label_sets, no_prompt, prompt_of
+from fedone_sdk.candidates.prompt import (
+    fill,
+    forms_of,
+    label_checks,
+    label_placeholder,
+    label_sets,
+    no_prompt,
+    prompt_of,
+)
 from fedone_sdk.candidates.proposer import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.candidates.sources import (
     DemonstrationsSource,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from fedone_sdk.candidates.fill import label_placeholder
+from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import Example, TaskSpec

@@ -9,7 +9,7 @@ from functools import cache
 from itertools import chain, zip_longest
 
 from fedone_sdk import assets
-from fedone_sdk.candidates.fill import label_placeholder
+from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.description import Description
 
 _WORDS = re.compile(r"\{(\w+)\}")

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedone_sdk.candidates.fill import label_placeholder
+from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.description import Description
 from fedone_sdk.task import Role
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+
+from fedone_sdk.task import LabelValue
 
 
 class _Frozen(BaseModel):
@@ -72,11 +74,7 @@ class OwnSource(_Frozen):
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
-def _label_key(value: object) -> object:
-    return str(value) if isinstance(value, (int, bool)) else value
-
-
-LabelSet = dict[Annotated[str, BeforeValidator(_label_key)], str] | tuple[str, ...]
+LabelSet = dict[LabelValue, str] | tuple[str, ...]
 """One label word per class: by label value, or in the task's label order."""
 
 

@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 from fedone_sdk._lazy import lazy
 from fedone_sdk.client.condition import OnlyWhen
 from fedone_sdk.client.edge_client import EdgeClient
-from fedone_sdk.client.events import ClientEvent, EventKind, OnEvent
+from fedone_sdk.client.events import ClientEvent, EventKind, OnEvent, Outcome, Turn
 from fedone_sdk.client.fit import RunFit
-from fedone_sdk.client.hooks import Hooks
 from fedone_sdk.client.network import Network
-from fedone_sdk.client.policy import WorkPolicy
+from fedone_sdk.client.options import Hooks, Trainer, WorkPolicy
 from fedone_sdk.client.thread import EdgeClientThread
-from fedone_sdk.client.trainer import Trainer
 from fedone_sdk.client.transport import HttpTransport, Idle, Transport
-from fedone_sdk.client.turn import Outcome, Turn
 from fedone_sdk.spec.privacy import RequiredPrivacy
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.client.connection import Connection
-from fedone_sdk.client.network import Network
+from fedone_sdk.client.network import Connection, Network
 from fedone_sdk.errors import MessageError, SpecError, TransportError
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,

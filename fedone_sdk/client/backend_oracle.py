@@ -12,8 +12,7 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.prompts import Show
 from fedone_sdk.backends.wrappers import BudgetedBackend, Wrapper
 from fedone_sdk.budget import BudgetGuard, Usage
-from fedone_sdk.client.batch import Declining
-from fedone_sdk.client.reasons import reason_of
+from fedone_sdk.client.batch import Declining, reason_of
 from fedone_sdk.client.scoring import Step
 from fedone_sdk.errors import BackendError, BudgetError
 from fedone_sdk.soft_prompt import SoftPrompt
@@ -23,14 +22,9 @@ _log = structlog.get_logger(__name__)
 
 
 class BackendOracle:
-    """Scores prompts with a backend on the device.
+    """Scores prompts with a backend on the device, each query after `ready`.
 
     A prompt that occurs twice is sent once, and counts as two queries.
-
-    Args:
-        backend: The device's model.
-        show: Renders the run's prompts for it.
-        ready: Awaited before each query.
     """
 
     def __init__(

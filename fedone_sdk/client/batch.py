@@ -1,4 +1,4 @@
-"""The examples of one step that may leave the device."""
+"""The examples of one step that may leave the device, and why work is declined."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from typing import Any
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.data.misfit import misfit_of
-from fedone_sdk.errors import FedOneError
+from fedone_sdk.data.misfit import misfit_of, text_problem
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetError,
+    FedOneError,
+    LabelWordError,
+)
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
 from fedone_sdk.task import Example, TaskSpec, references_of
 
@@ -34,6 +41,29 @@ class Declining(FedOneError):
 
 class Unfit(Declining):
     """The device fits no work of the run, independent of the mini-batch."""
+
+
+_KINDS: dict[type[Exception], str] = {
+    LabelWordError: "a label word is not one token of the client's model",
+    BackendBlocked: "the client's model cannot be queried until its configuration changes",
+    BackendUnavailable: "the client's model is not available now",
+    BackendError: "the client's model failed",
+    BudgetError: "the budget of the client's model has nothing left for this",
+}
+"""By error type; the first match counts."""
+
+
+def reason_of(failure: Exception) -> str:
+    """Return why work is declined, for the server and the app.
+
+    A model's error may quote the request, so its text stays in the device's log.
+    """
+    for kind, words in _KINDS.items():
+        if isinstance(failure, kind):
+            return words
+    if not isinstance(failure, FedOneError):
+        return f"the client failed with {type(failure).__name__}"
+    return str(failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +147,7 @@ async def _passed(before_send: BeforeSend, text: Any) -> str | None:
         # Only the type of an app's exception: its text may quote private data.
         _log.warning("before_send failed", error=type(exc).__name__)
         return None
-    if passed is None or _fits(passed):
+    if passed is None or text_problem(passed, MAX_TEXT_CHARS) is None:
         return passed
     # A single text that no message can carry must not end the client.
     _log.warning("before_send returned no text that can be sent", kind=type(passed).__name__)
@@ -127,14 +157,3 @@ async def _passed(before_send: BeforeSend, text: Any) -> str | None:
 def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
     """Return whether an example has sendable text fields of the task, and what its loss needs."""
     return misfit_of(task, example, most_chars=MAX_TEXT_CHARS) is None
-
-
-def _fits(text: object) -> bool:
-    """Return whether a message can carry a text: not too long, without a lone surrogate."""
-    if not isinstance(text, str) or len(text) > MAX_TEXT_CHARS:
-        return False
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -31,12 +31,7 @@ class Paused(FedOneError):
 
 
 class Condition:
-    """The app's condition.
-
-    Args:
-        only_when: The app's function; None always holds.
-        events: Receives ``paused`` and ``resumed`` when the condition changes.
-    """
+    """The app's condition; the events ``paused`` and ``resumed`` report its changes."""
 
     def __init__(self, only_when: OnlyWhen | None, events: EventSink) -> None:
         self._only_when = only_when

@@ -22,16 +22,12 @@ def change(statement: str, **values: Any) -> Change:
 
 
 class DeviceState:
-    """A device's state for one server; this class stores nothing.
+    """A device's state for one server, given by its URL or name; this class stores nothing.
 
     The objects that use it hold what they need, so that a device without a folder, or with a disk
     that fails, continues in memory.
 
-    Args:
-        server: The server's URL or name.
-
     Attributes:
-        server: As given.
         file: The database; None without one.
     """
 
@@ -74,11 +70,7 @@ class DeviceState:
 
 
 def open_state(state_dir: str | Path | None, server: str) -> DeviceState:
-    """Return a device's state for one server.
-
-    Args:
-        state_dir: Folder of the file, created if missing; None for no file.
-        server: The server's URL or name.
+    """Return a device's state for one server; without a folder it is in memory only.
 
     Raises:
         DataError: The folder cannot be created.

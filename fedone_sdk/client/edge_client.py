@@ -11,22 +11,18 @@ from typing import Self
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.client.arguments import check_arguments, token_of
 from fedone_sdk.client.condition import CONDITION_POLL_S, Condition, Paused
 from fedone_sdk.client.device_state import open_state
-from fedone_sdk.client.events import EventSink
+from fedone_sdk.client.events import EventSink, Turn
 from fedone_sdk.client.fit import Capabilities, RunFit
-from fedone_sdk.client.hooks import Hooks
 from fedone_sdk.client.identity import Identity
 from fedone_sdk.client.network import Network
-from fedone_sdk.client.policy import WorkPolicy
+from fedone_sdk.client.options import Hooks, WorkPolicy, check_arguments, token_of
 from fedone_sdk.client.privacy import PrivacyAccount
-from fedone_sdk.client.retry import MAX_WAIT_S, Backoff, retry_after_s
-from fedone_sdk.client.session import Session
+from fedone_sdk.client.session import MAX_WAIT_S, Backoff, Session, retry_after_s
 from fedone_sdk.client.source import Data, Source
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.client.transport import HttpTransport, Idle
-from fedone_sdk.client.turn import Turn
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import Worker
 from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
@@ -141,10 +137,6 @@ class EdgeClient:
     def epsilon(self) -> float | None:
         """The epsilon spent so far; None unless the policy requires privacy."""
         return None if self._privacy is None else self._privacy.epsilon
-
-    @property
-    def _credential(self) -> str:
-        return self._session.credential
 
     def __repr__(self) -> str:
         return f"EdgeClient({self._server!r}, client_id={self._session.identity.client_id!r})"

@@ -1,4 +1,4 @@
-"""Events that a client reports to its app."""
+"""What a client reports to its app: its events, and the result of each turn."""
 
 from __future__ import annotations
 
@@ -62,11 +62,7 @@ OnEvent = Callable[[ClientEvent], object]
 
 
 class EventSink:
-    """Passes events to the app, and logs exceptions of its function.
-
-    Args:
-        on_event: The app's function; None drops the events.
-    """
+    """Passes events to the app, if it takes any, and logs exceptions of its function."""
 
     def __init__(self, on_event: OnEvent | None) -> None:
         self._on_event = on_event
@@ -80,3 +76,35 @@ class EventSink:
         except Exception as exc:
             # Only the type of an app's exception: its text may quote private data.
             _log.warning("on_event failed", kind=kind, error=type(exc).__name__)
+
+
+Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
+"""How a turn ended.
+
+``worked``: an update was accepted. ``declined``: the device returned the work undone. ``refused``:
+the update was late or did not fit, or the run scores with another model than the device's.
+``idle``: there was no work, or the device has no examples. ``paused``: the condition `only_when`
+does not hold. ``offline``: the aggregator could not be reached, or did not answer as one.
+``ended``: there will be no more work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The result of one turn.
+
+    Attributes:
+        outcome: How it ended.
+        next_turn_s: How long to wait before the next turn, seconds: the server's ``Retry-After``
+            or the backoff after a failure. 0 after accepted work.
+        run_id: The run of the turn's work; None without work.
+        assignment_id: The work.
+        round: Its round, from 0.
+        reason: Why it was declined or refused, for people.
+    """
+
+    outcome: Outcome
+    next_turn_s: float = 0.0
+    run_id: str | None = None
+    assignment_id: str | None = None
+    round: int | None = None
+    reason: str | None = None

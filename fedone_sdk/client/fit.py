@@ -36,14 +36,7 @@ class RunFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a device can do, apart from its rows.
-
-    Attributes:
-        backend: Whether it has its own model.
-        score: Whether it has a score function.
-        trainer: Whether it has a trainer.
-        privacy: What it requires of runs.
-    """
+    """What a device can do, apart from its rows, and what it requires of runs (`privacy`)."""
 
     backend: bool
     score: bool

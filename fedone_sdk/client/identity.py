@@ -18,11 +18,7 @@ class Identity:
 
     A damaged one is ignored, and the device enrols again.
 
-    Args:
-        state: Stores it.
-
     Attributes:
-        server: The server's URL or name.
         client_id: The device's public name; None until it has enrolled.
         credential: Its secret; None until it has enrolled.
         private_key: Signs its requests; None if it does not sign.
@@ -74,10 +70,8 @@ class Identity:
     def nonce(self, private_key: str | None) -> str:
         """Return the nonce to enrol with, which is written before it is used.
 
-        An enrolment that is repeated with the same nonce returns the same client.
-
-        Args:
-            private_key: The signing key of the client that enrols; None if it does not sign.
+        An enrolment that is repeated with the same nonce returns the same client. Another signing
+        key needs another nonce.
         """
         if self._nonce is None or self.private_key != private_key:
             self._nonce = secrets.token_urlsafe(32)
@@ -86,11 +80,7 @@ class Identity:
         return self._nonce
 
     def begin(self, nonce: str) -> None:
-        """Set the nonce to enrol with, unless there is one or an identity.
-
-        Args:
-            nonce: For a client that does not sign its requests.
-        """
+        """Set the nonce of a client that does not sign, unless there is one or an identity."""
         if self._nonce is None and self.credential is None:
             self._nonce = nonce
             self._save()

@@ -47,11 +47,7 @@ _EVICTIONS = (
 def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: str) -> str:
     """Return the key of one prompt of one local step on one mini-batch.
 
-    Args:
-        step: The local step, from 0.
-        position: The prompt's index in the step.
-        prompt: Its numbers.
-        batch_sha256: Digest of the mini-batch, so that losses on other examples never mix.
+    The digest of the mini-batch is part of it, so that losses on other examples never mix.
     """
     text = json.dumps([step, position, list(prompt), batch_sha256])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -125,11 +121,11 @@ class Journal:
         spent: tuple[int, Usage] | None = None,
         answers: Mapping[str, Answers] | None = None,
     ) -> None:
-        """Add losses by their keys.
+        """Add losses of one model by their keys.
 
         Args:
             rows: The losses.
-            model: Fingerprint of their model.
+            model: The model's fingerprint.
             spent: A step, and its cost so far (see `charge`).
             answers: The label log-probabilities of the losses, if they are needed later.
         """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
+from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.client.batch import Declining
+from fedone_sdk.client.session import Session
 from fedone_sdk.messages import RunTask
+from fedone_sdk.task import form_of
 from fedone_sdk.vocabulary import Vocabulary
 
 _MOST = 8
@@ -15,39 +17,39 @@ _MOST = 8
 T = TypeVar("T")
 
 
-class _FetchVocabulary(Protocol):
-    def __call__(
-        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
-    ) -> Awaitable[Vocabulary]:
-        """Fetch a run's candidates, or those added since a version."""
-        ...
-
-
 class KnownRuns:
-    """Tasks and vocabularies by run, each with its version: a run's candidates can grow."""
+    """Tasks and vocabularies by run, each with its version: a run's candidates can grow.
 
-    def __init__(
-        self, task: Callable[[str], Awaitable[RunTask]], vocabulary: _FetchVocabulary
-    ) -> None:
-        self._fetch_task = task
-        self._fetch_vocabulary = vocabulary
-        self._tasks = _Recent[RunTask]()
-        self._vocabularies = _Recent[tuple[int, Vocabulary]]()
+    Their label words are checked against the device's own model.
+    """
+
+    def __init__(self, session: Session, backend: LLMBackend | None) -> None:
+        self._session = session
+        self._backend = backend
+        self._tasks: dict[str, RunTask] = {}
+        self._vocabularies: dict[str, tuple[int, Vocabulary]] = {}
 
     async def task(self, run_id: str, version: int = 0) -> RunTask:
         """Return a run's task, with at least this version of its candidates."""
         known = self._tasks.get(run_id)
         if known is None or known.vocabulary_version < version:
-            known = self._tasks.keep(run_id, await self._fetch_task(run_id))
+            known = await self._session.call(self._session.transport.task, run_id)
+            if self._backend is not None:
+                await self._backend.check(known.task.label_words, form_of(known.task))
+        _keep(self._tasks, run_id, known)
         return known
 
     async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
-        """Return a run's candidates, in at least this version."""
+        """Return a run's candidates, in at least this version.
+
+        Raises:
+            Declining: They are not the run's, or its task cannot use them.
+        """
         known = self._vocabularies.get(run_id)
         if known is None or known[0] < version:
             run = await self.task(run_id, version)
-            found = await self._fetch_vocabulary(run, run_id, known)
-            known = self._vocabularies.keep(run_id, (run.vocabulary_version, found))
+            known = run.vocabulary_version, await self._fetched(run, run_id, known)
+        _keep(self._vocabularies, run_id, known)
         return known[1]
 
     def forget(self) -> None:
@@ -55,22 +57,31 @@ class KnownRuns:
         self._tasks.clear()
         self._vocabularies.clear()
 
+    async def _fetched(
+        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
+    ) -> Vocabulary:
+        """Fetch a run's candidates, or those added since a version, and check their label words."""
+        from fedone_sdk.candidates import label_checks
 
-class _Recent(Generic[T]):
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, T] = OrderedDict()
+        version, before = known or (0, None)
+        listed = await self._session.call(self._session.transport.vocabulary, run_id, version)
+        try:
+            vocabulary = listed.vocabulary(before if version else None)
+            checks = label_checks(run.task, vocabulary) if vocabulary.slots else ()
+        except ValueError as exc:
+            raise Declining("the vocabulary is malformed") from exc
+        if vocabulary.sha256 != run.vocabulary_sha256:
+            self.forget()  # Candidates may have been added between the two answers.
+            raise Declining("the vocabulary does not fit its run")
+        if self._backend is not None:
+            for words, form in checks:
+                await self._backend.check(words, form)
+        return vocabulary
 
-    def get(self, run_id: str) -> T | None:
-        if run_id in self._known:
-            self._known.move_to_end(run_id)
-        return self._known.get(run_id)
 
-    def keep(self, run_id: str, value: T) -> T:
-        self._known[run_id] = value
-        self._known.move_to_end(run_id)
-        while len(self._known) > _MOST:
-            self._known.popitem(last=False)
-        return value
-
-    def clear(self) -> None:
-        self._known.clear()
+def _keep(cache: dict[str, T], run_id: str, value: T) -> None:
+    """Make a run the most recently used one, and evict the least recently used ones."""
+    cache.pop(run_id, None)
+    cache[run_id] = value
+    while len(cache) > _MOST:
+        del cache[next(iter(cache))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from fedone_sdk.client.retry import retry_after_s
+from fedone_sdk.client.session import retry_after_s
 from fedone_sdk.errors import MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import Renewal
 

@@ -1,18 +1,20 @@
-"""How a device reaches its server: proxies, trusted authorities, its own certificate."""
+"""How a device reaches its server: proxies, trust, its certificate, and HTTP requests."""
 
 from __future__ import annotations
 
 import base64
 import ssl
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 from yarl import URL
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import SpecError, TransportError
 
 if TYPE_CHECKING:
     from fedone_sdk.client.transport import Transport
@@ -39,26 +41,17 @@ def server_url(text: str) -> URL:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """An HTTP proxy.
-
-    Attributes:
-        url: Its address, without user and password.
-        authorization: Value of ``Proxy-Authorization``; None sends no such header.
-    """
+    """An HTTP proxy: its address without user and password, and a ``Proxy-Authorization``."""
 
     url: URL
     authorization: str | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, text: str, key: str = "proxy") -> Proxy:
-        """Parse ``http://user:password@host:port``.
-
-        Args:
-            text: The proxy's URL, which may have a secret; errors do not repeat it.
-            key: The name of the argument or variable, for errors.
+        """Parse ``http://user:password@host:port`` of an argument or variable, named by `key`.
 
         Raises:
-            SpecError: It is not the URL of an HTTP proxy.
+            SpecError: It is not the URL of an HTTP proxy; the error does not repeat it.
         """
         try:
             url = URL(text)
@@ -172,3 +165,72 @@ class Network:
 
 def _unusable(key: str, file: str | Path | None, cause: OSError) -> SpecError:
     return SpecError(f"{key}: {file} cannot be used: {cause}", source="arguments")
+
+
+class Connection:
+    """The HTTP session of one server.
+
+    Attributes:
+        base: The base URL.
+
+    Raises:
+        SpecError: The URL, the proxy or a certificate cannot be used.
+    """
+
+    def __init__(self, server: str, network: Network, *, decompress: bool = True) -> None:
+        self.base = server_url(server)
+        self._proxy = network.proxy_for(self.base)
+        self._ssl = network.context()
+        self._decompress = decompress
+        self._session: aiohttp.ClientSession | None = None
+
+    def url(self, path: str) -> URL:
+        """Return the URL of a path, whose names are quoted."""
+        return self.base.joinpath(path.lstrip("/"), encoded=True)
+
+    @asynccontextmanager
+    async def request(
+        self,
+        method: str,
+        url: URL,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout: aiohttp.ClientTimeout,
+        params: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; the yielded answer has any status and an unread body.
+
+        Raises:
+            TransportError: The server cannot be reached, also while the body is read.
+        """
+        if self._session is None:
+            # Created here, not in __init__: a session belongs to the loop that uses it.
+            self._session = aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=None), auto_decompress=self._decompress
+            )
+        options: dict[str, Any] = {"headers": headers}
+        if self._ssl is not None:
+            options["ssl"] = self._ssl
+        if self._proxy is not None:
+            options |= self._proxy.options(url, headers)
+        try:
+            async with self._session.request(
+                method,
+                url,
+                params=params,
+                data=body,
+                timeout=timeout,
+                allow_redirects=False,  # a redirect would carry the secret elsewhere
+                **options,
+            ) as response:
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            reason = str(exc) or type(exc).__name__
+            raise TransportError(f"{self.base}: cannot be reached: {reason}") from exc
+
+    async def aclose(self) -> None:
+        """Close the connections; the next request opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()

@@ -26,10 +26,6 @@ def gaussian(count: int, std: float) -> list[float]:
     Each is the scaled sum of four draws, so that the low bits of a result do not reveal the noise:
     the attack of Mironov (2012) inverts the rounding of a single draw, and the cost of inverting
     grows with every further one (Holohan and Braghin, 2021).
-
-    Args:
-        count: How many.
-        std: Standard deviation.
     """
     scale = std / 2.0
     return [scale * math.fsum(_RANDOM.gauss(0.0, 1.0) for _ in range(4)) for _ in range(count)]
@@ -38,12 +34,8 @@ def gaussian(count: int, std: float) -> list[float]:
 def losses_sensitivity(privacy: PrivacySpec, num_prompts: int, num_examples: int) -> float:
     """Return the L2 sensitivity of the vector of mean losses to one example.
 
-    Each of the I means changes by at most C / b, so the vector by at most sqrt(I) C / b.
-
-    Args:
-        privacy: Has the clip C.
-        num_prompts: I.
-        num_examples: b, the scored examples.
+    Each of the I means over b scored examples changes by at most C / b, so the vector by at most
+    sqrt(I) C / b.
     """
     return math.sqrt(num_prompts) * privacy.clip / num_examples
 
@@ -58,7 +50,7 @@ def private_losses(losses: Sequence[Sequence[float]], privacy: PrivacySpec) -> t
 
     Args:
         losses: Shape (I, b), one row per prompt, the same examples in each.
-        privacy: The run's privacy.
+        privacy: Has the clip C.
 
     Returns:
         Shape (I,); a noised mean may be negative or above C.
@@ -73,14 +65,9 @@ def private_losses(losses: Sequence[Sequence[float]], privacy: PrivacySpec) -> t
 def private_step(
     before: NDArray[np.float32], after: NDArray[np.float32], privacy: PrivacySpec
 ) -> NDArray[np.float64]:
-    """Return alpha after a clipped and noised step; the caller projects it.
+    """Return alpha after a clipped and noised step, shape (n, N); the caller projects it.
 
     The projection is post-processing, which costs no privacy.
-
-    Args:
-        before: The assignment's alpha, shape (n, N).
-        after: Alpha after the local steps.
-        privacy: The run's privacy.
     """
     import numpy as np
 

@@ -18,10 +18,10 @@ from fedone_sdk.client.batch import Declining, Minibatch
 from fedone_sdk.client.device_state import Change
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses
-from fedone_sdk.client.reasons import problem_of
 from fedone_sdk.client.session import Session
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Array, Score, Scored, Scores
+from fedone_sdk.messages.forms import problem_of
 from fedone_sdk.spec.privacy import PrivacySpec
 from fedone_sdk.task import (
     LogProbs,
@@ -171,11 +171,7 @@ async def score_step(
 ) -> Losses:
     """Return the losses of a step's prompts, and score those that the journal does not have.
 
-    Args:
-        step: The step.
-        oracle: Scores the missing prompts.
-        privacy: The run's privacy.
-        charge: Gets the step's cost; returns what counts its noise, and is stored with it.
+    `charge` gets the step's cost, and returns what counts its noise, which is stored with it.
 
     Raises:
         Declining: The model failed on too many examples, the score function did, or noise cannot
@@ -241,7 +237,7 @@ def _by_class(
 
 
 class GatewayOracle:
-    """Scores prompts through the aggregator's gateway.
+    """Scores prompts through the aggregator's gateway, each request after `ready`.
 
     Args:
         assignment_id: The assignment whose lease pays.
@@ -312,12 +308,7 @@ class GatewayOracle:
 
 
 def cuts(num_prompts: int, num_examples: int) -> list[range]:
-    """Return the requests to the gateway of a step: equal parts of its prompts.
-
-    Args:
-        num_prompts: P.
-        num_examples: B.
-    """
+    """Return the requests to the gateway of a step: equal parts of its prompts."""
     num_parts = -(-num_prompts * num_examples // _PAIRS)
     num_parts = min(max(num_parts, 1), num_prompts)
     bounds = [num_prompts * part // num_parts for part in range(num_parts + 1)]

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 import structlog
-import tenacity
 
 from fedone_sdk.client.events import EventSink
 from fedone_sdk.client.identity import Identity
-from fedone_sdk.client.retry import MAX_CALL_WAIT_S, retry_after_s
 from fedone_sdk.client.stop import StopSignal
-from fedone_sdk.client.transport import Transport, new_private_key, public_key_of
+from fedone_sdk.client.transport import Transport
 from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError, is_retryable
 from fedone_sdk.messages import Enrol
 
 _log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 5
-_JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
+"""Attempts at a call."""
+
+MAX_WAIT_S = 3600.0
+"""The longest ``Retry-After`` that is honoured, seconds."""
+
+MAX_CALL_WAIT_S = 3.0
+"""The longest ``Retry-After`` that a call waits for, seconds; a longer one ends the turn. A mobile
+system gives an app that it wakes only minutes."""
+
 _SLOW_S = 4.0
 """Time without an answer after which the log says so, seconds."""
 
@@ -30,10 +37,42 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Backoff:
+    """Waits that grow with consecutive failures: exponential, with full jitter and a cap.
+
+    Full jitter spreads devices that lost the same server at the same moment evenly over the wait
+    (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+
+    Args:
+        first_s: Upper bound of the first wait, seconds.
+        max_s: Upper bound of every wait, seconds.
+    """
+
+    def __init__(self, first_s: float = 1.0, max_s: float = 300.0) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._failures = 0
+
+    def reset(self) -> None:
+        """Start again with the first wait, after a success."""
+        self._failures = 0
+
+    def next_s(self, asked_s: float | None = None) -> float:
+        """Return the wait after one more failure, seconds.
+
+        Args:
+            asked_s: The server's ``Retry-After``; honoured up to `MAX_WAIT_S`, and added.
+        """
+        bound = min(self._max_s, self._first_s * 2.0 ** min(self._failures, 32))
+        self._failures += 1
+        return min(asked_s or 0.0, MAX_WAIT_S) + random.uniform(0.0, bound)
+
+
 class Session:
     """One device's calls to its aggregator: credential, retries, and whether it is online.
 
     A call is retried a few times within seconds, for blips; longer outages are left to the turns.
+    After the stop signal nothing is retried.
 
     Args:
         transport: Reaches the server.
@@ -42,11 +81,7 @@ class Session:
         name: The device's display name.
         sign: Whether a device that enrols creates a signing key.
         events: Receives ``enrolled``, ``offline`` and ``online``.
-        stop: Ends waits; after it nothing is retried.
-
-    Attributes:
-        transport: As given.
-        identity: As given.
+        stop: Ends waits.
     """
 
     def __init__(
@@ -110,12 +145,15 @@ class Session:
                 raise SpecError(
                     "token: is required until the device has enrolled", source="arguments"
                 )
-            key = self.identity.private_key or (new_private_key() if self._sign else None)
-            message = Enrol(
-                name=self._name,
-                nonce=self.identity.nonce(key),
-                public_key=None if key is None else public_key_of(key),
-            )
+            key, public_key = self.identity.private_key, None
+            if key is not None or self._sign:
+                # Imported here: it needs the extra ``signing``.
+                from fedone_sdk.client.signing import Signer
+
+                signer = Signer.generate() if key is None else Signer(key)
+                key, public_key = signer.private_key, signer.public_key
+            nonce = self.identity.nonce(key)
+            message = Enrol(name=self._name, nonce=nonce, public_key=public_key)
             with self._warn_if_slow(), self._checked_url():
                 enrolled = await self._retried(lambda: self.transport.enrol(token, message))
             self.identity.enrolled(enrolled)
@@ -148,28 +186,24 @@ class Session:
             self._events.emit("online")
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await self._once(call)
-        except Exception as exc:
-            if not is_retryable(exc):
-                raise
-            failure: Exception | None = exc
-        # Built for failed calls only: it costs as much as the message that a call sends.
-        retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(is_retryable),
-            wait=_wait_s,
-            stop=self._gives_up,
-            sleep=self._stop.sleep,
-            before_sleep=_log_retry,
-            reraise=True,
-        )
-        async for attempt in retrying:
-            with attempt:
-                if failure is not None:
-                    first, failure = failure, None
-                    raise first
+        backoff = Backoff(first_s=0.2, max_s=20.0)
+        attempt = 1
+        while True:
+            try:
                 return await self._once(call)
-        raise AssertionError("unreachable: retrying ends by returning or raising")
+            except Exception as exc:
+                if not is_retryable(exc) or self._gives_up(exc, attempt):
+                    raise
+                # Without a configuration, structlog prints every level.
+                if structlog.is_configured():
+                    _log.debug("trying again", attempt=attempt, reason=str(exc))
+                wait_s = backoff.next_s(retry_after_s(exc))
+            await self._stop.sleep(wait_s)
+            attempt += 1
+
+    def _gives_up(self, failure: Exception, attempt: int) -> bool:
+        long = retry_after_s(failure) > MAX_CALL_WAIT_S
+        return attempt == _ATTEMPTS or self._stop.is_set() or long
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -179,10 +213,6 @@ class Session:
             raise
         self._set_online()
         return result
-
-    def _gives_up(self, state: tenacity.RetryCallState) -> bool:
-        long = retry_after_s(_failure(state)) > MAX_CALL_WAIT_S
-        return state.attempt_number >= _ATTEMPTS or self._stop.is_set() or long
 
     @contextmanager
     def _warn_if_slow(self) -> Iterator[None]:
@@ -211,18 +241,10 @@ class Session:
             ) from exc
 
 
-def _wait_s(state: tenacity.RetryCallState) -> float:
-    return retry_after_s(_failure(state)) + _JITTER(state)
-
-
-def _log_retry(state: tenacity.RetryCallState) -> None:
-    # Without a configuration, structlog prints every level.
-    if structlog.is_configured():
-        _log.debug("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
-
-
-def _failure(state: tenacity.RetryCallState) -> BaseException | None:
-    return state.outcome.exception() if state.outcome else None
+def retry_after_s(failure: BaseException | None) -> float:
+    """Return a failure's ``Retry-After``, seconds; 0 if it has none."""
+    asked = failure.retry_after_s if isinstance(failure, (ProblemError, TransportError)) else None
+    return asked or 0.0
 
 
 def _hour(at: float) -> str:

@@ -13,19 +13,16 @@ from fedone_sdk.messages.signature import COVERED, SIGNATURE_LABEL, content_dige
 try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 except ImportError as exc:
-    raise MissingExtraError("signed requests", extra="signing") from exc
+    raise MissingExtraError("signing requests", extra="signing") from exc
 
 
 class Signer:
-    """A device's Ed25519 key.
+    """A device's Ed25519 key, from its raw 32 bytes in base64.
 
     A signature is valid for one request, once, for some minutes: each attempt has a new one.
 
-    Args:
-        private_key: The raw key of 32 bytes, base64.
-
     Raises:
-        ValueError: It is not one.
+        ValueError: It is not such a key.
     """
 
     def __init__(self, private_key: str) -> None:

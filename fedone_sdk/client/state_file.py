@@ -61,11 +61,8 @@ class _DamagedError(sqlite3.DatabaseError):
 class StateFile(DeviceState):
     """A device's state for one server, in a file that all its servers share.
 
-    A file that is damaged is renamed with the suffix ``.damaged``, and a new one is started.
-
-    Args:
-        folder: The file's folder, created if missing; readable by its owner only.
-        server: The server's URL or name.
+    A file that is damaged is renamed with the suffix ``.damaged``, and a new one is started. Its
+    folder is created if missing, readable by its owner only.
 
     Raises:
         DataError: The folder cannot be created.

@@ -11,11 +11,9 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
-from fedone_sdk.client.connection import Connection
-from fedone_sdk.client.network import Network
-from fedone_sdk.client.reasons import problem_of
+from fedone_sdk.client.network import Connection, Network
 from fedone_sdk.clock import Clock, SystemClock
-from fedone_sdk.errors import MessageError, MissingExtraError, ProblemError, TransportError
+from fedone_sdk.errors import MessageError, ProblemError, TransportError
 from fedone_sdk.messages import (
     ASSIGNMENT,
     JSON,
@@ -45,6 +43,7 @@ from fedone_sdk.messages import (
     encode,
     is_sendable,
 )
+from fedone_sdk.messages.forms import problem_of
 
 if TYPE_CHECKING:
     from fedone_sdk.client.signing import Signer
@@ -171,7 +170,9 @@ class HttpTransport:
         Raises:
             MissingExtraError: The extra ``signing`` is not installed.
         """
-        self._signer = client_id, _signer_class()(private_key)
+        from fedone_sdk.client.signing import Signer
+
+        self._signer = client_id, Signer(private_key)
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
@@ -379,32 +380,6 @@ class HttpTransport:
                 if len(body) > most:
                     raise MessageError(f"{url.path}: the answer is over {most} bytes")
             return response.status, response.headers, bytes(body)
-
-
-def new_private_key() -> str:
-    """Create a signing key.
-
-    Raises:
-        MissingExtraError: The extra ``signing`` is not installed.
-    """
-    return _signer_class().generate().private_key
-
-
-def public_key_of(private_key: str) -> str:
-    """Return the public key of a signing key.
-
-    Raises:
-        MissingExtraError: The extra ``signing`` is not installed.
-    """
-    return _signer_class()(private_key).public_key
-
-
-def _signer_class() -> type[Signer]:
-    try:
-        from fedone_sdk.client.signing import Signer
-    except ImportError as exc:
-        raise MissingExtraError("signing requests", extra="signing") from exc
-    return Signer
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:

@@ -23,10 +23,6 @@ class Unsent:
     """An update that the server has not accepted yet.
 
     Attributes:
-        run_id: The run.
-        assignment_id: The work.
-        round: Its round.
-        update: The message.
         memory: The method's memory once the update is accepted; empty for none.
         noised: Whether the update has noise, which must not be drawn twice.
     """
@@ -40,11 +36,7 @@ class Unsent:
 
 
 class UnfinishedWork:
-    """Journals and unsent updates by assignment, and the memory of methods by run.
-
-    Args:
-        state: Stores them.
-    """
+    """Journals and unsent updates by assignment, and the memory of methods by run."""
 
     def __init__(self, state: DeviceState) -> None:
         self._state = state

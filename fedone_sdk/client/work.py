@@ -11,11 +11,10 @@ import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import MAX_LABELS, bias_grid
-from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch
-from fedone_sdk.client.reasons import reason_of
+from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, reason_of
+from fedone_sdk.client.options import Trainer
 from fedone_sdk.client.scoring import Losses
-from fedone_sdk.client.trainer import Trainer
-from fedone_sdk.data.minibatch import draw_minibatch
+from fedone_sdk.data.splitmix import draw_minibatch
 from fedone_sdk.errors import BackendError, MissingExtraError, one_line
 from fedone_sdk.messages import (
     AlphaAssignment,
@@ -116,10 +115,7 @@ class Work:
     async def update(
         self, remembered: Callable[[], bytes | None]
     ) -> tuple[AlphaUpdate | LossesUpdate, bytes]:
-        """Do the work.
-
-        Args:
-            remembered: Returns the method's memory on this device.
+        """Do the work, with the method's memory on this device.
 
         Returns:
             The update, and the method's memory once it is accepted (empty for none).

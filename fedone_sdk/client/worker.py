@@ -10,21 +10,18 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.batch import Declining, Minibatch, Unfit, usable
+from fedone_sdk.client.batch import Declining, Minibatch, Unfit, reason_of, usable
 from fedone_sdk.client.condition import Condition, Gate, Paused
 from fedone_sdk.client.device_state import Change, DeviceState
-from fedone_sdk.client.events import EventSink
+from fedone_sdk.client.events import EventSink, Turn
 from fedone_sdk.client.fit import Capabilities
-from fedone_sdk.client.hooks import Hooks
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.known_runs import KnownRuns
 from fedone_sdk.client.lease import Lease
-from fedone_sdk.client.reasons import reason_of
-from fedone_sdk.client.retry import MAX_CALL_WAIT_S, retry_after_s
+from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, Step, score_step
-from fedone_sdk.client.session import Session
+from fedone_sdk.client.session import MAX_CALL_WAIT_S, Session, retry_after_s
 from fedone_sdk.client.stop import StopSignal
-from fedone_sdk.client.turn import Turn
 from fedone_sdk.client.unfinished import UnfinishedWork, Unsent
 from fedone_sdk.client.work import Assigned, Work
 from fedone_sdk.errors import (
@@ -38,7 +35,7 @@ from fedone_sdk.errors import (
     is_retryable,
 )
 from fedone_sdk.messages import Array, Decline, RunTask
-from fedone_sdk.task import Example, TaskSpec, form_of
+from fedone_sdk.task import Example, TaskSpec
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -53,15 +50,7 @@ _NOT_DECLINED = ("assignment_expired", "run_conflict", "unauthorized")
 class Worker:
     """Does assignments, and sends their updates.
 
-    Args:
-        session: Calls the server.
-        state: Stores journals, unsent updates and method memory.
-        hooks: The app's own functions.
-        backend: The device's own model; None scores through the gateway.
-        capabilities: What the device can do.
-        condition: Whether it may work now.
-        events: Receives the progress.
-        stop: Ends waits.
+    Without a backend it scores through the gateway.
     """
 
     def __init__(
@@ -85,7 +74,7 @@ class Worker:
         self._events = events
         self._stop = stop
         self._unfinished = UnfinishedWork(state)
-        self._runs = KnownRuns(self._fetch_task, self._fetch_vocabulary)
+        self._runs = KnownRuns(session, backend)
         self._unfit: dict[str, TaskSpec] = {}
 
     def forget(self) -> None:
@@ -292,39 +281,6 @@ class Worker:
         self._unfinished.accept(unsent)
         _log.info("updated", **_facts(unsent))
         self._events.emit("updated", **_facts(unsent))
-
-    # Runs
-
-    async def _fetch_task(self, run_id: str) -> RunTask:
-        run = await self._session.call(self._session.transport.task, run_id)
-        if self._backend is not None:
-            await self._backend.check(run.task.label_words, form_of(run.task))
-        return run
-
-    async def _fetch_vocabulary(
-        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
-    ) -> Vocabulary:
-        """Fetch a run's candidates, and check their label words against the device's model.
-
-        Raises:
-            Declining: They are not the run's, or its task cannot use them.
-        """
-        from fedone_sdk.candidates import label_checks
-
-        version, before = known or (0, None)
-        listed = await self._session.call(self._session.transport.vocabulary, run_id, version)
-        try:
-            vocabulary = listed.vocabulary(before if version else None)
-            checks = label_checks(run.task, vocabulary) if vocabulary.slots else ()
-        except ValueError as exc:
-            raise Declining("the vocabulary is malformed") from exc
-        if vocabulary.sha256 != run.vocabulary_sha256:
-            self._runs.forget()  # Candidates may have been added between the two answers.
-            raise Declining("the vocabulary does not fit its run")
-        if self._backend is not None:
-            for words, form in checks:
-                await self._backend.check(words, form)
-        return vocabulary
 
 
 def _is_kept(refusal: ProblemError) -> bool:

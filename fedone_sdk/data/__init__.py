@@ -2,9 +2,8 @@
 
 from fedone_sdk.data.columns import label_columns, split_dev, text_columns
 from fedone_sdk.data.loaders import check_examples, load_examples
-from fedone_sdk.data.minibatch import draw_minibatch
 from fedone_sdk.data.partition import Partition, dirichlet, iid, k_shot, partition_clients
-from fedone_sdk.data.splitmix import SplitMix64
+from fedone_sdk.data.splitmix import SplitMix64, draw_minibatch
 
 __all__ = [
     "Partition",

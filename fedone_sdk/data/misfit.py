@@ -36,12 +36,7 @@ class Misfit:
 def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) -> Misfit | None:
     """The first reason why a task cannot be put to a row; None where it can.
 
-    A label is compared as text, so that a CSV's ``"1"`` is the label 1.
-
-    Args:
-        task: The task.
-        row: The row.
-        most_chars: The longest text that is allowed; None is any.
+    A label is compared as text, so that a CSV's ``"1"`` is the label 1. `most_chars` bounds texts.
     """
     for field in task.fields:
         if found := _text_misfit(row, field, most_chars):
@@ -68,15 +63,20 @@ def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) ->
 def _text_misfit(row: Example, field: str, most_chars: int | None) -> Misfit | None:
     if field not in row:
         return _missing(row, field)
-    value = row[field]
+    problem = text_problem(row[field], most_chars)
+    return None if problem is None else _same(field, problem)
+
+
+def text_problem(value: object, most_chars: int | None) -> str | None:
+    """Return why a value is not a text that a message and a tokenizer take; None if it is one."""
     if not isinstance(value, str):
-        return _same(field, f"is {type(value).__name__}; it must be text")
+        return f"is {type(value).__name__}; it must be text"
     if most_chars is not None and len(value) > most_chars:
-        return _same(field, f"has more than {most_chars} characters")
+        return f"has more than {most_chars} characters"
     try:
         value.encode()
     except UnicodeEncodeError:  # JSON can spell it, no tokenizer can take it
-        return _same(field, "has half of a surrogate pair; it must be valid Unicode text")
+        return "has half of a surrogate pair; it must be valid Unicode text"
     return None
 
 
@@ -115,14 +115,7 @@ class Rows:
         most_chars: int | None = None,
         quotes: bool = True,
     ) -> Rows:
-        """Compares rows with a task.
-
-        Args:
-            task: The task.
-            rows: The rows.
-            most_chars: The longest text that is allowed; None is any.
-            quotes: Whether `told` may quote a label at all.
-        """
+        """Compares rows with a task; `quotes` is whether `told` may quote a label at all."""
         total, problems, labels = 0, Counter[tuple[str, str]](), Counter[str]()
         first: dict[tuple[str, str], Misfit] = {}
         shown: dict[str, Misfit] = {}

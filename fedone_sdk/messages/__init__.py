@@ -8,14 +8,6 @@ from fedone_sdk._lazy import lazy
 
 # Lazy imports: an edge device only loads the modules that it uses.
 if TYPE_CHECKING:
-    from fedone_sdk.messages.access import (
-        ClientInfo,
-        ClientList,
-        CreatedToken,
-        NewToken,
-        TokenInfo,
-        TokenList,
-    )
     from fedone_sdk.messages.array import MAX_ELEMENTS, Array
     from fedone_sdk.messages.assignment import (
         ASSIGNMENT,
@@ -28,17 +20,28 @@ if TYPE_CHECKING:
         Step,
         VocabularyList,
     )
-    from fedone_sdk.messages.base import MAX_MODEL_CHARS, Message
-    from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
-    from fedone_sdk.messages.forms import JSON, TENSORS, Body, Parse, decode, encode, has_arrays
-    from fedone_sdk.messages.problem import Problem
-    from fedone_sdk.messages.protocol import (
+    from fedone_sdk.messages.base import (
+        MAX_MODEL_CHARS,
         OLDEST_PROTOCOL,
         PROTOCOL_HEADER,
         PROTOCOL_VERSION,
+        Message,
+        Problem,
         check_protocol,
         is_sendable,
     )
+    from fedone_sdk.messages.enrolment import (
+        ClientInfo,
+        ClientList,
+        CreatedToken,
+        Enrol,
+        Enrolled,
+        NewToken,
+        Rotated,
+        TokenInfo,
+        TokenList,
+    )
+    from fedone_sdk.messages.forms import JSON, TENSORS, Body, Parse, decode, encode, has_arrays
     from fedone_sdk.messages.run import (
         CacheReport,
         Cap,
@@ -90,19 +93,20 @@ else:
     __getattr__, __dir__ = lazy(
         globals(),
         {
-            "access": "ClientInfo ClientList CreatedToken NewToken TokenInfo TokenList",
             "array": "MAX_ELEMENTS Array",
             "assignment": (
                 "ASSIGNMENT AlphaAssignment Assignment Claim LossesAssignment Renewal RunTask "
                 "Step VocabularyList"
             ),
-            "base": "MAX_MODEL_CHARS Message",
-            "enrolment": "Enrol Enrolled Rotated",
-            "forms": "JSON TENSORS Body Parse decode encode has_arrays",
-            "problem": "Problem",
-            "protocol": (
-                "OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION check_protocol is_sendable"
+            "base": (
+                "MAX_MODEL_CHARS OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION Message Problem "
+                "check_protocol is_sendable"
             ),
+            "enrolment": (
+                "ClientInfo ClientList CreatedToken Enrol Enrolled NewToken Rotated TokenInfo "
+                "TokenList"
+            ),
+            "forms": "JSON TENSORS Body Parse decode encode has_arrays",
             "run": (
                 "CacheReport Cap CensoringReport ClientInfluence MetricReport PrivacyReport "
                 "PromptReport RoundReport RunDevices RunEvent RunResult RunStatus Traffic "

@@ -1,16 +1,21 @@
-"""Base class and common types of wire messages."""
+"""What all wire messages share: base class, common types, protocol version, problems."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from fedone_sdk.errors import ProblemError
 
 
 class Message(BaseModel):
     """A JSON message: immutable, with finite numbers only and without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    holds_arrays: ClassVar[bool] = False
+    """Whether messages of the class may have arrays."""
 
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -22,7 +27,7 @@ def _printable(text: str) -> str:
 
 
 ONE_LINE = AfterValidator(_printable)
-"""Translation table that replaces line ends and terminal control characters by blanks."""
+"""Replaces line ends and terminal control characters by blanks."""
 
 Name = Annotated[str, Field(min_length=1, max_length=200), ONE_LINE]
 """A display name."""
@@ -32,3 +37,82 @@ MAX_MODEL_CHARS = 300
 
 Seed = Annotated[int, Field(ge=0, lt=2**53)]
 """A seed of a random stream; below 2^53 so that every JSON parser keeps it exact."""
+
+
+def is_none(value: object) -> bool:
+    """Return whether a field is left out; ``exclude_if`` for values that may be 0 or empty."""
+    return value is None
+
+
+PROTOCOL_HEADER = "FedOne-Protocol"
+"""Header with the sender's version in requests, and the server's newest version in responses."""
+
+PROTOCOL_VERSION = 1
+"""Newest supported version."""
+
+OLDEST_PROTOCOL = 1
+"""Oldest supported version."""
+
+
+def check_protocol(given: str | None) -> None:
+    """Refuse unsupported versions.
+
+    Args:
+        given: The header's value; None is version 1, which had no header.
+
+    Raises:
+        ProblemError: ``upgrade_required``, for versions that are too old or too new.
+    """
+    version = 1 if given is None else int(given) if _is_version(given) else None
+    if version is None or not OLDEST_PROTOCOL <= version <= PROTOCOL_VERSION:
+        served = (
+            f"version {PROTOCOL_VERSION}"
+            if OLDEST_PROTOCOL == PROTOCOL_VERSION
+            else f"versions {OLDEST_PROTOCOL} to {PROTOCOL_VERSION}"
+        )
+        said = "it does not name one" if version is None else f"the request speaks {version}"
+        raise ProblemError(
+            "upgrade_required", f"this server speaks {served} of the protocol; {said}"
+        )
+
+
+def is_sendable(secret: str) -> bool:
+    """Whether a secret can be sent in a header: printable ASCII, not empty."""
+    return bool(secret) and secret.isascii() and secret.isprintable()
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 6
+
+
+class Problem(Message):
+    """``application/problem+json``.
+
+    Attributes:
+        type: A URI reference for the kind of problem.
+        title: The kind of problem, in words.
+        status: The HTTP status.
+        code: Stable code for programs (`fedone_sdk.errors.PROBLEMS`).
+        detail: Description of this occurrence.
+    """
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+
+    @classmethod
+    def of(cls, error: ProblemError) -> Self:
+        """Return the problem of an error."""
+        return cls(
+            type=f"urn:fedone:problem:{error.code}",
+            title=error.title,
+            status=error.status,
+            code=error.code,
+            detail=error.detail,
+        )
+
+    def error(self) -> ProblemError:
+        """Return the problem as an exception."""
+        return ProblemError(self.code, self.detail)

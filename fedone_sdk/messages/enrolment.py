@@ -1,4 +1,4 @@
-"""Enrolment of clients and rotation of credentials."""
+"""Enrolment of clients, their credentials, and the tokens that they enrol with."""
 
 from __future__ import annotations
 
@@ -49,3 +49,105 @@ class Rotated(Message):
     """
 
     credential: Annotated[str, Field(repr=False)]
+
+
+TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+"""Name of a token."""
+
+Runs = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.*-]{1,64}$")], ...],
+    Field(min_length=1, max_length=64),
+]
+"""Names of runs, in which ``*`` stands for any text."""
+
+
+class NewToken(Message):
+    """``POST /v1/enrolment-tokens``: a token with which devices enrol.
+
+    Attributes:
+        name: Its name.
+        runs: Runs that its clients may access; null is all.
+        uses: Maximal number of clients that enrol with it; null is unlimited.
+        expires_in_s: Its lifetime, seconds; null is unlimited.
+    """
+
+    name: TokenName
+    runs: Runs | None = None
+    uses: Annotated[int, Field(ge=1, le=2**53 - 1)] | None = None
+    expires_in_s: Annotated[float, Field(gt=0, le=1e10)] | None = None
+
+
+class TokenInfo(Message):
+    """An enrolment token, without its secret.
+
+    Attributes:
+        name: Its name; configured tokens have the prefix ``config:``.
+        runs: Runs that its clients may access; null is all.
+        uses_left: Number of clients that can still enrol with it; null is unlimited.
+        expires_at: Expiry, seconds since the epoch; null is never.
+        created_at: Seconds since the epoch.
+        revoked_at: Seconds since the epoch; null if it is not revoked.
+    """
+
+    name: str
+    runs: tuple[str, ...] | None = None
+    uses_left: int | None = None
+    expires_at: float | None = None
+    created_at: float
+    revoked_at: float | None = None
+
+
+class CreatedToken(TokenInfo):
+    """A new enrolment token.
+
+    Attributes:
+        token: The secret, which cannot be read again.
+    """
+
+    token: Annotated[str, Field(repr=False)]
+
+
+class TokenList(Message):
+    """``GET /v1/enrolment-tokens``.
+
+    Attributes:
+        tokens: In order of creation.
+    """
+
+    tokens: tuple[TokenInfo, ...]
+
+
+class ClientInfo(Message):
+    """An enrolled client, without its secrets.
+
+    Attributes:
+        client_id: Public id.
+        name: Display name.
+        token: Name of the token that it enrolled with.
+        runs: Runs that it may access; null is all.
+        signs: Whether it must sign its requests.
+        enrolled_at: Seconds since the epoch.
+        revoked_at: Seconds since the epoch; null if it is not revoked.
+        seen_at: Time of its last request with a precision of a day, seconds since the epoch.
+    """
+
+    client_id: Id
+    name: Name | None = None
+    token: str | None = None
+    runs: tuple[str, ...] | None = None
+    signs: bool = False
+    enrolled_at: float
+    revoked_at: float | None = None
+    seen_at: float | None = None
+
+
+class ClientList(Message):
+    """``GET /v1/clients``.
+
+    Attributes:
+        clients: In order of enrolment.
+        next: The `after` of the next page; null on the last page.
+    """
+
+    clients: tuple[ClientInfo, ...]
+    next: int | None = None

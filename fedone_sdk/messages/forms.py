@@ -9,19 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, lru_cache
-from typing import (
-    Annotated,
-    Any,
-    ForwardRef,
-    Literal,
-    NamedTuple,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_origin,
-)
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Message
@@ -75,7 +65,7 @@ def encode(message: Message, accept: str = "") -> Body:
         message: The message.
         accept: Value of the reader's ``Accept``; JSON is implied.
     """
-    if _takes_tensors(accept) and _may_hold_arrays(type(message)):
+    if message.holds_arrays and _takes_tensors(accept):
         tensors = {
             place: Tensor(array.dtype, array.shape, array.to_bytes())
             for place, array in _arrays(message, "")
@@ -124,32 +114,20 @@ def decode(
     return message
 
 
+def problem_of(refusal: ValidationError) -> str:
+    """Return where a message is malformed first, and how.
+
+    Without the input, which may have a credential or private text.
+    """
+    first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(step) for step in first["loc"])[:100]
+    return f"{where}: {first['msg'][:200]}"
+
+
 @cache
 def has_arrays(kind: Any) -> bool:
     """Whether messages of a type, or of a union of types, may have arrays."""
     return Array.__name__ in TypeAdapter(kind).json_schema().get("$defs", {})
-
-
-@cache
-def _may_hold_arrays(kind: Any) -> bool:
-    """As `has_arrays`, of the type of a message that exists; costs no JSON schema."""
-    return _mentions_arrays(kind, set())
-
-
-def _mentions_arrays(kind: Any, seen: set[Any]) -> bool:
-    if get_origin(kind) is Literal:
-        return False
-    if get_origin(kind) is Annotated:
-        return _mentions_arrays(get_args(kind)[0], seen)
-    if kind in (Array, Any, object) or isinstance(kind, (str, ForwardRef)):
-        return True  # or it cannot be said
-    if kind in seen:
-        return False
-    seen.add(kind)
-    parts = get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        parts = tuple(field.annotation for field in kind.model_fields.values())
-    return any(_mentions_arrays(part, seen) for part in parts)
 
 
 @lru_cache(maxsize=64)

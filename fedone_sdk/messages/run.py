@@ -9,17 +9,13 @@ from pydantic import Field
 
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.candidates import prompt_of
-from fedone_sdk.messages.base import Message
+from fedone_sdk.messages.base import Message, is_none
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.messages.verdict import Standing, Verdict
 from fedone_sdk.task import Filling, TaskSpec, TextPrompt
 from fedone_sdk.vocabulary import LABELS, Vocabulary
 
 RunStatus = Literal["running", "completed", "budget_exhausted", "stopped", "failed"]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 class Cap(Message):
@@ -56,11 +52,8 @@ class Traffic(Message):
 
     def plus(self, upload: int, download: int) -> Traffic:
         """Return the traffic with one more request and response."""
-        return Traffic(
-            upload_bytes=self.upload_bytes + upload,
-            download_bytes=self.download_bytes + download,
-            messages=self.messages + bool(upload) + bool(download),
-        )
+        messages = bool(upload) + bool(download)
+        return self.sum(Traffic(upload_bytes=upload, download_bytes=download, messages=messages))
 
     def sum(self, other: Traffic) -> Traffic:
         """Return the sum."""
@@ -140,8 +133,8 @@ class PromptReport(Message):
     text: str
     tokens: tuple[str, ...]
     bias: tuple[float, ...] | None = None
-    slots: dict[str, str] | None = Field(default=None, exclude_if=_is_none)
-    labels: dict[str, str] | None = Field(default=None, exclude_if=_is_none)
+    slots: dict[str, str] | None = Field(default=None, exclude_if=is_none)
+    labels: dict[str, str] | None = Field(default=None, exclude_if=is_none)
 
     @classmethod
     def of(
@@ -299,7 +292,7 @@ class RunResult(Billed):
     communication: Traffic
     gateway: Traffic
     metric: MetricReport
-    verdict: Verdict | None = Field(default=None, exclude_if=_is_none)
+    verdict: Verdict | None = Field(default=None, exclude_if=is_none)
     history: tuple[RoundReport, ...]
     prompt: PromptReport
     alpha_sha256: str
@@ -307,7 +300,7 @@ class RunResult(Billed):
     models: tuple[str, ...] = ()
     privacy: PrivacyReport | None = None
     quarantined: int = 0
-    devices: RunDevices | None = Field(default=None, exclude_if=_is_none)
+    devices: RunDevices | None = Field(default=None, exclude_if=is_none)
     wall_s: float
     seed: int
 

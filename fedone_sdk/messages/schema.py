@@ -6,14 +6,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedone_sdk.messages.access import (
-    ClientInfo,
-    ClientList,
-    CreatedToken,
-    NewToken,
-    TokenInfo,
-    TokenList,
-)
 from fedone_sdk.messages.assignment import (
     AlphaAssignment,
     Claim,
@@ -22,8 +14,18 @@ from fedone_sdk.messages.assignment import (
     RunTask,
     VocabularyList,
 )
-from fedone_sdk.messages.enrolment import Enrol, Enrolled, Rotated
-from fedone_sdk.messages.problem import Problem
+from fedone_sdk.messages.base import Problem
+from fedone_sdk.messages.enrolment import (
+    ClientInfo,
+    ClientList,
+    CreatedToken,
+    Enrol,
+    Enrolled,
+    NewToken,
+    Rotated,
+    TokenInfo,
+    TokenList,
+)
 from fedone_sdk.messages.run import RunResult
 from fedone_sdk.messages.score import Score, Scores
 from fedone_sdk.messages.steering import About, Health, Quarantine, Removal, RollBack, RunSummary

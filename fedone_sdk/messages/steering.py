@@ -7,15 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.messages.base import ONE_LINE, Message
+from fedone_sdk.messages.base import ONE_LINE, Message, is_none
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.messages.run import Cap, RunDevices, RunStatus
 from fedone_sdk.spec import RunName
-
-
-def _is_none(value: object) -> bool:
-    return value is None
-
 
 Reason = Annotated[str, Field(min_length=1, max_length=500), ONE_LINE]
 """A reason for the log."""
@@ -72,10 +67,10 @@ class RunSummary(Billed):
     spent: Usage
     created_at: float | None = None
     ended_at: float | None = None
-    metric: float | None = Field(default=None, exclude_if=_is_none)
-    metric_name: str | None = Field(default=None, exclude_if=_is_none)
-    active_at: float | None = Field(default=None, exclude_if=_is_none)
-    devices: RunDevices | None = Field(default=None, exclude_if=_is_none)
+    metric: float | None = Field(default=None, exclude_if=is_none)
+    metric_name: str | None = Field(default=None, exclude_if=is_none)
+    active_at: float | None = Field(default=None, exclude_if=is_none)
+    devices: RunDevices | None = Field(default=None, exclude_if=is_none)
 
     @property
     def for_devices(self) -> RunSummary:

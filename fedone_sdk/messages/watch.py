@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedone_sdk.messages.base import Message
+from fedone_sdk.messages.base import Message, is_none
 
 
 class Me(Message):
@@ -54,7 +54,7 @@ class LostWork(Message):
     round: Annotated[int, Field(ge=0)]
     client_id: str
     reason: str
-    at: float | None = Field(default=None, exclude_if=lambda at: at is None)
+    at: float | None = Field(default=None, exclude_if=is_none)
 
 
 class Seats(Message):

@@ -132,10 +132,6 @@ class ProposerSpec(Spec):
     max_tokens: Annotated[int, Field(ge=16, le=4096)] = 512
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class PromptSpec(Spec):
     """The tuned prompt.
 
@@ -158,7 +154,7 @@ class PromptSpec(Spec):
         default=(), exclude_if=operator.not_
     )
     start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
-    proposer: ProposerSpec | None = Field(default=None, exclude_if=_is_none)
+    proposer: ProposerSpec | None = Field(default=None, exclude_if=operator.not_)
 
     @field_validator("start", mode="before")
     @classmethod

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedone_sdk.errors import MissingExtraError
-from fedone_sdk.stores.base import (
+from fedone_sdk._lazy import lazy
+from fedone_sdk.stores.base import Signals, Store, log_pages
+from fedone_sdk.stores.memory import MemoryStore
+from fedone_sdk.stores.records import (
     NO_CREDENTIAL,
     ClientRecord,
     ClosedWork,
@@ -17,17 +19,16 @@ from fedone_sdk.stores.base import (
     RunRecord,
     RunSize,
     RunSnapshot,
-    Signals,
-    Store,
     TokenRecord,
     TokenRefused,
     VersionConflict,
 )
-from fedone_sdk.stores.memory import MemoryStore
-from fedone_sdk.stores.pages import log_pages
 
 if TYPE_CHECKING:
     from fedone_sdk.stores.sql import SqlStore
+else:
+    # SQLAlchemy is optional and slow to import.
+    __getattr__, __dir__ = lazy(globals(), {"sql": "SqlStore"})
 
 __all__ = [
     "ClientRecord",
@@ -50,17 +51,3 @@ __all__ = [
     "VersionConflict",
     "log_pages",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Import `SqlStore` on first use: SQLAlchemy is optional and slow to import."""
-    if name != "SqlStore":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        from fedone_sdk.stores.sql import SqlStore
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("fedone_sdk"):
-            raise
-        raise MissingExtraError("SqlStore", extra="server") from error
-    globals()[name] = SqlStore
-    return SqlStore

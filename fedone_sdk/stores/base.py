@@ -1,255 +1,29 @@
-"""The store protocol and its records: tokens, clients, runs, closed work, logs."""
+"""The store protocol, and what stores share: replica methods, log pages, watched commits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, cast
 
-from fedone_sdk.errors import FedOneError
+from fedone_sdk.stores.records import (
+    ClientRecord,
+    ClosedWork,
+    Commit,
+    LogEntry,
+    Member,
+    RunHead,
+    RunRecord,
+    RunSize,
+    RunSnapshot,
+    TokenRecord,
+)
 
-
-class VersionConflict(FedOneError):
-    """The run has another version than expected: another process committed to it."""
-
-
-class RunDeleted(ValueError):
-    """The id is reserved by a deleted run."""
-
-
-class TokenRefused(FedOneError):
-    """An enrolment token is unknown, expired, used up or revoked; the message says which."""
-
-
-NO_CREDENTIAL = "retired: "
-"""In place of a digest: the client was retired and cannot log in."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenRecord:
-    """An enrolment token; the secret itself is never stored.
-
-    Attributes:
-        name: Unique name.
-        token_sha256: Digest of the secret; unique.
-        runs: Patterns of the runs that its clients may access, such as ``acme-*``; None is all.
-        uses_left: Number of clients that can still enrol with it; None is unlimited.
-        expires_at: Expiry, seconds since the epoch; None is never.
-        created_at: Seconds since the epoch.
-        revoked_at: Seconds since the epoch; None if it is not revoked.
-    """
-
-    name: str
-    token_sha256: str
-    runs: tuple[str, ...] | None = None
-    uses_left: int | None = None
-    expires_at: float | None = None
-    created_at: float
-    revoked_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRecord:
-    """An enrolled client.
-
-    Attributes:
-        index: Enrolment index, from 0 without gaps, over which random draws are made; -1 before
-            enrolment.
-        client_id: Public id.
-        credential_sha256: Digest of its secret; the secret itself is never stored.
-        name: Display name.
-        enrolled_at: Seconds since the epoch.
-        enrolment_sha256: Digest of the enrolment's nonce, by which repetitions are recognised; None
-            if the device sent none.
-        token: Name of the token that it enrolled with.
-        runs: Patterns of the runs that it may access; None is all.
-        public_key: Ed25519 public key of its signatures, base64; None if it does not sign.
-        previous_sha256: Digest of the credential before the last rotation, valid until the new one
-            is used, in case the response was lost.
-        revoked_at: Seconds since the epoch; None if it is not revoked.
-        seen_at: Time of its last request with a precision of a day, seconds since the epoch; None
-            if that is less than a day after `enrolled_at`.
-    """
-
-    index: int
-    client_id: str
-    credential_sha256: str
-    name: str | None = None
-    enrolled_at: float
-    enrolment_sha256: str | None = None
-    token: str | None = None
-    runs: tuple[str, ...] | None = None
-    public_key: str | None = None
-    previous_sha256: str | None = None
-    revoked_at: float | None = None
-    seen_at: float | None = None
-
-
-def refuse_another(known: ClientRecord, client: ClientRecord, token: TokenRecord) -> None:
-    """Refuse a repeated enrolment that may come from another device.
-
-    A known nonce is not sufficient to take over the client: the key and the runs of the token must
-    be the same.
-
-    Raises:
-        TokenRefused: With the reason.
-    """
-    if known.revoked_at is not None:
-        raise TokenRefused("this client was revoked")
-    if known.public_key != client.public_key:
-        raise TokenRefused("this client enrolled with another key: a new one needs a new nonce")
-    if known.runs != token.runs:
-        raise TokenRefused("this client enrolled for other runs: it needs a new nonce")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A client that waits for work; stored so that draws after a restart are the same.
-
-    Attributes:
-        client_index: Its enrolment index.
-        num_examples: Its number of examples.
-        run_id: The only run that it works for; None is any.
-        until: Expiry, seconds since the epoch.
-    """
-
-    client_index: int
-    num_examples: int
-    run_id: str | None
-    until: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
-    """A run and its newest state, opaque to the store.
-
-    Attributes:
-        run_id: Id of the run.
-        spec: RunSpec, JSON.
-        candidates: The vocabulary, JSON list of strings.
-        document: The state without its arrays, JSON.
-        arrays: The state's arrays.
-        version: Number of commits.
-        created_at: Seconds since the epoch.
-    """
-
-    run_id: str
-    spec: str
-    candidates: str
-    document: str
-    arrays: bytes
-    version: int
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunHead:
-    """A `RunRecord` without its large parts: candidates and arrays.
-
-    Attributes:
-        run_id: Id of the run.
-        spec: RunSpec, JSON.
-        document: The state without its arrays, JSON.
-        version: Number of commits.
-        created_at: Seconds since the epoch.
-    """
-
-    run_id: str
-    spec: str
-    document: str
-    version: int
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClosedWork:
-    """A closed assignment, stored to answer repeated and late updates.
-
-    Attributes:
-        assignment_id: The assignment.
-        run_id: Its run.
-        client_index: Its client.
-        outcome: ``accepted``, or why it ended without an update.
-        body_sha256: Digest of the accepted body.
-        receipt: The receipt's JSON, if accepted.
-    """
-
-    assignment_id: str
-    run_id: str
-    client_index: int
-    outcome: str
-    body_sha256: str | None = None
-    receipt: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogEntry:
-    """One line of a run's log.
-
-    Attributes:
-        kind: ``round``, ``metric`` ...
-        body: JSON.
-        version: The run's version after its commit; set by the store.
-    """
-
-    kind: str
-    body: str
-    version: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
-    """All changes of one event, committed atomically.
-
-    Attributes:
-        document: The new state without its arrays.
-        arrays: The new arrays; None if unchanged.
-        closed: Closed assignments.
-        log: Lines to append, in order.
-        memories: (client index, bytes): method memories of clients.
-        signal: Signal to publish after the commit; None for none. It is lost if the process exits
-            in between.
-    """
-
-    document: str
-    arrays: bytes | None = None
-    closed: tuple[ClosedWork, ...] = ()
-    log: tuple[LogEntry, ...] = ()
-    memories: tuple[tuple[int, bytes], ...] = ()
-    signal: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSnapshot:
-    """A consistent snapshot of a run with all its data.
-
-    Attributes:
-        record: The run.
-        closed: Closed assignments, by id.
-        log: The log in order, each entry with its version.
-        memories: (client index, bytes): method memories, in index order.
-    """
-
-    record: RunRecord
-    closed: tuple[ClosedWork, ...] = ()
-    log: tuple[LogEntry, ...] = ()
-    memories: tuple[tuple[int, bytes], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSize:
-    """Number of stored records of a run.
-
-    Attributes:
-        log: Log lines.
-        closed: Closed assignments.
-        memories: Clients with a method memory.
-    """
-
-    log: int = 0
-    closed: int = 0
-    memories: int = 0
-
+_PAGE_BYTES = 1 << 20
+"""Approximate size of a page, bytes."""
+_FIRST, _MOST = 16, 1024
+"""Number of lines of the first page, and maximal number of any page."""
 
 Signals = Callable[[str | None], None]
 """Listener for signals of other replicas; None means that signals may have been lost."""
@@ -522,3 +296,87 @@ class Store(Replica, Protocol):
                 client's index belongs to another client, or its addition would leave a gap.
         """
         ...
+
+
+class Alone:
+    """Replica methods of a store for one process."""
+
+    def __init__(self) -> None:
+        self._replica = uuid.uuid4().hex
+
+    @property
+    def shared(self) -> bool:
+        """Always False."""
+        return False
+
+    @property
+    def replica(self) -> str:
+        """Id of this process; new at every `open`."""
+        return self._replica
+
+    async def alive(self) -> frozenset[str]:
+        """Return only this process."""
+        return frozenset({self._replica})
+
+    async def lead(self) -> bool:
+        """Return True: there are no other replicas."""
+        return True
+
+    async def publish(self, signal: str) -> None:
+        """Do nothing: there are no other replicas."""
+
+    def listen(self, signals: Signals) -> None:
+        """Do nothing: there are no other replicas."""
+
+    def _new_replica(self) -> None:
+        """Set a new id, so that reservations of an earlier process are recognised as lost."""
+        self._replica = uuid.uuid4().hex
+
+
+async def log_pages(
+    store: Store, run_id: str, kind: str | None = None, after: int = -1
+) -> AsyncIterator[list[LogEntry]]:
+    """Yield a run's log in order, in pages of about 1 MiB.
+
+    Entries of one commit are on the same page. The last page may include entries that are appended
+    during the iteration.
+
+    Args:
+        store: The store of the run.
+        run_id: The run.
+        kind: Only entries of this kind.
+        after: Only entries of versions after this one.
+
+    Yields:
+        Non-empty pages.
+    """
+    limit = _FIRST
+    while page := await store.log(run_id, kind, after, limit):
+        yield page
+        after = page[-1].version
+        mean = max(sum(len(entry.body) for entry in page) // len(page), 1)
+        limit = min(max(_PAGE_BYTES // mean, 1), _MOST)
+
+
+Watch = Callable[[str], AbstractContextManager[object]]
+"""Returns a context manager that surrounds a commit to the run of this id."""
+
+
+def watched(store: Store, watch: Watch) -> Store:
+    """Return a store whose commits run inside the context manager of `watch`."""
+    return cast(Store, _WatchedStore(store, watch))
+
+
+class _WatchedStore:
+    """Delegates all methods but `commit` to the wrapped store."""
+
+    def __init__(self, store: Store, watch: Watch) -> None:
+        self._store = store
+        self._watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+        with self._watch(run_id):
+            await self._store.commit(run_id, version, commit)

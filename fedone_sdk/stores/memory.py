@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
 
-from fedone_sdk.stores.alone import Alone
-from fedone_sdk.stores.base import (
+from fedone_sdk.stores.base import Alone
+from fedone_sdk.stores.records import (
     NO_CREDENTIAL,
     ClientRecord,
     ClosedWork,
@@ -23,7 +23,7 @@ from fedone_sdk.stores.base import (
     TokenRecord,
     TokenRefused,
     VersionConflict,
-    refuse_another,
+    check_run_of,
 )
 
 
@@ -70,13 +70,7 @@ class MemoryStore(Alone):
                 raise ValueError(f"token {other.name!r} has the same secret")
         known = self._tokens.get(token.name)
         if known is not None:
-            same = known.token_sha256 == token.token_sha256
-            token = replace(
-                token,
-                created_at=known.created_at,
-                revoked_at=known.revoked_at,
-                uses_left=known.uses_left if same else token.uses_left,
-            )
+            token = token.replacing(known)
         self._tokens[token.name] = token
 
     async def tokens(self) -> list[TokenRecord]:
@@ -97,19 +91,10 @@ class MemoryStore(Alone):
         if not found:
             raise TokenRefused("the enrolment token is not known")
         token = found[0]
-        if token.revoked_at is not None:
-            raise TokenRefused("the enrolment token was revoked")
-        if token.expires_at is not None and token.expires_at <= now:
-            raise TokenRefused("the enrolment token has expired")
+        token.check(now)
         index = self._by_enrolment.get(client.enrolment_sha256 or "")
         if index is not None:
-            known = self._clients[index]
-            refuse_another(known, client, token)
-            again = replace(
-                known,
-                credential_sha256=client.credential_sha256,
-                previous_sha256=None,
-            )
+            again = self._clients[index].enrolled_again(client, token)
             self._put(again)
             return again
         if token.uses_left == 0:
@@ -250,15 +235,9 @@ class MemoryStore(Alone):
 
     async def heads(self) -> list[RunHead]:
         """Return the heads of all runs in order of creation."""
+        names = [field.name for field in fields(RunHead)]
         return [
-            RunHead(
-                run_id=run.run_id,
-                spec=run.spec,
-                document=run.document,
-                version=run.version,
-                created_at=run.created_at,
-            )
-            for run in self._runs.values()
+            RunHead(**{name: getattr(run, name) for name in names}) for run in self._runs.values()
         ]
 
     async def run(self, run_id: str) -> RunRecord | None:
@@ -275,8 +254,7 @@ class MemoryStore(Alone):
         if run.version != version:
             raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
         closed = {work.assignment_id: work for work in commit.closed}
-        if any(work.run_id != run_id for work in commit.closed):
-            raise ValueError(f"closed work is not of run {run_id!r}")
+        check_run_of(commit.closed, run_id)
         if len(closed) < len(commit.closed) or closed.keys() & self._closed.keys():
             raise ValueError("work can be closed only once")
         # Nothing may raise from here on, so that the commit is atomic.
@@ -362,8 +340,7 @@ class MemoryStore(Alone):
         """Add a run with all its data from a snapshot; see `Store.restore`."""
         run_id = snapshot.record.run_id
         closed = {work.assignment_id: work for work in snapshot.closed}
-        if any(work.run_id != run_id for work in snapshot.closed):
-            raise ValueError(f"closed work is not of run {run_id!r}")
+        check_run_of(snapshot.closed, run_id)
         if run_id in self._runs:
             raise ValueError(f"run {run_id!r} exists already")
         if snapshot.record.version < self._deleted.get(run_id, (0, 0.0))[0]:

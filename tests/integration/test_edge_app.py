@@ -21,7 +21,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
-from fedone_sdk.client.retry import MAX_WAIT_S, Backoff
+from fedone_sdk.client.session import MAX_WAIT_S, Backoff
 from fedone_sdk.errors import ProblemError, TransportError
 from fedone_sdk.messages import (
     Array,

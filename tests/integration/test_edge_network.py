@@ -353,10 +353,10 @@ class TestIdentity:
             client = EdgeClient(url, token=TOKEN, data=DATA, state_dir=tmp_path)
             async with client:
                 assert (await client.run_once()).outcome == "worked"
-                before = client._credential
+                before = client._session.credential
                 await client.rotate_credential()
-                assert client._credential != before
-                assert Identity(open_state(tmp_path, url)).credential == client._credential
+                assert client._session.credential != before
+                assert Identity(open_state(tmp_path, url)).credential == client._session.credential
                 await client.run_forever()
             assert served.service.runs["run"].state.status == "completed"
             transport = HttpTransport(url)

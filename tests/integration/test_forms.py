@@ -322,7 +322,7 @@ class TestOutbox:
                         assert statuses == [(TENSORS, 409), (JSON, 200)]
 
 
-def _gives_up(state: object) -> bool:
+def _gives_up(*_: object) -> bool:
     """Stop at the first failure, as a device does that is switched off."""
     return True
 

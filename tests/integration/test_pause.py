@@ -384,7 +384,7 @@ class TestDevices:
             await federation.run.ended.wait()
             assert federation.run.state.reason == "paused: the key was revoked"
             # A claim meanwhile gets a wait, not the end of the run.
-            headers = {"Authorization": f"Bearer {client._credential}"}
+            headers = {"Authorization": f"Bearer {client._session.credential}"}
             async with aiohttp.ClientSession(federation.url) as session:
                 claim = {"num_examples": 5, "wait_s": 0}
                 url = "/v1/assignments/claim"

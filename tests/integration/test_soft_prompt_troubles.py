@@ -150,7 +150,7 @@ class TestHostileClients:
             run = service.runs["run"]
             device = client_of(service)
             await device.enrol()
-            client = await service.client(device._credential)
+            client = await service.client(device._session.credential)
             work = await service.claim(client, Claim(num_examples=6, wait_s=0))
             assert isinstance(work, AlphaAssignment)
             good = bbt_memory()
@@ -178,7 +178,7 @@ class TestHostileClients:
         async with serving(spec_of(TUNING, rounds=1), None) as service:
             device = client_of(service)
             await device.enrol()
-            client = await service.client(device._credential)
+            client = await service.client(device._session.credential)
             work = await service.claim(client, Claim(num_examples=6, wait_s=0))
             assert isinstance(work, AlphaAssignment)
 
@@ -327,7 +327,8 @@ class TestArchives:
             async with client_of(service, trainer=Trains()) as client:
                 assert (await client.run_once()).outcome == "worked"
                 found = await service.claim(
-                    await service.client(client._credential), Claim(num_examples=6, wait_s=0)
+                    await service.client(client._session.credential),
+                    Claim(num_examples=6, wait_s=0),
                 )
                 assert isinstance(found, AlphaAssignment)
             data = await export_run(store, "run", with_credentials=True)

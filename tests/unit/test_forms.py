@@ -39,7 +39,6 @@ from fedone_sdk.messages import (
     Step,
     decode,
     encode,
-    forms,
     has_arrays,
 )
 from fedone_sdk.messages.tensors import MAX_HEADER_BYTES, load_tensors
@@ -297,7 +296,7 @@ class TestChoice:
         kinds.remove(messages.Array)
         assert len(kinds) > 40
         for kind in kinds:
-            assert forms._may_hold_arrays(kind) == has_arrays(kind), kind
+            assert kind.holds_arrays == has_arrays(kind), kind
 
 
 class TestLimits:

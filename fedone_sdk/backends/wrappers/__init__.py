@@ -6,8 +6,7 @@ from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
 from fedone_sdk.backends.wrappers.recording import RecordingBackend
 from fedone_sdk.backends.wrappers.retry import RetryingBackend
 from fedone_sdk.backends.wrappers.split import SplitBackend
-from fedone_sdk.backends.wrappers.watched import Watch, WatchedBackend
-from fedone_sdk.backends.wrappers.wrapper import Wrapper
+from fedone_sdk.backends.wrappers.wrapper import Watch, WatchedBackend, Wrapper
 
 __all__ = [
     "BudgetedBackend",

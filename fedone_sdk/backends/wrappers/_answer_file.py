@@ -16,8 +16,9 @@ from typing import TypeVar
 from fedone_sdk.backends._codec import dump, dump_answer, load_answer
 from fedone_sdk.backends.base import Answer
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.budget.sqlite import PATIENCE_S, use_wal
+from fedone_sdk.budget.ledger import PATIENCE_S
 from fedone_sdk.errors import BackendBlocked, SpecError
+from fedone_sdk.files import use_wal
 
 T = TypeVar("T")
 
@@ -148,7 +149,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
             source=str(path),
         )
     db.execute("COMMIT")
-    use_wal(db)
+    use_wal(db, PATIENCE_S)
     (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise sqlite3.DatabaseError(f"it is damaged ({' '.join(state.split())})")

@@ -182,12 +182,9 @@ class _Sent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """An amount that was sent at one time.
+    """An amount that was sent at one time, in seconds.
 
     Attributes:
-        meter: Its meter.
-        at: Time, in seconds.
-        amount: The amount.
         sum: Cumulative sum, this amount included.
         recent: Whether it is in the meter's window.
     """
@@ -207,11 +204,7 @@ class _Count:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts one unit against a configured limit and the provider's remaining limit.
-
-    Args:
-        per_minute: The configured limit; None is unlimited.
-    """
+    """Counts one unit against a configured limit, if any, and the provider's remaining limit."""
 
     per_minute: float | None
     in_window: int = 0

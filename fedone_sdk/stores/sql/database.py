@@ -1,13 +1,15 @@
-"""Interface between the store and its database."""
+"""Interface between the store and its database, and shielded transactions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
-from fedone_sdk.stores.base import Commit, Replica
+from fedone_sdk.stores.base import Replica
+from fedone_sdk.stores.records import Commit
 
 T = TypeVar("T")
 
@@ -50,3 +52,17 @@ class Database(Replica, Protocol):
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """See `Store.commit`."""
         ...
+
+
+async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, which runs to completion even if the caller is cancelled.
+
+    A thread cannot be cancelled, and closing the store would close its connection. The outcome of a
+    cancelled PostgreSQL statement is unknown.
+    """
+    task = asyncio.create_task(work, name="store transaction")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

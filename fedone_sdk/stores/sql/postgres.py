@@ -23,10 +23,11 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, one_line
-from fedone_sdk.stores.base import Commit, Signals, VersionConflict
+from fedone_sdk.stores.base import Signals
+from fedone_sdk.stores.records import Commit, VersionConflict
 from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql import tables as t
-from fedone_sdk.stores.sql._tasks import run_shielded
+from fedone_sdk.stores.sql.database import run_shielded
 from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
 
 _log = structlog.get_logger(__name__)
@@ -104,11 +105,7 @@ class PostgresDatabase:
 
     def __init__(self, url: URL, *, num_connections: int) -> None:
         """Initialise without connecting."""
-        query = dict(url.query)
-        if "sslmode" in query:  # libpq's name
-            query["ssl"] = query.pop("sslmode")
-        self._url = url.set(drivername="postgresql+asyncpg", query=query)
-        self._where = f"{url.host or query.get('host') or 'localhost'}/{url.database or ''}"
+        self._url, self._where = server_of(url)
         self._num_connections = num_connections
         self._slots = asyncio.Semaphore(num_connections)
         # Constant, unlike the replica's id: own signals must be ignored.
@@ -349,6 +346,15 @@ class PostgresDatabase:
             reason = error.orig if isinstance(error, DBAPIError) else error
             words = one_line(reason) or type(reason).__name__
             raise StoreUnavailable(f"store {self._where} cannot be used: {words}") from error
+
+
+def server_of(url: URL) -> tuple[URL, str]:
+    """Return a server's URL for the driver asyncpg, and its name for messages."""
+    query = dict(url.query)
+    if "sslmode" in query:  # libpq's name
+        query["ssl"] = query.pop("sslmode")
+    where = f"{url.host or query.get('host') or 'localhost'}/{url.database or ''}"
+    return url.set(drivername="postgresql+asyncpg", query=query), where
 
 
 def _prepare(connection: Connection, upgrading: bool) -> None:

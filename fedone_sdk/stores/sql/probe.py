@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from pathlib import Path
 
-from sqlalchemy import Connection, create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -14,15 +12,14 @@ from sqlalchemy.pool import NullPool
 
 from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.stores.sql import schema
+from fedone_sdk.stores.sql.postgres import server_of
+from fedone_sdk.stores.sql.sqlite import read_schema
 
 _TIMEOUT_S = 5.0
 
 
 def probe_file(path: Path) -> str:
-    """Check a SQLite file.
-
-    Returns:
-        A description of what `open` would do.
+    """Return what `open` would do with a SQLite file.
 
     Raises:
         FedOneError: The file cannot be used.
@@ -36,13 +33,8 @@ def probe_file(path: Path) -> str:
         raise FedOneError(f"{path}: cannot be read and written")
     # Without a WAL file there is no writer, and `immutable` avoids creating files.
     how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
-    uri = f"{path.absolute().as_uri()}?{how}"
-    engine = create_engine(
-        "sqlite://", creator=lambda: sqlite3.connect(uri, uri=True), poolclass=NullPool
-    )
     try:
-        with engine.connect() as connection:
-            found = schema.current(connection)
+        found = read_schema(path, how)
     except schema.SchemaRefused as exc:
         raise FedOneError(f"{path}: {exc}") from exc
     except SQLAlchemyError as exc:
@@ -53,10 +45,7 @@ def probe_file(path: Path) -> str:
 
 
 async def probe_server(url: URL) -> str:
-    """Check a PostgreSQL database.
-
-    Returns:
-        A description of what `open` would do.
+    """Return what `open` would do with a PostgreSQL database.
 
     Raises:
         FedOneError: The server is not reachable or the schema not usable; without the password.
@@ -64,18 +53,15 @@ async def probe_server(url: URL) -> str:
     # Some of the driver's errors pass SQLAlchemy. Imported here: only PostgreSQL needs it.
     from asyncpg import InterfaceError, PostgresError
 
-    where = f"{url.host or url.query.get('host') or 'localhost'}/{url.database or ''}"
-    query = dict(url.query)
-    if "sslmode" in query:  # libpq's name
-        query["ssl"] = query.pop("sslmode")
+    url, where = server_of(url)
     engine = create_async_engine(
-        url.set(drivername="postgresql+asyncpg", query=query),
+        url,
         poolclass=NullPool,
         connect_args={"timeout": _TIMEOUT_S, "command_timeout": _TIMEOUT_S},
     )
     try:
         async with engine.connect() as connection:
-            found = await connection.run_sync(_current)
+            found = await connection.run_sync(schema.current)
     except schema.SchemaRefused as exc:
         raise FedOneError(f"{where}: {exc}") from exc
     except (SQLAlchemyError, PostgresError, InterfaceError, OSError, TimeoutError) as exc:
@@ -89,10 +75,6 @@ async def probe_server(url: URL) -> str:
             "run `fedone db upgrade`"
         )
     return f"would create the tables in {where}" if found is None else f"would use {where}"
-
-
-def _current(connection: Connection) -> str | None:
-    return schema.current(connection)
 
 
 def _short(error: object) -> str:

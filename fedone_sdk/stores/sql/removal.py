@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, delete, func, insert, literal, select, update
 
-from fedone_sdk.stores.base import NO_CREDENTIAL, RunDeleted, RunSize, VersionConflict
+from fedone_sdk.stores.records import NO_CREDENTIAL, RunDeleted, RunSize, VersionConflict
 from fedone_sdk.stores.sql import tables as t
 
 _OF_RUN = (t.log, t.closed_work, t.memories, t.run_data)

@@ -48,11 +48,7 @@ class Session:
     """
 
     def __init__(self, sender: str) -> None:
-        """Initialise without connecting.
-
-        Args:
-            sender: Sender id of this process, whose signals are ignored.
-        """
+        """Initialise without connecting; signals of `sender`, this process, are ignored."""
         self._sender = sender
         self._replica = uuid.uuid4().hex
         self._connection: AsyncConnection | None = None

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sqlite3
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
@@ -23,10 +22,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
-from fedone_sdk.stores.alone import Alone
-from fedone_sdk.stores.base import Commit
+from fedone_sdk.files import use_wal
+from fedone_sdk.stores.base import Alone
+from fedone_sdk.stores.records import Commit
 from fedone_sdk.stores.sql import schema, statements
-from fedone_sdk.stores.sql._tasks import run_shielded
+from fedone_sdk.stores.sql.database import run_shielded
 
 T = TypeVar("T")
 
@@ -59,10 +59,6 @@ class SqliteDatabase(Alone):
 
     def __init__(self, url: URL, *, busy_timeout_s: float) -> None:
         """Initialise without connecting.
-
-        Args:
-            url: URL of the file.
-            busy_timeout_s: Maximal wait for a transaction of another process, seconds.
 
         Raises:
             SpecError: The URL does not name a file.
@@ -126,14 +122,8 @@ class SqliteDatabase(Alone):
         """Return the schema of the file, opened read-only."""
 
         def look() -> str | None:
-            if not os.path.exists(self._path):
-                return None
-            uri = f"{Path(self._path).absolute().as_uri()}?mode=ro"
-            engine = create_engine(
-                "sqlite://", creator=lambda: sqlite3.connect(uri, uri=True), poolclass=NullPool
-            )
-            with engine.connect() as connection:
-                return schema.current(connection)
+            path = Path(self._path)
+            return read_schema(path, "mode=ro") if path.exists() else None
 
         with self._translate_errors():
             return await asyncio.to_thread(look)
@@ -226,6 +216,16 @@ class SqliteDatabase(Alone):
             raise StoreUnavailable(f"store {self._path} cannot be used: {reason}") from error
 
 
+def read_schema(path: Path, mode: str) -> str | None:
+    """Return the schema version of a file without writing to it; `mode` is for SQLite's URI."""
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    engine = create_engine(
+        "sqlite://", creator=lambda: sqlite3.connect(uri, uri=True), poolclass=NullPool
+    )
+    with engine.connect() as connection:
+        return schema.current(connection)
+
+
 class _Threads:
     """One writer thread and several reader threads."""
 
@@ -311,8 +311,6 @@ def _lock(path: str) -> int:
 def _configure(engine: Engine, busy_timeout_s: float) -> None:
     """Configure connections, with explicit BEGIN statements."""
     pragmas = (
-        f"busy_timeout={round(busy_timeout_s * 1000)}",
-        "journal_mode=WAL",
         # Required by the budget: an acknowledged commit survives a power failure.
         "synchronous=FULL",
         "fullfsync=ON",  # macOS, whose fsync alone leaves data in the drive's cache
@@ -323,18 +321,11 @@ def _configure(engine: Engine, busy_timeout_s: float) -> None:
     def connect(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
         # sqlite3 itself would start a transaction only at the first write.
         connection.isolation_level = None
-        cursor = connection.cursor()
-        give_up = time.monotonic() + busy_timeout_s
+        driver = cast(sqlite3.Connection, connection)
+        driver.execute(f"PRAGMA busy_timeout={round(busy_timeout_s * 1000)}")
+        use_wal(driver, busy_timeout_s)
         for pragma in pragmas:
-            while True:
-                try:
-                    cursor.execute(f"PRAGMA {pragma}")
-                    break
-                except sqlite3.OperationalError:
-                    # The first change to WAL ignores the busy timeout.
-                    if time.monotonic() > give_up:
-                        raise
-        cursor.close()
+            driver.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

@@ -7,7 +7,6 @@ replicas: indices have no gaps, and a token's uses are counted exactly.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,7 +16,6 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Insert,
-    RowMapping,
     Select,
     Table,
     bindparam,
@@ -32,7 +30,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from fedone_sdk.errors import FedOneError
-from fedone_sdk.stores.base import (
+from fedone_sdk.stores.records import (
     ClientRecord,
     ClosedWork,
     Commit,
@@ -44,7 +42,7 @@ from fedone_sdk.stores.base import (
     TokenRecord,
     TokenRefused,
     VersionConflict,
-    refuse_another,
+    check_run_of,
 )
 from fedone_sdk.stores.sql import removal
 from fedone_sdk.stores.sql import tables as t
@@ -67,6 +65,7 @@ def ping(connection: Connection) -> None:
 # Tokens and clients
 
 _NUM_CLIENTS = t.meta.c.key == "num_clients"
+_TOKEN = select(*(column for column in t.tokens.c if column.name != "seq"))
 
 
 def clear(connection: Connection) -> None:
@@ -91,23 +90,16 @@ def put_token(connection: Connection, token: TokenRecord) -> None:
     known = _token(connection, t.tokens.c.name == token.name)
     with refusing(f"another token than {token.name!r} has the same secret"):
         if known is None:
-            connection.execute(insert(t.tokens), _token_row(token))
+            connection.execute(insert(t.tokens), asdict(token))
             return
-        same = known.token_sha256 == token.token_sha256
-        token = replace(
-            token,
-            created_at=known.created_at,
-            revoked_at=known.revoked_at,
-            uses_left=known.uses_left if same else token.uses_left,
-        )
-        of_name = t.tokens.c.name == token.name
-        connection.execute(update(t.tokens).where(of_name).values(**_token_row(token)))
+        row = asdict(token.replacing(known))
+        connection.execute(update(t.tokens).where(t.tokens.c.name == token.name).values(**row))
 
 
 def tokens(connection: Connection) -> list[TokenRecord]:
     """See `Store.tokens`."""
-    rows = connection.execute(select(t.tokens).order_by(t.tokens.c.seq)).mappings()
-    return [_token_record(row) for row in rows]
+    rows = connection.execute(_TOKEN.order_by(t.tokens.c.seq)).mappings()
+    return [TokenRecord(**row) for row in rows]
 
 
 def revoke_token(connection: Connection, name: str, now: float) -> TokenRecord | None:
@@ -130,14 +122,14 @@ def enrol(
         known = _client(connection, t.clients.c.client_id == client.client_id)
         if known is not None and known.credential_sha256 == client.credential_sha256:
             return known
-    if token.revoked_at is not None:
-        raise TokenRefused("the enrolment token was revoked")
-    if token.expires_at is not None and token.expires_at <= now:
-        raise TokenRefused("the enrolment token has expired")
+    token.check(now)
     if client.enrolment_sha256 is not None:
         known = _client(connection, t.clients.c.enrolment_sha256 == client.enrolment_sha256)
         if known is not None:
-            return _enrol_again(connection, known, client, token)
+            client = known.enrolled_again(client, token)
+            of_index = t.clients.c.index == known.index
+            connection.execute(update(t.clients).where(of_index).values(**asdict(client)))
+            return client
     if token.uses_left == 0:
         raise TokenRefused("the enrolment token is used up")
     if token.uses_left is not None:
@@ -145,23 +137,9 @@ def enrol(
         connection.execute(update(t.tokens).where(t.tokens.c.name == token.name).values(**fewer))
     client = replace(client, index=index, token=token.name, runs=token.runs)
     with refusing(f"client {client.client_id!r} is enrolled already"):
-        connection.execute(insert(t.clients), _client_row(client))
+        connection.execute(insert(t.clients), asdict(client))
     connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=index + 1))
     return client
-
-
-def _enrol_again(
-    connection: Connection, known: ClientRecord, client: ClientRecord, token: TokenRecord
-) -> ClientRecord:
-    refuse_another(known, client, token)
-    again = replace(
-        known,
-        credential_sha256=client.credential_sha256,
-        previous_sha256=None,
-    )
-    of_index = t.clients.c.index == known.index
-    connection.execute(update(t.clients).where(of_index).values(**_client_row(again)))
-    return again
 
 
 def clients(
@@ -170,7 +148,7 @@ def clients(
     """See `Store.clients`."""
     query = select(t.clients).where(t.clients.c.index > after).order_by(t.clients.c.index)
     rows = connection.execute(query.limit(limit)).mappings()
-    return [_client_record(row) for row in rows]
+    return [ClientRecord(**row) for row in rows]
 
 
 def num_clients(connection: Connection) -> int:
@@ -239,40 +217,14 @@ def forget_nonces(connection: Connection, now: float) -> None:
 
 
 def _token(connection: Connection, which: Any) -> TokenRecord | None:
-    query = select(t.tokens).where(which).with_for_update()
-    row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else _token_record(row)
+    row = connection.execute(_TOKEN.where(which).with_for_update()).mappings().one_or_none()
+    return None if row is None else TokenRecord(**row)
 
 
 def _client(connection: Connection, which: Any) -> ClientRecord | None:
     query = select(t.clients).where(which).order_by(t.clients.c.index).limit(1)
     row = connection.execute(query).mappings().one_or_none()
-    return None if row is None else _client_record(row)
-
-
-def _token_row(token: TokenRecord) -> dict[str, Any]:
-    return {**asdict(token), "runs": _patterns(token.runs)}
-
-
-def _token_record(row: RowMapping) -> TokenRecord:
-    fields = {name: value for name, value in row.items() if name != "seq"}
-    return TokenRecord(**{**fields, "runs": _as_patterns(row["runs"])})
-
-
-def _client_row(client: ClientRecord) -> dict[str, Any]:
-    return {**asdict(client), "runs": _patterns(client.runs)}
-
-
-def _client_record(row: RowMapping) -> ClientRecord:
-    return ClientRecord(**{**row, "runs": _as_patterns(row["runs"])})
-
-
-def _patterns(patterns: tuple[str, ...] | None) -> str | None:
-    return None if patterns is None else json.dumps(patterns)
-
-
-def _as_patterns(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(json.loads(text))
+    return None if row is None else ClientRecord(**row)
 
 
 # Waiting clients
@@ -446,7 +398,7 @@ def _admit(connection: Connection, guest: ClientRecord, count: int) -> int:
     if _client(connection, t.clients.c.credential_sha256 == guest.credential_sha256) is not None:
         raise ValueError(f"the credential of {guest.client_id!r} is in use")
     with refusing(f"client {guest.client_id!r} is enrolled already"):
-        connection.execute(insert(t.clients), _client_row(guest))
+        connection.execute(insert(t.clients), asdict(guest))
     return count + 1
 
 
@@ -499,12 +451,6 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
         connection.execute(_APPEND, list(_lines(run_id, entries)))
     if commit.memories:
         _remember(connection, run_id, commit.memories)
-
-
-def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
-    """Raise ``ValueError`` if closed work is of another run."""
-    if any(work.run_id != run_id for work in closed):
-        raise ValueError(f"closed work is not of run {run_id!r}")
 
 
 def _insert(connection: Connection, table: Table) -> Insert:

@@ -13,7 +13,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from fedone_sdk.errors import SpecError
-from fedone_sdk.stores.base import Commit, Member, RunSnapshot, Signals, Store
+from fedone_sdk.stores.base import Signals, Store
+from fedone_sdk.stores.records import Commit, Member, RunSnapshot, check_run_of
 from fedone_sdk.stores.sql import removal, statements
 from fedone_sdk.stores.sql.database import Database
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
@@ -227,7 +228,7 @@ class SqlStore:
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Store an event's changes on top of `version`; see `Store.commit`."""
-        statements.check_run_of(commit.closed, run_id)
+        check_run_of(commit.closed, run_id)
         await self._database.commit(run_id, version, commit)
 
     closed = _reads(statements.closed)

@@ -7,6 +7,9 @@ sequence.
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from sqlalchemy import (
     Column,
     Double,
@@ -18,10 +21,25 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    TypeDecorator,
     text,
 )
 
 metadata = MetaData()
+
+
+class _Patterns(TypeDecorator[tuple[str, ...]]):
+    """Patterns of runs, as a JSON list."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Any) -> str | None:
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Any) -> tuple[str, ...] | None:
+        return None if value is None else tuple(json.loads(value))
+
 
 # Integers by name: ``num_clients``; ``schema_version`` makes versions before Alembic refuse the
 # database.
@@ -37,7 +55,7 @@ tokens = Table(
     Column("seq", Integer, primary_key=True),
     Column("name", String, nullable=False, unique=True),
     Column("token_sha256", String, nullable=False, unique=True),
-    Column("runs", Text),  # JSON list of patterns
+    Column("runs", _Patterns),
     Column("uses_left", Integer),
     Column("expires_at", Double),
     Column("created_at", Double, nullable=False),
@@ -53,7 +71,7 @@ clients = Table(
     Column("enrolled_at", Double, nullable=False),
     Column("enrolment_sha256", String),
     Column("token", String),
-    Column("runs", Text),  # JSON list of patterns
+    Column("runs", _Patterns),
     Column("public_key", String),
     Column("previous_sha256", String),
     Column("revoked_at", Double),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedone_sdk.backends.torch_file import torch_saved
+from fedone_sdk.backends.vllm_embeds import torch_saved
 
 SHAPES = [(1, 1), (3, 5), (300, 1024)]
 

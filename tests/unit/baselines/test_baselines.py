@@ -11,7 +11,7 @@ import pytest
 
 from fedone_sdk import assets
 from fedone_sdk.backends import TransformersBackend, predict, query_for
-from fedone_sdk.client.trainer import Trainer
+from fedone_sdk.client.options import Trainer
 from fedone_sdk.errors import BackendError, DataError, SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.soft_prompt import SoftPrompt

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import fedone_sdk
 from fedone_sdk.budget import NOTHING, Account, Budget, BudgetGuard, MemoryLedger, SqliteLedger
 from fedone_sdk.budget import ledger as module
-from fedone_sdk.budget.usage import Usage
+from fedone_sdk.budget.account import Usage
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
 
 ONE = Usage(requests=1)
