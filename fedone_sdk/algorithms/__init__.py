@@ -13,7 +13,7 @@ from .own import check_algorithm, load_method
 from .projection import bounded, projected
 from .random_search import RandomSearch
 from .registry import METHODS, make_method, method_from_spec, method_options
-from .selection import select
+from .sampling import select, stream, stream_seed
 from .simplex import project_to_simplex
 from .space import Space
 from .state import (
@@ -25,7 +25,6 @@ from .state import (
     load_memory,
     load_state,
 )
-from .streams import stream, stream_seed
 from .thompson import ThompsonSampling
 from .tpe import TPE
 

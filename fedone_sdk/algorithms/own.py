@@ -19,10 +19,10 @@ from fedone_sdk.errors import MethodError, SpecError
 from fedone_sdk.objects import load_object
 
 from .method import Algorithm, Candidates, ClassLosses
+from .sampling import stream
 from .space import Space
 from .start import Start
 from .state import State, dump_state, load_state
-from .streams import stream
 
 if TYPE_CHECKING:
     from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
-from .streams import stream, stream_seed
+from .sampling import stream, stream_seed
 
 __all__ = ["bounded", "check_size", "projected", "reach"]
 

@@ -1,11 +1,62 @@
-"""Draws of prompts from per-position categoricals, and the argmax prompt of a matrix."""
+"""Random draws of a run: its streams, prompts and clients."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .streams import stream, stream_seed
+from . import _checks
+
+SELECTIONS = ("proportional", "uniform")
+
+_WORD = 2**32
+
+
+@lru_cache(maxsize=4096, typed=True)  # A round asks for each of its seeds several times.
+def stream_seed(
+    run_seed: int, purpose: str, round_number: int, client_index: int = 0, step: int = 0
+) -> int:
+    """Return the seed of one stream of a run.
+
+    Args:
+        run_seed: The run's seed, in [0, 2**64) like every number here.
+        purpose: The use of the draws ("prompts", "selection", ...).
+        round_number: The round.
+        client_index: The client's enrolment index.
+        step: The local step.
+
+    Returns:
+        A seed in [0, 2**53), which every JSON parser keeps exact.
+    """
+    digest = hashlib.sha256(purpose.encode()).digest()
+    words: list[int] = []
+    for name, value in {
+        "run_seed": run_seed,
+        "purpose": int.from_bytes(digest[:8], "little"),
+        "round_number": round_number,
+        "client_index": client_index,
+        "step": step,
+    }.items():
+        high, low = divmod(_checks.integer(name, value), _WORD)
+        if high >= _WORD:
+            raise ValueError(f"{name} must be below 2**64, not {value}")
+        # Always two words: SeedSequence concatenates numbers of any length, so that (2**32, 0) and
+        # (0, 1) would otherwise collide.
+        words += [low, high]
+    # An array of words: a list is converted number by number.
+    entropy = np.array(words, dtype=np.uint32)
+    state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
+    return int(state[0]) >> 11
+
+
+def stream(seed: int) -> np.random.Generator:
+    """Return the generator of a stream: Philox, the same on every platform."""
+    seed = _checks.integer("seed", seed)
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
 
 
 def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -49,3 +100,39 @@ def argmax_prompt(alpha: NDArray[np.float32], seed: int) -> NDArray[np.int64]:
     tied = alpha == alpha.max(axis=1, keepdims=True)
     prompt: NDArray[np.int64] = np.where(tied, priority, -1.0).argmax(axis=1).astype(np.int64)
     return prompt
+
+
+def select(
+    available: Mapping[int, int], count: int, *, rng: np.random.Generator, kind: str = "uniform"
+) -> list[int]:
+    """Choose clients. The result depends on the indices, not on the order of arrival.
+
+    Args:
+        available: Examples held, by enrolment index.
+        count: How many to choose, K*.
+        rng: The round's selection stream.
+        kind: "uniform" without replacement, or "proportional" to the examples held, with
+            replacement (aggregate those without weights).
+
+    Returns:
+        Enrolment indices in the order drawn.
+    """
+    _checks.integer("count", count, minimum=1)
+    _checks.choice("selection", kind, SELECTIONS)
+    clients = sorted(available)
+    # Both kinds use only `random`: NumPy may change `choice` between versions.
+    if kind == "uniform":
+        if count > len(clients):
+            raise ValueError(f"cannot select {count} of {len(clients)} clients")
+        drawn = rng.random(len(clients))
+        if count == 1:  # FedOne: one client of perhaps thousands, each round.
+            return [clients[np.argmin(drawn)]]
+        # Only the smallest draws are sorted, as few of many clients are chosen. Ties are stable.
+        least = np.flatnonzero(drawn <= np.partition(drawn, count - 1)[count - 1])
+        order = least[np.argsort(drawn[least], kind="stable")]
+        return [clients[k] for k in order[:count]]
+    held = [_checks.integer(f"examples of client {k}", available[k]) for k in clients]
+    if sum(held) == 0:
+        raise ValueError("cannot select in proportion to examples: no client holds any")
+    cumulative = np.cumsum(held) / sum(held)
+    return [clients[k] for k in np.searchsorted(cumulative, rng.random(count), side="right")]

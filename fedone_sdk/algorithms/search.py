@@ -18,12 +18,11 @@ from .hyperparameters import LARGEST, PRIOR, Hyperparameters
 from .kernel import Features
 from .method import Candidates, ClassLosses
 from .observations import EVALUATIONS_PER_PROMPT, Observations
-from .sampling import argmax_prompt, draw_prompts
+from .sampling import argmax_prompt, draw_prompts, stream, stream_seed
 from .simplex import nearest_probabilities
 from .space import Space
 from .start import Start, is_warm_started, warm_start
 from .state import State
-from .streams import stream, stream_seed
 
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
 from .method import PlainMethod
+from .sampling import stream, stream_seed
 from .state import State
-from .streams import stream, stream_seed
 
 LARGEST = 1e6
 """Bound on the absolute value of a parameter, far above any trained value."""

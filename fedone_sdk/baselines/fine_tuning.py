@@ -10,7 +10,7 @@ from hashlib import sha256
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedone_sdk.algorithms.streams import stream, stream_seed
+from fedone_sdk.algorithms.sampling import stream, stream_seed
 from fedone_sdk.backends.predict import predict
 from fedone_sdk.backends.torch_model import TorchModel
 from fedone_sdk.baselines.step import check_task, train_step

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fedone_sdk.aggregator.serving.model_checks import check_caps
-from fedone_sdk.algorithms.streams import stream_seed
+from fedone_sdk.algorithms.sampling import stream_seed
 from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.candidates import no_prompt

@@ -11,7 +11,7 @@ import pytest
 
 from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkRequested
-from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
+from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large
 from fedone_sdk.algorithms.gs_bdpl import GumbelSoftmaxBDPL
 from fedone_sdk.algorithms.search import PromptSearch
 from fedone_sdk.simulation import Federation, simulate

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.http.limits import NO_LIMITS, Limiter, Limits
-from fedone_sdk.aggregator.runtime.rate_limit import Bucket
+from fedone_sdk.aggregator.runtime import Bucket
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.testing import ManualClock
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from fedone_sdk.aggregator.runtime.shielded import run_shielded, wait_pending
+from fedone_sdk.aggregator.runtime import run_shielded, wait_pending
 from fedone_sdk.errors import StoreUnavailable
 
 MINE, OTHER = object(), object()

@@ -20,7 +20,7 @@ from fedone_sdk.aggregator.access.tokens import (
     new_secret,
 )
 from fedone_sdk.aggregator.cluster.signals import ClientChanged, publish
-from fedone_sdk.aggregator.runtime.shielded import run_shielded
+from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol, Enrolled, NewToken, Rotated

@@ -42,7 +42,7 @@ from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays,
 from fedone_sdk.aggregator.rounds.events import Event, PauseRequested, ReplicasLost
 from fedone_sdk.aggregator.rounds.replay import compare, machine_of
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.run_view import Counters
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError, one_line

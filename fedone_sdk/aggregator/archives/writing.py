@@ -24,7 +24,7 @@ from fedone_sdk.aggregator.archives.lines import (
     rounds_of,
 )
 from fedone_sdk.aggregator.rounds.codec import decode, encode_document
-from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.errors import ArchiveError
 from fedone_sdk.stores import ClientRecord, LogEntry, RunRecord, RunSnapshot, Store, log_pages
 

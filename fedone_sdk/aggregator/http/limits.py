@@ -13,7 +13,7 @@ from aiohttp.typedefs import Middleware
 from pydantic import AfterValidator, Field
 
 from fedone_sdk.aggregator.http.requests import Handler
-from fedone_sdk.aggregator.runtime.rate_limit import Bucket
+from fedone_sdk.aggregator.runtime import Bucket
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
 from fedone_sdk.spec import Spec

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from fedone_sdk.aggregator.access.signing import SignedRequest
 from fedone_sdk.aggregator.http.docs_page import PAGE_HEADERS
-from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.messages import (
     JSON,

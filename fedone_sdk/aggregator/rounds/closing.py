@@ -15,8 +15,7 @@ from fedone_sdk.aggregator.rounds.events import (
     MemorySaved,
     RoundFinished,
 )
-from fedone_sdk.aggregator.rounds.growth import admit_candidates
-from fedone_sdk.aggregator.rounds.prompts import candidates
+from fedone_sdk.aggregator.rounds.prompts import admit_candidates, candidates
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256, median, trimmed_mean

@@ -31,7 +31,7 @@ from fedone_sdk.aggregator.routes.openapi import openapi_document
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.routes.runs import RUN_ROUTES
 from fedone_sdk.aggregator.routes.system import SYSTEM_ROUTES, metrics_route
-from fedone_sdk.aggregator.runtime.shielded import run_shielded
+from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
 

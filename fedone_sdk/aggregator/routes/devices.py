@@ -10,7 +10,7 @@ from aiohttp import web
 from fedone_sdk.aggregator.http.requests import answer, bearer_token
 from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, client_of, message_of, run_of
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
-from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (

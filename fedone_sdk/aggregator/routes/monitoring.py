@@ -7,7 +7,7 @@ from aiohttp import web
 from fedone_sdk.aggregator.http.requests import answer
 from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, run_of
 from fedone_sdk.aggregator.routes.route import Route
-from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.probabilities import likeliest
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import Me, Seats, TokenProbabilities

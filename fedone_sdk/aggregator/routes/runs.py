@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from fedone_sdk.aggregator.http.requests import answer, streamed
 from fedone_sdk.aggregator.routes.context import CONTEXT, DRAIN, SERVICE, message_of, run_of
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
-from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.feed import Feed
 from fedone_sdk.aggregator.serving.run import ServedRun

@@ -22,7 +22,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.bugs import BugCounter
 from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
 from fedone_sdk.aggregator.serving.feed import RunReloaded

@@ -10,7 +10,7 @@ import structlog
 
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.events import PauseRequested
-from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.stored import StoredRun

@@ -38,9 +38,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.runtime.rate_limit import Bucket
-from fedone_sdk.aggregator.runtime.shielded import run_shielded
-from fedone_sdk.aggregator.runtime.threads import in_thread, in_thread_if_large
+from fedone_sdk.aggregator.runtime import Bucket, in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Feed, Listener, RunReloaded
 from fedone_sdk.aggregator.serving.influence import client_influences
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView

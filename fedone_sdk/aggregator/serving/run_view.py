@@ -12,7 +12,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.events import MetricMeasured, RunRolledBack
 from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.runtime.threads import in_thread_if_large
+from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.backends import LLMBackend, Show, shown_by
 from fedone_sdk.candidates import no_prompt, prompt_of

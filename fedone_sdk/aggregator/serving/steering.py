@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.rounds.events import (
     StopRequested,
 )
 from fedone_sdk.aggregator.rounds.replay import Lookback, Replayed
-from fedone_sdk.aggregator.runtime.threads import in_thread
+from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks

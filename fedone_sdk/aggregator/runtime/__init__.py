@@ -1,3 +1,0 @@
-"""Helpers for asyncio: shielded tasks, threads, rate limits."""
-
-__all__: list[str] = []
