@@ -15,10 +15,7 @@ __all__ = ["GaussianAccountant"]
 
 
 class GaussianAccountant:
-    """Epsilon of Gaussian noise at one delta.
-
-    Args:
-        delta: Of (epsilon, delta)-differential privacy.
+    """Epsilon of Gaussian noise at one delta of (epsilon, delta)-differential privacy.
 
     Raises:
         MissingExtraError: dp-accounting is not installed.
@@ -35,11 +32,7 @@ class GaussianAccountant:
         self.delta = delta
 
     def epsilon(self, precision: float) -> float:
-        """Epsilon of all releases together.
-
-        Args:
-            precision: The sum of ``1 / noise_multiplier**2`` over the releases.
-        """
+        """Epsilon of all releases together, by the sum of their ``1 / noise_multiplier**2``."""
         if precision < 0:
             raise ValueError(f"precision must be at least 0, not {precision}")
         if precision == 0:

@@ -6,9 +6,11 @@ import errno
 import os
 import sqlite3
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replace_file", "sync_path", "use_wal"]
+__all__ = ["replace_file", "sync_path", "transaction", "use_wal"]
 
 _NOT_OFFERED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
@@ -86,3 +88,23 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
             if time.monotonic() > give_up:
                 raise
             time.sleep(0.01)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit the changes of the body, or roll them back if it fails.
+
+    Args:
+        db: A connection with ``isolation_level=None``.
+
+    Raises:
+        sqlite3.Error: Nothing is changed.
+    """
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # SQLite rolls back by itself after some errors, e.g. a full disk.
+            db.execute("ROLLBACK")
+        raise

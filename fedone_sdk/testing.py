@@ -168,11 +168,7 @@ class LoopbackFederation:
             print(federation.run.result())
         ```
 
-    Args:
-        spec: The run.
-        vocabulary: Its candidates.
-        backend: The gateway's model; None if clients bring their own.
-        store: The aggregator's store.
+    `backend` is the gateway's model; None if clients bring their own.
     """
 
     token = "loopback-enrolment-token"

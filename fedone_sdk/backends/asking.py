@@ -39,11 +39,7 @@ _WANTED: dict[Loss, tuple[Want, ...]] = {
 
 
 def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
-    """The kind of query that a task's loss needs.
-
-    Args:
-        task: The task.
-        answers: The kinds of queries that the backend supports.
+    """The kind of query that a task's loss needs, of those that a backend supports.
 
     Raises:
         SpecError: The backend does not support it.

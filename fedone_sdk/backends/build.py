@@ -119,10 +119,7 @@ async def proposer_of(
 ) -> AsyncIterator[LLMBackend | None]:
     """The open model of a run's ``prompt.proposer``; None if the run has no proposer.
 
-    Args:
-        spec: The run.
-        folder: Base of its relative paths.
-        backend: The run's open model, which is reused if the proposer has the same spec.
+    The run's open model (`backend`) is reused if the proposer has the same spec.
 
     Raises:
         SpecError: The description cannot be met.

@@ -85,14 +85,9 @@ async def shown_by(
 async def usable_vocabulary(
     backend: LLMBackend | None, spec: RunSpec, vocabulary: Vocabulary
 ) -> Vocabulary:
-    """Drops built-in sets of label words that a model does not support.
+    """Drops built-in sets of label words that the model, if there is one, does not support.
 
     User-defined sets are kept; the run rejects invalid ones at its start.
-
-    Args:
-        backend: The model; None if clients have their own models.
-        spec: The run.
-        vocabulary: Its candidates.
 
     Raises:
         BackendError: The model cannot be read.

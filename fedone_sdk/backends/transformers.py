@@ -203,9 +203,7 @@ class TransformersBackend(LocalBackend):
     def holding(self, model: TorchModel, version: str) -> TransformersBackend:
         """A copy of this backend with other weights, with a separate worker thread and lifetime.
 
-        Args:
-            model: A model of the same kind.
-            version: Its version in the fingerprint.
+        `version` is that of the weights in the fingerprint.
         """
         other = copy(self)
         other._executor = _worker()

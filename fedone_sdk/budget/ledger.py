@@ -6,9 +6,9 @@ import json
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing
 from decimal import Context, localcontext
 from pathlib import Path
 from threading import Lock, Thread
@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from fedone_sdk.budget.account import NOTHING, Account, Budget, Usage
 from fedone_sdk.budget.leases import LeaseOwner, OpenLease
 from fedone_sdk.errors import UnknownLease
-from fedone_sdk.files import use_wal
+from fedone_sdk.files import transaction, use_wal
 
 T = TypeVar("T")
 
@@ -106,9 +106,7 @@ class MemoryLedger:
     def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
         """Close a lease whose owner may still settle it, or raise `UnknownLease`.
 
-        Args:
-            lease_id: The lease.
-            charge: The amount to charge; by default the whole lease.
+        By default the whole lease is charged.
         """
         with self._lock:
             charge = self._leases.get(lease_id, NOTHING) if charge is None else charge
@@ -147,7 +145,7 @@ class SqliteLedger:
         self._path = str(path)
         self._program = Path(sys.argv[0]).name if program is None else program
         self._writer = _Writer(self._path, self._program)
-        with closing(_connect(self._path)) as db, _transaction(db):
+        with closing(_connect(self._path)) as db, transaction(db):
             for table in _TABLES:
                 db.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             db.execute("INSERT OR IGNORE INTO spent VALUES (0, ?)", (_dump(NOTHING),))
@@ -167,8 +165,7 @@ class SqliteLedger:
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
         """Submit a call for the next transaction, without waiting for it.
 
-        Args:
-            call: The call, e.g. ``lambda ledger: ledger.settle(lease_id, used)``.
+        Example: ``ledger.submit(lambda ledger: ledger.settle(lease_id, used))``.
         """
         if self._writer.pid != os.getpid():
             # A forked child does not have the parent's thread.
@@ -186,12 +183,8 @@ class SqliteLedger:
     def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
         """Close another process's lease, or raise `UnknownLease`.
 
-        If the owner settles it later, its usage replaces the charge.
-
-        Args:
-            lease_id: The lease.
-            charge: The amount to charge; by default the whole lease, because its request may have
-                been sent.
+        If the owner settles it later, its usage replaces the charge. By default the whole lease is
+        charged, because its request may have been sent.
         """
         self.submit(lambda ledger: ledger.release(lease_id, charge=charge)).result()
 
@@ -269,7 +262,7 @@ def _apply(
     db: sqlite3.Connection, calls: list[Callable[[MemoryLedger], Any]], program: str
 ) -> list[Callable[[Future[Any]], None]]:
     """Execute calls in one transaction; return their results after the commit."""
-    with _transaction(db):
+    with transaction(db):
         before, released = _read(db)
         ledger = MemoryLedger(before, released=released)
         verdicts = [_make(call, ledger) for call in calls]
@@ -311,18 +304,6 @@ def _connect(path: str) -> sqlite3.Connection:
         db.close()
         raise
     return db
-
-
-@contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:  # SQLite rolls back by itself after some errors, e.g. a full disk.
-            db.execute("ROLLBACK")
-        raise
 
 
 def _read(db: sqlite3.Connection) -> tuple[Account, dict[str, Usage]]:

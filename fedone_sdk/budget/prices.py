@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from decimal import Decimal
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedone_sdk import assets
 from fedone_sdk.budget.account import Usage
@@ -58,15 +52,8 @@ class Price(_Priced):
     prompt: _Usd
     completion: _Usd
     request: _Usd = Decimal(0)
-    tiers: tuple[PriceTier, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_empty_tiers(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit empty tiers, so that digests of older specs stay the same."""
-        found: dict[str, Any] = handler(self)
-        if not self.tiers:
-            found.pop("tiers", None)
-        return found
+    # Omitted if empty, so that digests of older specs stay the same.
+    tiers: tuple[PriceTier, ...] = Field(default=(), exclude_if=operator.not_)
 
     @model_validator(mode="after")
     def _check_tiers(self) -> Self:

@@ -20,12 +20,12 @@ def instruction_candidates(
 ) -> tuple[str, ...]:
     """Return the shipped instructions, filled with a task's description.
 
-    Label words are placeholders, which `fill` replaces by the chosen words.
+    Label words are placeholders, which `fill` replaces by the chosen words. Without labels,
+    instructions that list labels are omitted.
 
     Args:
         description: What is classified, and by what.
-        labels: The label values in the task's order. If empty, instructions that list labels are
-            omitted.
+        labels: The label values in the task's order.
         size: The largest number of candidates, including the blank; None returns all.
 
     Returns:

@@ -15,11 +15,7 @@ _OPENING = "([{<\u2018\u201c\u00ab"
 
 
 def label_placeholder(label: str) -> str:
-    """Return the placeholder of a class's label word in a candidate.
-
-    Args:
-        label: The label value, a key of the task's labels.
-    """
+    """Return the placeholder of a class's label word in a candidate, by its label value."""
     return f"{{label:{label}}}"
 
 
@@ -76,12 +72,7 @@ def _word(word: str, before: str) -> str:
 
 
 def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
-    """Return the prompt of these candidates, one index per position.
-
-    Args:
-        task: The task.
-        vocabulary: The candidates.
-        indices: Shape (n,).
+    """Return the prompt of these candidates, one index per position: shape (n,).
 
     Returns:
         Their concatenation; with slots, the text of each slot, with placeholders of label words

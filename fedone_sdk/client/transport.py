@@ -82,12 +82,7 @@ class Transport(Protocol):
         ...
 
     def sign_as(self, client_id: str, private_key: str) -> None:
-        """Sign all further requests.
-
-        Args:
-            client_id: The signing client.
-            private_key: Its key (`fedone_sdk.client.signing`).
-        """
+        """Sign all further requests as a client, by its key (`fedone_sdk.client.signing`)."""
         ...
 
     async def rotate(self, credential: str) -> Rotated:

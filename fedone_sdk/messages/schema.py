@@ -6,65 +6,13 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedone_sdk.messages.assignment import (
-    AlphaAssignment,
-    Claim,
-    LossesAssignment,
-    Renewal,
-    RunTask,
-    VocabularyList,
-)
-from fedone_sdk.messages.base import Problem
-from fedone_sdk.messages.enrolment import (
-    ClientInfo,
-    ClientList,
-    CreatedToken,
-    Enrol,
-    Enrolled,
-    NewToken,
-    Rotated,
-    TokenInfo,
-    TokenList,
-)
-from fedone_sdk.messages.run import RunResult
-from fedone_sdk.messages.score import Score, Scores
-from fedone_sdk.messages.steering import About, Health, Quarantine, Removal, RollBack, RunSummary
-from fedone_sdk.messages.update import AlphaUpdate, Decline, LossesUpdate, Receipt
-from fedone_sdk.messages.watch import Me, Seats, TokenProbabilities
+from fedone_sdk import messages
 
 _MESSAGES = (
-    Enrol,
-    Enrolled,
-    Rotated,
-    Claim,
-    AlphaAssignment,
-    LossesAssignment,
-    Renewal,
-    RunTask,
-    VocabularyList,
-    Score,
-    Scores,
-    AlphaUpdate,
-    LossesUpdate,
-    Decline,
-    Receipt,
-    RunSummary,
-    RunResult,
-    Seats,
-    TokenProbabilities,
-    RollBack,
-    Quarantine,
-    Removal,
-    Me,
-    NewToken,
-    CreatedToken,
-    TokenInfo,
-    TokenList,
-    ClientInfo,
-    ClientList,
-    Problem,
-    Health,
-    About,
+    "Enrol Enrolled Rotated Claim AlphaAssignment LossesAssignment Renewal RunTask VocabularyList "
+    "Score Scores AlphaUpdate LossesUpdate Decline Receipt RunSummary RunResult Seats "
+    "TokenProbabilities RollBack Quarantine Removal Me NewToken CreatedToken TokenInfo TokenList "
+    "ClientInfo ClientList Problem Health About"
 )
 
 
@@ -74,8 +22,9 @@ def json_schemas(ref_template: str = "#/$defs/{model}") -> dict[str, Any]:
     Args:
         ref_template: Template of references; for OpenAPI ``#/components/schemas/{model}``.
     """
+    found = [getattr(messages, name) for name in _MESSAGES.split()]
     _, document = TypeAdapter.json_schemas(
-        [(message, "serialization", TypeAdapter(message)) for message in _MESSAGES],
+        [(message, "serialization", TypeAdapter(message)) for message in found],
         ref_template=ref_template,
     )
     schemas: dict[str, Any] = document["$defs"]

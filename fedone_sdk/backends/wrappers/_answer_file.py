@@ -18,7 +18,7 @@ from fedone_sdk.backends.base import Answer
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.budget.ledger import PATIENCE_S
 from fedone_sdk.errors import BackendBlocked, SpecError
-from fedone_sdk.files import use_wal
+from fedone_sdk.files import transaction, use_wal
 
 T = TypeVar("T")
 
@@ -103,14 +103,8 @@ class AnswerFile:
             (key, dump(dump_answer(answer)), fingerprint, now)
             for key, (fingerprint, answer) in answers.items()
         ]
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._db):
             self._db.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", rows)
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
         with self._lock:
             for key in answers:
                 del self._unwritten[key]
