@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options, groups and calls of a server that several commands share."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk import __version__
-from fedone_sdk.budget import Budget
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
 from fedone_sdk.cli._output import Output, money, note, write_file
@@ -108,15 +107,14 @@ def compare(
     if html is not None:
         check_page("--html", html)
     run = RunFile.load(run_path, seed=seed, cap=cap)
-    place = _Place.of(run)
+    place = _Place(RunState.next_to(run.path, run.spec.name))
     comparison = _comparison(run, methods, seeds)
     with naming(str(run.path)):
         trials = comparison.trials()
     if only_report:
         records = comparison.known(trials, place.file)
     else:
-        money_cap = None if usd is None else Decimal(str(usd))
-        caps = Budget(queries=queries, requests=requests, usd=money_cap)
+        caps = _Caps(queries=queries, requests=requests, usd=usd)
         with place.locked():
             records = asyncio.run(_run(run, comparison, trials, place, caps, yes=yes))
     if not records:
@@ -131,21 +129,24 @@ def compare(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """The files of a comparison."""
+class _Caps:
+    """Caps on all trials together."""
 
-    folder: Path
+    queries: int | None
+    requests: int | None
+    usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The files of a comparison, next to those of its run."""
+
     state: RunState
 
-    @classmethod
-    def of(cls, run: RunFile) -> _Place:
-        """The default files of a run's comparison, next to its RUN.yaml.
-
-        Raises:
-            SpecError: It cannot be written to.
-        """
-        state = RunState.next_to(run.path, run.spec.name)
-        return cls(folder=state.store.with_name(f"{run.spec.name}.compare"), state=state)
+    @property
+    def folder(self) -> Path:
+        """The folder of trials, ledger and lock."""
+        return self.state.store.with_suffix(".compare")
 
     @property
     def file(self) -> TrialFile:
@@ -196,7 +197,7 @@ async def _run(
     comparison: Comparison,
     trials: list[Trial],
     place: _Place,
-    caps: Budget,
+    caps: _Caps,
     *,
     yes: bool,
 ) -> _Records:
@@ -273,18 +274,21 @@ async def _run_trials(
             raise
 
 
-def _guard(place: _Place, caps: Budget) -> TotalGuard | None:
+def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
     """The guard of the caps on all trials, which survives a crash."""
-    from fedone_sdk.budget import SqliteLedger
+    from fedone_sdk.budget import Budget, SqliteLedger
     from fedone_sdk.comparison import TotalGuard
 
     if caps.requests is None and caps.usd is None:
         return None
+    budget = Budget(
+        requests=caps.requests, usd=None if caps.usd is None else Decimal(str(caps.usd))
+    )
     ledger = SqliteLedger(place.folder / "ledger.sqlite", program="fedone compare")
-    return TotalGuard(caps.model_copy(update={"queries": None}), ledger=ledger)
+    return TotalGuard(budget, ledger=ledger)
 
 
-def _cost_lines(costs: Costs, total: int, missing: int, caps: Budget) -> Iterator[str]:
+def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
     """The estimated cost of all trials, as lines."""
     kept, beyond = total - missing, missing - costs.trials
     yield (

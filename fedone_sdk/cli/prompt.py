@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,10 +84,7 @@ def verify(
         {
             "agrees": agrees,
             "run_id": artefact.run_id,
-            "checks": [
-                {"what": check.what, "verdict": check.verdict, "detail": check.detail}
-                for check in checks
-            ],
+            "checks": [asdict(check) for check in checks],
         }
     )
     output.heading(f"{path}: {'agrees' if agrees else 'does not agree'}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,21 +37,6 @@ class _Model(StrEnum):
 
 
 _FILES = {_Model.smollm2: "quickstart.yaml", _Model.mini: "quickstart-mini.yaml"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """Results of the quickstart.
-
-    Attributes:
-        alpha: The run in the alpha exchange.
-        losses: The same run in the losses exchange; None if the first was stopped.
-        changes: The answers that the tuned prompt changes; None if the run was stopped.
-    """
-
-    alpha: RunResult
-    losses: RunResult | None = None
-    changes: list[Change] | None = None
 
 
 def quickstart(
@@ -87,26 +72,25 @@ def quickstart(
     quiet_logs()
     run = RunFile.load(assets.path(_FILES[_available(model)]), seed=seed, cap=cap, exchange="alpha")
     federation = run.federation()
-    found = asyncio.run(_both_exchanges(run, federation))
-    losses = found.losses
+    alpha, losses, changes = asyncio.run(_both_exchanges(run, federation))
     output.write_json(
         {
-            **found.alpha.model_dump(mode="json"),
+            **alpha.model_dump(mode="json"),
             "losses_exchange": losses,
         }
     )
-    print_result(output, found.alpha, num_clients=len(federation.shards))
+    print_result(output, alpha, num_clients=len(federation.shards))
     if losses is not None:
         output.console.print()
-        print_exchanges(output, {"alpha": found.alpha, "losses": losses})
-        same = "the same" if losses.alpha_sha256 == found.alpha.alpha_sha256 else "NOT the same"
+        print_exchanges(output, {"alpha": alpha, "losses": losses})
+        same = "the same" if losses.alpha_sha256 == alpha.alpha_sha256 else "NOT the same"
         output.console.print(
             f"  alpha after both is {same}; requests in the second: {losses.spent.requests}"
         )
-    if found.changes is not None:
+    if changes is not None:
         output.console.print()
-        _print_changes(output, run, found.alpha, found.changes)
-    raise typer.Exit(exit_code(losses or found.alpha))
+        _print_changes(output, run, alpha, changes)
+    raise typer.Exit(exit_code(losses or alpha))
 
 
 def _available(model: _Model) -> _Model:
@@ -132,7 +116,13 @@ def _as_own_run(path: Path) -> str:
     return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
 
 
-async def _both_exchanges(run: RunFile, federation: Federation) -> _Found:
+async def _both_exchanges(
+    run: RunFile, federation: Federation
+) -> tuple[RunResult, RunResult | None, list[Change] | None]:
+    """The run in either exchange, and the answers that its prompt changes.
+
+    The last two are None if the first run was stopped.
+    """
     from fedone_sdk.stores import MemoryStore
 
     async with run.backend() as backend:
@@ -141,7 +131,7 @@ async def _both_exchanges(run: RunFile, federation: Federation) -> _Found:
             federation, source=run.path, backend=backend, transport="http", store=store
         )
         if exit_code(first):
-            return _Found(alpha=first)
+            return first, None, None
         changes = await _changes(store, federation, first)
         participation = run.spec.participation.model_copy(update={"exchange": "losses"})
         spec = run.spec.model_copy(
@@ -150,7 +140,7 @@ async def _both_exchanges(run: RunFile, federation: Federation) -> _Found:
         # The same clients and candidates, in the other exchange.
         other = replace(federation, spec=spec)
         losses = await run_here(other, source=run.path, backend=backend, transport="http")
-        return _Found(alpha=first, losses=losses, changes=changes)
+        return first, losses, changes
 
 
 async def _changes(store: Store, federation: Federation, result: RunResult) -> list[Change]:

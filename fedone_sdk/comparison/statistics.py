@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -50,19 +49,6 @@ class Estimate(NamedTuple):
     def verdict(self) -> Literal["more", "less", "open"]:
         """Whether the interval excludes 0, and on which side."""
         return "more" if self.low > 0 else "less" if self.high < 0 else "open"
-
-
-@dataclass(frozen=True, slots=True)
-class _Draw:
-    """Some draws: the multiplicity of each seed and each example.
-
-    Attributes:
-        seeds: Shape (draws, S).
-        examples: Shape (draws, R).
-    """
-
-    seeds: _Ints
-    examples: _Ints
 
 
 class _Drawn(NamedTuple):
@@ -166,8 +152,8 @@ def _collected(once: _Floats, num_examples: int, by_seed: Callable[[_Ints], _Flo
     """
     count = len(once)
     parts = [
-        ((draw.seeds * by_seed(draw.examples)).sum(axis=1) / count, draw.seeds @ once / count)
-        for draw in _draws(count, num_examples)
+        ((seeds * by_seed(examples)).sum(axis=1) / count, seeds @ once / count)
+        for seeds, examples in _draws(count, num_examples)
     ]
     drawn, of_seeds = (np.concatenate(part) for part in zip(*parts, strict=True))
     return _Drawn(float(once.mean()), drawn, of_seeds)
@@ -202,15 +188,17 @@ def _of_tables(
     return _collected(once, len(answered), by_seed)
 
 
-def _draws(num_seeds: int, num_examples: int) -> Iterator[_Draw]:
-    """Yield draws with a fixed seed, so that reports are reproducible."""
+def _draws(num_seeds: int, num_examples: int) -> Iterator[tuple[_Ints, _Ints]]:
+    """Yield draws with a fixed seed, so that reports are reproducible.
+
+    A draw is the multiplicity of each seed, shape (draws, S), and of each example, (draws, R).
+    """
     rng = np.random.Generator(np.random.Philox(0))
     size = max(1, _CHUNK // num_examples)
     for at in range(0, _DRAWS, size):
         count = min(size, _DRAWS - at)
-        yield _Draw(
-            seeds=rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=count),
-            examples=rng.multinomial(
-                num_examples, np.full(num_examples, 1 / num_examples), size=count
-            ),
+        seeds, examples = (
+            rng.multinomial(many, np.full(many, 1 / many), size=count)
+            for many in (num_seeds, num_examples)
         )
+        yield seeds, examples

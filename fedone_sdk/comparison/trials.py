@@ -85,8 +85,22 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
     )
     if result.status not in ("completed", "budget_exhausted"):
         raise FedOneError(f"{trial.key}: {result.reason or result.status}")
-    measurements = _Measurements(federation, recorder, checkpoints.run)
-    last = await measurements.of(checkpoints.last, federation.dev)
+    run = checkpoints.run
+    show = await run.show(recorder)
+
+    def measured(
+        state: RunState, examples: Sequence[Example], *, biased: bool = True
+    ) -> Prediction | None:
+        """A state's prompt by the answers of the run's evaluation; None if it was not evaluated."""
+        machine = run.base.at(state)  # with its candidates
+        bias = machine.bias(state) if biased else None
+        task = spec.task if bias is None else spec.task.with_bias(bias)
+        prompt = show(evaluated_prompt(machine, state).tolist())
+        queries, prediction_of = _measurement(federation, recorder, task, prompt, examples)
+        answers = recorder.repeated(queries)
+        return None if answers is None else prediction_of(answers)
+
+    last = measured(run.state, federation.dev)
     if last is None or result.metric.after is None:
         raise FedOneError(
             f"{trial.key}: its caps leave nothing to measure the tuned prompt: raise "
@@ -94,8 +108,8 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
         )
     part = curve_examples(spec, federation.dev)
     curve = [
-        (0, await measurements.of(checkpoints.first, federation.dev, biased=False)),
-        *[(queries, await measurements.of(state, part)) for queries, state in checkpoints.points],
+        (0, measured(run.base.initial_state(), federation.dev, biased=False)),
+        *[(queries, measured(state, part)) for queries, state in checkpoints.points],
         (result.spent.queries, last),
     ]
     return _record(
@@ -152,16 +166,6 @@ class _Checkpoints:
         assert self._run is not None
         return self._run
 
-    @property
-    def first(self) -> RunState:
-        """The run's initial state."""
-        return self.run.base.initial_state()
-
-    @property
-    def last(self) -> RunState:
-        """The run's current state."""
-        return self.run.state
-
     def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
         """Record an event of the run."""
         self._run, every = run, run.spec.evaluation.every
@@ -169,28 +173,6 @@ class _Checkpoints:
             self._queries += effect.report.queries
             if every and (effect.report.round + 1) % every == 0:
                 self.points.append((self._queries, run.state))
-
-
-class _Measurements:
-    """Measurements from the answers of the run's own evaluation."""
-
-    def __init__(self, federation: Federation, recorder: AnswerRecorder, run: ServedRun) -> None:
-        self._federation, self._recorder, self._run = federation, recorder, run
-
-    async def of(
-        self, state: RunState, examples: Sequence[Example], *, biased: bool = True
-    ) -> Prediction | None:
-        """Return the prediction of a state's prompt; None if it was not evaluated."""
-        spec, machine = self._federation.spec, self._run.base.at(state)  # with its candidates
-        bias = machine.bias(state) if biased else None
-        task = spec.task if bias is None else spec.task.with_bias(bias)
-        show = await self._run.show(self._recorder)
-        prompt = show(evaluated_prompt(machine, state).tolist())
-        queries, prediction_of = _measurement(
-            self._federation, self._recorder, task, prompt, examples
-        )
-        answers = self._recorder.repeated(queries)
-        return None if answers is None else prediction_of(answers)
 
 
 async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:

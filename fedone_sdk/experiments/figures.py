@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,3 +117,20 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.ticks is not None:
         axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
         axes.set_xticks([], minor=True)
+
+
+def images_of(draw: Draw) -> Iterator[tuple[str, bytes]]:
+    """A figure's bytes by kind of file; the same figure gives the same bytes."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "fedone"}):
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure)
+        metadata: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "png": {}}
+        for kind, facts in metadata.items():
+            stream = io.BytesIO()
+            figure.savefig(stream, format=kind, dpi=150, metadata=facts)
+            yield kind, stream.getvalue()

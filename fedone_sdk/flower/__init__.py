@@ -1,8 +1,8 @@
 """FedOne in a Flower federation: a `Strategy` for the ServerApp, a `ClientApp` for the nodes."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fedone_sdk._lazy import lazy
 from fedone_sdk.errors import MissingExtraError
 from fedone_sdk.flower.data import node_file, node_shard
 
@@ -12,21 +12,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FedOneStrategy", "client_app", "node_file", "node_shard"]
 
-
-_HOMES = {"FedOneStrategy": "_strategy", "client_app": "_client_app"}
+_load, __dir__ = lazy(globals(), {"_client_app": "client_app", "_strategy": "FedOneStrategy"})
 
 
 def __getattr__(name: str) -> object:
-    """Import the parts that need Flower on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import the parts that need Flower on first use; a node does not need the server's part."""
     try:
-        # A node does not need the server's part.
-        home = import_module(f"{__name__}.{_HOMES[name]}")
+        return _load(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "flwr":
             raise
         raise MissingExtraError(f"{__name__}.{name}", extra="flwr") from error
-    found: object = getattr(home, name)
-    globals()[name] = found
-    return found

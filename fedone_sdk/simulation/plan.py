@@ -3,58 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field, field_serializer
 
-from fedone_sdk.aggregator.rounds.prompts import candidates
-from fedone_sdk.aggregator.serving.evaluation import curve_examples
-from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import (
     LLMBackend,
-    Query,
-    Show,
-    prediction_queries,
-    query_for,
-    shown_by,
-    usable_vocabulary,
 )
 from fedone_sdk.backends.wrappers import Wrapper
-from fedone_sdk.budget import NOTHING, Account, Usage
-from fedone_sdk.calibration import CONTENT_FREE
-from fedone_sdk.candidates import label_checks, no_prompt, prompt_of
-from fedone_sdk.data import draw_minibatch
-from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
-from fedone_sdk.messages import Cap, LossesAssignment, Message
+from fedone_sdk.budget import Account, Usage
+from fedone_sdk.candidates import prompt_of
+from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import Cap, Message
 from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.simulation.longest import LongestTokens, longest_tokens
 from fedone_sdk.simulation.probe import Duration, Probe, by_limits, by_probe, probe_run
+from fedone_sdk.simulation.query_costs import query_costs
 from fedone_sdk.simulation.traffic import (
     Exchange,
     ExchangePlan,
     exchange_plan,
-    first_work,
     planned_machine,
-    unbudgeted,
 )
-from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Example, TextPrompt, references_of
 
 _EXCHANGES: tuple[Exchange, ...] = ("alpha", "losses")
 
 _DRAWS = 32
 """Draws of prompts that the share of distinct ones is averaged over."""
-
-_SAMPLE = 128
-"""Sampled queries whose tokens are counted: of the run's rounds, and of each measurement."""
-
-_ONE = Usage(queries=1, requests=1)
-"""The usage of a query without further information."""
 
 _EXACT = ("cross_entropy", "hinge")
 """Losses that need the log-probability of every label."""
@@ -188,7 +165,7 @@ async def plan_run(
     timed: Probe | None = None
     if adapter.local and probe:
         timed = await probe_run(federation, adapter, transport=transport)
-    costs, troubles = await _costs(federation, backend, adapter)
+    costs, troubles = await query_costs(federation, backend, adapter)
     if timed is not None and timed.failure is not None:
         troubles.append(f"backend: the probe failed: {timed.failure}")
     query, sample = costs.worst, costs.query
@@ -266,135 +243,6 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     return EvaluationPlan(
         no_prompt=whole, before=whole, curve=curve, after=whole, queries=3 * whole + curve
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Costs:
-    """The cost of queries.
-
-    Attributes:
-        model: The model's fingerprint.
-        worst: Upper bound of a training query.
-        worst_measured: Upper bound of an evaluation query.
-        query: Mean of a training query.
-        no_prompt: The dev split without a prompt.
-        whole: The dev split with the untrained prompt.
-        point: A point of the curve with the untrained prompt.
-        longest: Tokens of the longest rows and candidates; None if not counted.
-    """
-
-    model: str = "unknown"
-    worst: Usage = _ONE
-    worst_measured: Usage = _ONE
-    query: Usage = _ONE
-    no_prompt: Usage = NOTHING
-    whole: Usage = NOTHING
-    point: Usage = NOTHING
-    longest: LongestTokens | None = None
-
-
-async def _costs(
-    federation: Federation, backend: LLMBackend, adapter: LLMBackend
-) -> tuple[_Costs, list[str]]:
-    """Count what queries cost, and list problems of the backend."""
-    spec, size, troubles = federation.spec, federation.spec.method.batch_size, list[str]()
-    try:
-        vocabulary = await usable_vocabulary(backend, spec, federation.vocabulary)
-        federation = replace(federation, vocabulary=vocabulary)
-        if not adapter.local:  # A local model is loaded for this, and counting also checks words.
-            for words, form in label_checks(spec.task, vocabulary):
-                await backend.check(words, form)
-    except (BackendBlocked, BackendUnavailable) as exc:
-        troubles.append(f"backend: {exc}")
-    try:
-        check_caps(spec, backend.bounds)
-    except SpecError as exc:
-        troubles.extend(exc.problems)
-
-    async def measured(prompt: TextPrompt | SoftPrompt, examples: Sequence[Example]) -> Usage:
-        calibration = spec.calibration.label_free
-        return await _quoted(
-            backend, prediction_queries(backend, spec.task, prompt, examples, size, calibration)
-        )
-
-    show = await shown_by(
-        spec.method,
-        prompt_len=spec.prompt.length,
-        task=spec.task,
-        vocabulary=federation.vocabulary,
-        backend=backend,
-    )
-    method = planned_machine(federation, spec, "").method
-    untrained = show(method.prompt(method.init()).tolist())
-    queries = _sample(federation, backend, show)
-    largest = max(size, len(CONTENT_FREE)) if spec.calibration.kind == "contextual" else size
-    try:
-        total = await _quoted(backend, queries)
-        costs = _Costs(
-            model=backend.fingerprint,
-            worst=backend.worst_case(size, spec.task.max_written),
-            worst_measured=backend.worst_case(largest, spec.task.max_written),
-            query=_share(total, 1, len(queries)),
-            no_prompt=await measured(no_prompt(spec.task, federation.vocabulary), federation.dev),
-            whole=await measured(untrained, federation.dev),
-            point=await measured(untrained, curve_examples(spec, federation.dev)),
-            longest=await longest_tokens(federation, adapter, untrained) if adapter.local else None,
-        )
-    except BackendError:
-        if not troubles:
-            raise
-        # This problem also prevents counting.
-        troubles.append("backend: tokens and costs cannot be counted without it")
-        return _Costs(), troubles
-    return costs, troubles
-
-
-async def _quoted(backend: LLMBackend, queries: Sequence[Query]) -> Usage:
-    """Return the expected usage of queries; of many, a sample is counted and scaled."""
-    picked = queries[:: math.ceil(len(queries) / _SAMPLE) or 1]
-    total = sum([await backend.quote(query) for query in picked], NOTHING)
-    return _share(total, len(queries), len(picked)) if picked else NOTHING
-
-
-def _share(total: Usage, part: int, whole: int) -> Usage:
-    return Usage(
-        queries=math.ceil(total.queries * part / whole),
-        requests=math.ceil(total.requests * part / whole),
-        prompt_tokens=math.ceil(total.prompt_tokens * part / whole),
-        completion_tokens=math.ceil(total.completion_tokens * part / whole),
-        usd=total.usd * part / whole,
-    )
-
-
-def _sample(federation: Federation, backend: LLMBackend, show: Show) -> list[Query]:
-    """Return queries of the run's rounds, on the clients and mini-batches that it will draw.
-
-    The prompts are drawn from the untrained alpha.
-    """
-    machine = planned_machine(federation, unbudgeted(federation.spec, "losses"), "")
-    queries = []
-    for number in range(_SAMPLE):
-        round_number = number * federation.spec.rounds // _SAMPLE
-        state, assignment = first_work(federation, machine, round_number)
-        shard = federation.shards[state.seats[0].client]
-        assert isinstance(assignment, LossesAssignment)
-        drawn = candidates(machine, state, state.seats[0]).prompts.tolist()
-        batch = [
-            shard[row]
-            for row in draw_minibatch(
-                len(shard), federation.spec.method.batch_size, assignment.minibatch_seed
-            )
-        ]
-        task = federation.spec.task
-        query = query_for(
-            task,
-            show(drawn[number % len(drawn)]),
-            batch,
-            backend=backend,
-            references=references_of(task, batch),
-        )
-        queries.append(query)
-    return queries
 
 
 def _distinct_share(federation: Federation) -> float:
