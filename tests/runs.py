@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.access.tokens import Authority
-from fedone_sdk.aggregator.service import Service
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import EdgeClient, Idle
 from fedone_sdk.clock import Clock
@@ -82,6 +82,13 @@ def memory_client(service: Service, **options: Any) -> EdgeClient:
     return edge_client(
         "memory:", **{"token": TOKEN, "transport": MemoryTransport(service), **options}
     )
+
+
+async def train(service: Service, run: ServedRun, data: Sequence[Mapping[str, Any]]) -> None:
+    """Do all the work of a run by one client, and wait for the last measurements."""
+    async with asyncio.timeout(10), memory_client(service, data=data) as client:
+        await client.run_forever()
+        await service.wait(run)
 
 
 class RecordingTransport(MemoryTransport):

@@ -1,10 +1,12 @@
-"""The weights of a GGUF file in other forms, for comparison."""
+"""The weights of a GGUF file in other forms, and small random models."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from fedone_sdk import assets
 
 
 def as_folder(model: Path, folder: Path) -> Path:
@@ -41,3 +43,45 @@ def as_float32(model: Path, target: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+_SMALL = {
+    "vocab_size": 8192,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 96,
+    "initializer_range": 0.2,  # Large, so that log-probabilities are far apart.
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 1,
+}
+
+
+def random_model(folder: Path, kind: str, *, random_biases: bool = False, **shape: Any) -> Path:
+    """Save a small random model with the embedded tokeniser, and return its folder.
+
+    Args:
+        folder: An existing folder.
+        kind: A class of transformers; a causal model starts its inputs with <s>.
+        random_biases: Biases start at zero otherwise, which hides mistakes.
+        shape: Changes of its configuration.
+    """
+    torch, transformers = import_module("torch"), import_module("transformers")
+    tokenizers = import_module("tokenizers")
+    model_class = getattr(transformers, kind)
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**{**_SMALL, **shape}))
+    for parameter in model.parameters():
+        if random_biases and parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
+    model.save_pretrained(folder)
+    file = assets.path("roberta_mini") / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    if "MaskedLM" not in kind:
+        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 0)]
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk import assets
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
 from tests.console import Fedone
 from tests.fake_openai import FakeModel, FakeOpenAI
+from tests.weights import random_model
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -133,22 +133,10 @@ def test_generation_score(json_of: Callable[..., Any], tmp_path: Path) -> None:
 def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random causal model."""
     why = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
-    torch = pytest.importorskip("torch", reason=why)
-    transformers = pytest.importorskip("transformers", reason=why)
+    for name in ("torch", "transformers"):
+        pytest.importorskip(name, reason=why)
     folder = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=8192,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,  # Large, so that log-probabilities are far apart.
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    shutil.copy(assets.path("roberta_mini") / "tokenizer.json", folder)
-    return folder
+    return random_model(folder, "LlamaForCausalLM", max_position_embeddings=256)
 
 
 def test_generation_nll(json_of: Callable[..., Any], tmp_path: Path, causal: Path) -> None:

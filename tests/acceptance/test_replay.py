@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import json
 import random
 import sqlite3
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -16,11 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import fedone_sdk.cli
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.archives.reading import import_run, read_archive
@@ -51,6 +49,7 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, MemoryStore, RunSnapshot, SqlStore, TokenRecord
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
+from tests.console import Fedone, the_line
 
 WORDS = Vocabulary(candidates=(" good", " bad", "", " fine"))
 NUM_CLIENTS = 4
@@ -661,22 +660,8 @@ class TestHostileArchives:
 
 class TestCommands:
     @pytest.fixture
-    def fedone(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-
-        def run(*arguments: object) -> tuple[int, str, str]:
-            monkeypatch.setattr(sys, "argv", ["fedone", "runs", *map(str, arguments)])
-            capsys.readouterr()
-            code: Any = 0
-            try:
-                fedone_sdk.cli.main()
-            except SystemExit as exit_:
-                code = exit_.code
-            captured = capsys.readouterr()
-            return code or 0, captured.out, captured.err
-
-        yield run
-        structlog.reset_defaults()
+    def runs(self, fedone: Fedone) -> Fedone:
+        return functools.partial(fedone, "runs")
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
@@ -690,9 +675,9 @@ class TestCommands:
         asyncio.run(make())
         return tmp_path
 
-    def test_replay(self, fedone: Any, folder: Path) -> None:
+    def test_replay(self, runs: Fedone, folder: Path) -> None:
         report = folder / "report.json"
-        code, out, _ = fedone("replay", "run", "--store", folder / "here.db", "--json", report)
+        code, out, _ = runs("replay", "run", "--store", folder / "here.db", "--json", report)
         assert code == 0
         found = json.loads(report.read_text())
         assert found["agrees"] is True
@@ -700,7 +685,7 @@ class TestCommands:
         assert "run: the same alpha" in out
         assert found["alpha_sha256"] in out
 
-    def test_a_log_that_was_changed(self, fedone: Any, folder: Path) -> None:
+    def test_a_log_that_was_changed(self, runs: Fedone, folder: Path) -> None:
         with sqlite3.connect(folder / "here.db") as db:
             (text,) = db.execute("SELECT body FROM log WHERE kind = 'round' LIMIT 1").fetchone()
             body = json.loads(text)
@@ -708,7 +693,7 @@ class TestCommands:
             db.execute("UPDATE log SET body = ? WHERE body = ?", (json.dumps(body), text))
         db.close()
         report = folder / "report.json"
-        code, out, _ = fedone("replay", "run", "--store", folder / "here.db", "--json", report)
+        code, out, _ = runs("replay", "run", "--store", folder / "here.db", "--json", report)
         assert code == 1
         difference = json.loads(report.read_text())["difference"]
         assert (difference["round"], difference["what"]) == (1, "alpha")
@@ -716,18 +701,18 @@ class TestCommands:
         assert difference["stored"] in out
         assert difference["replayed"] in out
 
-    def test_there_and_back(self, fedone: Any, folder: Path) -> None:
+    def test_there_and_back(self, runs: Fedone, folder: Path) -> None:
         archive = folder / "run.fedone"
-        code, out, _ = fedone("export", "run", "-o", archive, "--store", folder / "here.db")
+        code, out, _ = runs("export", "run", "-o", archive, "--store", folder / "here.db")
         assert code == 0
         assert out.startswith(f"{archive}: run run, ")
         assert archive.stat().st_mode & 0o777 == 0o600
-        assert fedone("replay", "run", "--archive", archive)[0] == 0
+        assert runs("replay", "run", "--archive", archive)[0] == 0
         there = folder / "there.db"
-        code, out, _ = fedone("import", archive, "--store", there)
+        code, out, _ = runs("import", archive, "--store", there)
         assert (code, out) == (0, "run run: imported\n")
         again = folder / "again.fedone"
-        assert fedone("export", "run", "-o", again, "--store", there)[0] == 0
+        assert runs("export", "run", "-o", again, "--store", there)[0] == 0
         first, second = (read_archive(path.read_bytes()) for path in (archive, again))
         assert second.clients == first.clients
         # An imported run has new deadlines; nothing else differs.
@@ -735,7 +720,7 @@ class TestCommands:
         for state in (first.state, second.state):
             assert state.status == "stopped"
         assert second.state.account == first.state.account
-        code, out, err = fedone("import", archive, "--store", there)
+        code, out, err = runs("import", archive, "--store", there)
         assert (code, out) == (2, "")
         assert err == "run 'run' cannot be imported: run 'run' exists already\n"
 
@@ -761,7 +746,7 @@ class TestCommands:
     )
     def test_mistakes(
         self,
-        fedone: Any,
+        runs: Fedone,
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
         arguments: list[str],
@@ -769,11 +754,8 @@ class TestCommands:
     ) -> None:
         monkeypatch.chdir(folder)
         monkeypatch.delenv("FEDONE_ADMIN_TOKEN", raising=False)
-        fedone("export", "run", "--store", "here.db")
-        code, out, err = fedone(*arguments)
-        assert (code, out) == (2, "")
-        assert told in err
-        assert err.count("\n") == 1
+        runs("export", "run", "--store", "here.db")
+        assert told in the_line(runs(*arguments))
         assert not Path("there.db").exists() or arguments[0] == "import"
 
 

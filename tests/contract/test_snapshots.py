@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +13,12 @@ from fedone_sdk.stores import (
     ClosedWork,
     Commit,
     LogEntry,
-    MemoryStore,
     RunSnapshot,
-    SqlStore,
     Store,
     TokenRecord,
 )
 from tests.contract import stores
 from tests.contract.stores import RUN
-from tests.postgres import Cluster
 
 WORK = replace(stores.WORK, client_index=1)
 LATE = ClosedWork(assignment_id="work-2", run_id="run-1", client_index=0, outcome="expired")
@@ -52,21 +47,6 @@ SNAPSHOT = RunSnapshot(
     ),
     memories=((0, b"\xff\0"), (1, b"")),
 )
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param == "memory":
-        yield MemoryStore()
-        return
-    url = f"sqlite:///{tmp_path / 'store.db'}"
-    if request.param == "postgres":
-        cluster: Cluster = request.getfixturevalue("postgres")
-        url = cluster.url(request.getfixturevalue("database"))
-    sql = SqlStore(url)
-    await sql.open()
-    yield sql
-    await sql.close()
 
 
 async def enrol(store: Store, client: ClientRecord) -> ClientRecord:

@@ -1,9 +1,6 @@
 """The contract of every store: memory, SQLite, PostgreSQL."""
 
 import asyncio
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from fedone_sdk.stores import (
     log_pages,
 )
 from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything
+from tests.interpreter import printed_by
 
 OTHER = replace(RUN, run_id="other")
 OTHERS = replace(WORK, assignment_id="work-2", run_id="other")
@@ -557,25 +555,6 @@ class TestRuns:
         await store.commit("run-1", version, Commit(document="after"))
 
 
-def repository() -> str:
-    return str(Path(fedone_sdk.stores.__file__).parents[2])
-
-
-def run_python(script: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": repository()},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-
-
-def test_sqlalchemy_is_loaded_only_when_needed() -> None:
-    script = "import sys, fedone_sdk.stores; print('sqlalchemy' in sys.modules)"
-    assert run_python(script) == "False\n"
-
-
 @pytest.mark.parametrize(
     ("module", "store"),
     [
@@ -594,7 +573,7 @@ def test_missing_extra_is_named(module: str, store: str, tmp_path: Path) -> None
         "except MissingExtraError as error:\n"
         "    print(error.extra)\n"
     )
-    assert run_python(script) == "server\n"
+    assert printed_by(script) == "server"
     assert not list(tmp_path.iterdir())
 
 

@@ -8,7 +8,6 @@ import random
 import struct
 import tracemalloc
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,12 +20,11 @@ from fedone_sdk.aggregator.http.requests import check_json
 from fedone_sdk.messages import ASSIGNMENT, JSON, TENSORS, UPDATE, Parse, decode, encode
 from fedone_sdk.messages.tensors import dump_tensors, load_tensors
 from tests.fuzz.mutate import EVIL_TOKENS, damaged_bytes, damaged_file, joined, split
+from tests.wire_vectors import vectors
 
 safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-_PATH = Path(__file__).parents[1] / "vectors" / "tensors.json"
-GOLDEN: list[dict[str, Any]] = json.loads(_PATH.read_text(encoding="utf-8"))["messages"]
-FILES = [(vector["type"], base64.b64decode(vector["file"])) for vector in GOLDEN]
+FILES = [(vector["type"], base64.b64decode(vector["file"])) for vector in vectors("tensors.json")]
 PARSERS: dict[str, Parse[Any]] = {
     name: TypeAdapter(getattr(messages, name)).validate_json for name, _ in FILES
 }

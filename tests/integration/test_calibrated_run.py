@@ -24,14 +24,22 @@ from fedone_sdk.messages import (
     RunTask,
     Score,
 )
-from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
+from fedone_sdk.simulation import Federation, plan_run, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Part, Rendered, label_loss
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
-from tests.edge import edge_client, stored
-from tests.runs import TASK, TOKEN, DyingTransport, RecordingTransport, run_spec, serving
+from tests.edge import stored
+from tests.runs import (
+    TASK,
+    DyingTransport,
+    RecordingTransport,
+    memory_client,
+    run_spec,
+    serving,
+    train,
+)
 
 WORDS = Vocabulary(candidates=(" good", "", " bad", " fine"))
 NAMES = (" no", " yes", " so")
@@ -81,9 +89,8 @@ async def test_devices_report_the_right_curves(num_labels: int, own: bool) -> No
         run = await service.add_run(spec, WORDS)
         transport = RecordingTransport(service)
         options: dict[str, Any] = {"backend": backend} if own else {}
-        async with edge_client(
-            "memory:",
-            token=TOKEN,
+        async with memory_client(
+            service,
             data=data,
             transport=transport,
             before_send=lambda text: None if text == "text 4" else text,
@@ -147,14 +154,14 @@ async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[S
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec, WORDS)
         dying = DyingTransport(service, dies_at=3)
-        where: dict[str, Any] = {"token": TOKEN, "data": data, "state_dir": folder}
-        async with edge_client("memory:", transport=dying, **where) as client:
+        where: dict[str, Any] = {"data": data, "state_dir": folder}
+        async with memory_client(service, transport=dying, **where) as client:
             with pytest.raises(asyncio.CancelledError):
                 await client.run_once()
         if old_journal:
             forget_log_probs(folder)
         again = RecordingTransport(service)
-        async with edge_client("memory:", transport=again, **where) as client:
+        async with memory_client(service, transport=again, **where) as client:
             assert (await client.run_once()).outcome == "worked"
         await service.wait(run)
         return run.result(), again.scores
@@ -163,9 +170,7 @@ async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[S
 async def test_a_restarted_device_continues_with_its_state(tmp_path: Path) -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(method=BIG, rounds=1), WORDS)
-        transport = MemoryTransport(service)
-        data = rows_of("row", 31)
-        async with edge_client("memory:", token=TOKEN, data=data, transport=transport) as client:
+        async with memory_client(service, data=rows_of("row", 31)) as client:
             await client.run_forever()
         undisturbed = run.result()
     result, scored = await resumed(tmp_path / "new", old_journal=False)
@@ -202,7 +207,7 @@ async def test_a_server_that_asks_for_too_much_gets_nothing(change: dict[str, An
         await service.add_run(spec_of(), WORDS)
         transport = Lying(service)
         data = rows_of("row", 10)
-        async with edge_client("memory:", token=TOKEN, data=data, transport=transport) as client:
+        async with memory_client(service, data=data, transport=transport) as client:
             assert (await client.run_once()).outcome == "declined"
         assert transport.updates == []
         (declined,) = transport.declines
@@ -299,11 +304,7 @@ async def measured(spec: RunSpec, prompt: str, bias: Sequence[float] | None, **m
 async def trained(spec: RunSpec) -> tuple[RunResult, ServedRun]:
     async with serving(backend=ScriptedBackend(leaning)) as service:
         run = await service.add_run(spec, WORDS, dev=rows_of("dev", 21))
-        transport = MemoryTransport(service)
-        data = rows_of("client", 12)
-        async with edge_client("memory:", token=TOKEN, data=data, transport=transport) as client:
-            await client.run_forever()
-            await service.wait(run)
+        await train(service, run, rows_of("client", 12))
         return run.result(), run
 
 

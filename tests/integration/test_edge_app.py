@@ -110,11 +110,7 @@ class TestEvents:
         told: list[ClientEvent] = []
         async with serving(spec_of()) as service:
             rows = [{"text": "no label"}]
-            client = edge_client(
-                "memory:", token=TOKEN, data=rows, on_event=told.append,
-                transport=MemoryTransport(service),
-            )  # fmt: skip
-            async with client:
+            async with memory_client(service, data=rows, on_event=told.append) as client:
                 assert (await client.run_once()).outcome == "declined"
         assert told[-1].kind == "declined"
         assert told[-1].reason == "no row fits: field 'label' is missing"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import datetime as dt
 import gzip
-import ipaddress
 import ssl
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -18,10 +16,6 @@ from typing import Any
 import pytest
 import structlog
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 from yarl import URL
 
@@ -37,6 +31,7 @@ from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportEr
 from fedone_sdk.messages import Claim, Enrol, Enrolled, Problem
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ManualClock, ScriptedBackend
+from tests.certificates import issue
 from tests.edge import edge_client
 from tests.runs import TOKEN, WORDS, run_spec
 
@@ -51,49 +46,13 @@ def spec_of(rounds: int = 2) -> RunSpec:
 class Authority:
     """A private authority, as a company has one."""
 
-    def __init__(self, folder: Path, name: str = "ca") -> None:
-        self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        basic = x509.BasicConstraints(ca=True, path_length=None)
-        certificate = self._sign(self._name, self._key, [(basic, True)])
-        self.file = self._write(f"{name}.pem", certificate)
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._issued = folder, issue("ca")
+        self.file, _ = self._issued.write(folder, "ca")
 
     def issue(self, name: str) -> tuple[Path, Path]:
         """A certificate for this machine, and its key."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = x509.SubjectAlternativeName([address, x509.DNSName("localhost")])
-        certificate = self._write(f"{name}.pem", self._sign(subject, key, [(names, False)]))
-        file = self._folder / f"{name}.key"
-        form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
-        file.write_bytes(key.private_bytes(*form, serialization.NoEncryption()))
-        return certificate, file
-
-    def _sign(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, extensions: list[Any]
-    ) -> x509.Certificate:
-        now = dt.datetime.now(dt.UTC)
-        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(self._name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - dt.timedelta(days=1))
-            .not_valid_after(now + dt.timedelta(days=1))
-        )
-        for extension, critical in [*extensions, (identifier, False), (issuer, False)]:
-            builder = builder.add_extension(extension, critical=critical)
-        return builder.sign(self._key, hashes.SHA256())
-
-    def _write(self, name: str, certificate: x509.Certificate) -> Path:
-        file = self._folder / name
-        file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        return file
+        return issue(name, self._issued).write(self._folder, name)
 
 
 class HttpProxy:

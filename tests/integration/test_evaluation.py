@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import structlog
 
-from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.backends import CachedBackend, Query
 from fedone_sdk.budget import Usage
@@ -18,13 +17,11 @@ from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, run_of_archive
 from fedone_sdk.reports.contents import contents_of
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Part, Rendered
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
-from tests.edge import edge_client
-from tests.runs import TOKEN, WORDS, run_spec, serving, until
+from tests.runs import WORDS, memory_client, run_spec, serving, train, until
 
 TRAIN = [{"text": f"train {number}", "label": number % 2} for number in range(6)]
 DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
@@ -49,22 +46,11 @@ def is_dev(query: Query) -> bool:
     return "dev" in text_of(query.inputs[0])
 
 
-async def train(service: Service, run: ServedRun) -> None:
-    """One client does all the work; then the last measurements are waited for."""
-    transport = MemoryTransport(service)
-    async with (
-        asyncio.timeout(10),
-        edge_client("memory:", token=TOKEN, data=TRAIN, transport=transport) as client,
-    ):
-        await client.run_forever()
-        await service.wait(run)
-
-
 async def test_ends_and_curve() -> None:
     backend = ScriptedBackend()
     async with serving(backend=backend) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
     assert result.status == "completed"
     assert result.metric.no_prompt is not None
@@ -82,7 +68,7 @@ async def test_the_numbers_are_right() -> None:
     """Against a count by hand over the same pseudo-random scores."""
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
 
     def accuracy(prompt: str) -> float:
@@ -106,7 +92,7 @@ async def test_the_result_has_a_verdict() -> None:
         assert run.result().verdict is None
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
     assert sum(map(is_dev, backend.asked)) == 13
     verdict = result.verdict
@@ -129,7 +115,7 @@ async def test_the_result_has_a_verdict() -> None:
 async def test_a_run_without_dev_rows_reports_it() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(), WORDS)
-        await train(service, run)
+        await train(service, run, TRAIN)
     verdict = run.result().verdict
     assert verdict is not None
     assert (verdict.conclusion, verdict.source) == ("not_measured", None)
@@ -144,7 +130,7 @@ async def test_a_price_that_is_not_known_is_null() -> None:
         store = MemoryStore()
         async with serving(backend=backend, store=store) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
-            await train(service, run)
+            await train(service, run, TRAIN)
             result = run.result()
             document = json.loads(result.model_dump_json())
             accounts = [document[name]["usd"] for name in ("spent", "leased", "evaluation")]
@@ -172,7 +158,7 @@ async def test_one_replica_measures_the_whole_dev_split(monkeypatch: pytest.Monk
     store, backend = Follower(), ScriptedBackend()
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        training = asyncio.create_task(train(service, run))
+        training = asyncio.create_task(train(service, run, TRAIN))
         await until(lambda: len([1 for report in run.history if report.metric is not None]) == 2)
         assert sum(map(is_dev, backend.asked)) == 4  # the points of its rounds
         assert run.state.metric.no_prompt is run.state.metric.after is None
@@ -189,7 +175,7 @@ async def test_training_is_the_same_with_and_without() -> None:
     for dev in ((), DEV):
         async with serving(backend=ScriptedBackend()) as service:
             run = await service.add_run(spec_of(), WORDS, dev=dev)
-            await train(service, run)
+            await train(service, run, TRAIN)
             hashes.add(run.result().alpha_sha256)
     assert len(hashes) == 1
 
@@ -197,7 +183,7 @@ async def test_training_is_the_same_with_and_without() -> None:
 async def test_its_own_cap() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(evaluation={"queries": 7}), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
     assert result.status == "completed"
     assert result.evaluation.queries == 6  # the two ends at the start; nothing else fits
@@ -208,7 +194,7 @@ async def test_its_own_cap() -> None:
 async def test_a_cap_on_requests_covers_it() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(rounds=99, budget={"requests": 20}), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
     assert result.status == "budget_exhausted"
     assert result.spent.requests <= 20
@@ -219,7 +205,7 @@ async def test_a_cap_on_requests_covers_it() -> None:
 async def test_a_cap_on_queries_does_not() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(rounds=99, budget={"queries": 8}), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
     assert (result.status, result.spent.queries) == ("budget_exhausted", 8)
     assert result.metric.after is not None
@@ -232,7 +218,7 @@ async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
 
     async with serving(backend=ScriptedBackend(gate=gate)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
     assert result.status == "completed"
     assert result.metric.after is None
@@ -246,14 +232,14 @@ async def test_examples_that_the_model_fails_on_are_left_out() -> None:
 
     async with serving(backend=ScriptedBackend(answer)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     assert run.result().metric.after == pytest.approx(4 / 9)
 
 
 async def test_cache_hits_are_counted() -> None:
     async with serving(backend=CachedBackend(ScriptedBackend())) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
     assert result.cache.hits > 0
     assert result.spent.requests + result.cache.hits == 16 + 13
@@ -274,7 +260,7 @@ async def test_training_does_not_wait_and_each_point_is_its_round_s() -> None:
     gates = Gates()
     async with serving(backend=ScriptedBackend(gate=gates.wait)) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        training = asyncio.create_task(train(service, run))
+        training = asyncio.create_task(train(service, run, TRAIN))
         await until(lambda: not run.state.running)
         assert run.result().metric.no_prompt is None
         assert not training.done()
@@ -290,7 +276,7 @@ async def test_resumed_during_the_last_measurement() -> None:
         await service.steering.stop(run)
         await service.steering.resume(run)
         gates.go.set()
-        await train(service, run)
+        await train(service, run, TRAIN)
     result = run.result()
     assert result.status == "completed"
     assert [report.metric is not None for report in result.history] == [False, True, False, True]
@@ -302,7 +288,7 @@ async def test_an_ended_run_is_not_measured_again_after_a_restart() -> None:
     store, backend = MemoryStore(), ScriptedBackend()
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     asked, before = len(backend.asked), run.result()
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
@@ -319,7 +305,7 @@ async def test_a_restart_during_the_run_does_not_measure_the_start_again() -> No
     assert len(backend.asked) == 6
     async with serving(backend=backend, store=store) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     assert run.result().evaluation.queries == 13
     assert run.result().status == "completed"
 
@@ -331,7 +317,7 @@ async def test_a_broken_evaluation_does_not_lose_training() -> None:
 
     async with serving(backend=ScriptedBackend(gate=gate)) as service:
         run = await service.add_run(spec_of(evaluation={"every": 0}), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
         assert run.result().status == "completed"
         assert run.result().metric.after is None
         assert run.state.account.leases == run.state.evaluation.leases == {}
@@ -349,9 +335,7 @@ async def test_a_bug_in_a_backend_does_not_drain_the_cap() -> None:
     async with serving(backend=backend) as service:
         spec = spec_of(rounds=20, evaluation={"every": 1})
         run = await service.add_run(spec, WORDS, dev=DEV)
-        client = edge_client(
-            "memory:", token=TOKEN, data=TRAIN, transport=MemoryTransport(service), wait_s=0.0
-        )
+        client = memory_client(service, data=TRAIN, wait_s=0.0)
         async with asyncio.timeout(10), client:
             while not run.state.paused:
                 await client.run_once()
@@ -391,7 +375,7 @@ async def test_a_traceback_in_the_log_has_no_private_text(
     structlog.reset_defaults()
     async with serving(backend=ScriptedBackend(gate=gate)) as service:
         run = await service.add_run(spec_of(evaluation={"every": 0}), WORDS, dev=DEV)
-        await train(service, run)
+        await train(service, run, TRAIN)
     printed = capsys.readouterr().out
     assert "RuntimeError: " in printed
     assert private not in printed

@@ -49,12 +49,11 @@ from fedone_sdk.vocabulary import Vocabulary
 from tests.edge import edge_client
 from tests.integration.caller import Caller
 from tests.runs import PROMPT, TOKEN, run_spec
+from tests.wire_vectors import vectors
 
 WORDS = Vocabulary(candidates=tuple(f" word{n}" for n in range(200)))
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
-BAD = json.loads(
-    (Path(__file__).parents[1] / "vectors" / "bad_tensors.json").read_text(encoding="utf-8")
-)["messages"]
+BAD = vectors("bad_tensors.json")
 
 
 def spec_of(

@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -27,11 +26,11 @@ from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.runs import WORDS, run_spec, until
+from tests.wire_vectors import name_of, vectors
 
-BAD = json.loads(
-    (Path(__file__).parents[1] / "vectors" / "bad_messages.json").read_text(encoding="utf-8")
-)["messages"]
-RECEIVED = [vector for vector in BAD if vector["type"] != "Scores"]  # a server only sends these
+RECEIVED = [  # a server only sends scores
+    vector for vector in vectors("bad_messages.json") if vector["type"] != "Scores"
+]
 NO_NUMBER = "NaN and Infinity are no JSON numbers"
 EXAMPLES = [{"text": "a first text"}, {"text": "a second text"}]
 
@@ -140,7 +139,7 @@ class TestRefusals:
         assert await server.refused(method, path, token=ADMIN) == code
         assert ("Allow" in response.headers) == (status == 405)
 
-    @pytest.mark.parametrize("vector", RECEIVED, ids=lambda v: f"{v['type']}: {v['name']}")
+    @pytest.mark.parametrize("vector", RECEIVED, ids=name_of)
     async def test_bad_messages_change_nothing(
         self, server: Server, vector: dict[str, str]
     ) -> None:

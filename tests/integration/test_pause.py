@@ -29,7 +29,7 @@ from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from tests.by_hand import Device, device_of
-from tests.runs import WORDS, memory_client, run_spec, serving, until
+from tests.runs import WORDS, memory_client, run_spec, serving, train, until
 
 TRAIN = [{"text": f"train {number}", "label": number % 2} for number in range(6)]
 DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
@@ -91,12 +91,6 @@ async def working(service: Service) -> tuple[ServedRun, Device]:
     device = await device_of(service)
     assert await device.claim() is not None
     return run, device
-
-
-async def train(service: Service, run: ServedRun) -> None:
-    async with asyncio.timeout(10), memory_client(service, data=TRAIN) as client:
-        await client.run_forever()
-        await service.wait(run)
 
 
 class TestWork:
@@ -255,7 +249,7 @@ class TestEvaluation:
             assert run.state.evaluation.leases == run.state.account.leases == {}
             model.fails = None
             await service.steering.resume(run)
-            await train(service, run)
+            await train(service, run, TRAIN)
             result = run.result()
         assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
         assert [report.metric is not None for report in result.history] == [True] * 3
@@ -289,7 +283,7 @@ class TestEvaluation:
             await service.steering.resume(run)
             assert model.held is not None
             model.held.set()
-            await train(service, run)
+            await train(service, run, TRAIN)
             assert run.state.metric.after is not None
             assert run.state.evaluation.spent.queries == 15
             assert run.state.account.spent.requests == 15 + 12 == len(backend.asked)
@@ -303,7 +297,7 @@ class TestEvaluation:
             assert run.state.metric.after is not None
             await service.steering.resume(run)
             assert run.state.metric.after is None
-            await train(service, run)
+            await train(service, run, TRAIN)
             assert run.state.metric.after is not None
             assert run.state.evaluation.spent.queries == 4 * 5
 

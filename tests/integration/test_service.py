@@ -20,15 +20,13 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import FedOneError, LabelWordError, ProblemError, SpecError
 from fedone_sdk.messages import Decline, Enrol, RunResult
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord, Commit, MemoryStore, SqlStore, Store
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
 from tests.by_hand import Work, claim, enrol, update_for
-from tests.edge import edge_client
-from tests.runs import TOKEN, WORDS, run_spec, serving
+from tests.runs import TOKEN, WORDS, memory_client, run_spec, serving
 
 EXAMPLES = [{"text": f"text {number}", "label": number % 2} for number in range(6)]
 
@@ -623,13 +621,11 @@ async def federate(
         run = await service.add_run(spec, WORDS)
         clients = [
             await stack.enter_async_context(
-                edge_client(
-                    "memory:",
-                    token=TOKEN,
+                memory_client(
+                    service,
                     data=[{**example, "text": f"{number}: {example['text']}"}
                           for example in EXAMPLES[: 3 + number]],
                     backend=backend if on_device else None,
-                    transport=MemoryTransport(service),
                 )
             )
             for number in range(len(order))

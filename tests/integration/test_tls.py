@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import os
 import socket
 import ssl
@@ -18,9 +17,6 @@ import pytest
 import structlog
 from aiohttp import web
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator import Aggregator
@@ -30,63 +26,7 @@ from fedone_sdk.client import HttpTransport
 from fedone_sdk.client.network import Network
 from fedone_sdk.errors import ProblemError, SpecError, TransportError
 from fedone_sdk.messages import Enrol
-
-
-@dataclass(frozen=True)
-class Issued:
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
-
-    def write(self, folder: Path, name: str) -> tuple[Path, Path]:
-        certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-        certificate.write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
-        key.write_bytes(
-            self.key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-        return certificate, key
-
-
-def issue(name: str, by: Issued | None = None) -> Issued:
-    """A certificate for localhost, or, without `by`, an authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = dt.datetime.now(dt.UTC)
-    signing = key if by is None else by.key
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject if by is None else by.certificate.subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key()),
-            critical=False,
-        )
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(
-            x509.KeyUsage(
-                digital_signature=True,
-                key_cert_sign=by is None,
-                crl_sign=by is None,
-                content_commitment=False,
-                key_encipherment=False,
-                data_encipherment=False,
-                key_agreement=False,
-                encipher_only=False,
-                decipher_only=False,
-            ),
-            critical=True,
-        )
-    )
-    return Issued(builder.sign(signing, hashes.SHA256()), key)
+from tests.certificates import Issued, issue
 
 
 @dataclass

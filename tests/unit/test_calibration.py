@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -118,9 +116,3 @@ class TestSpec:
         spec = CalibrationSpec.model_validate(kind)
         assert spec == CalibrationSpec.model_validate({"kind": kind})
         assert spec.label_free == (kind if kind in ("contextual", "batch") else None)
-
-
-def test_a_device_needs_no_numpy_for_it() -> None:
-    code = "import fedone_sdk.calibration, sys; print('numpy' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "False"

@@ -7,20 +7,18 @@ import json
 import math
 import re
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 import fedone_sdk.messages as messages
 from fedone_sdk.aggregator.http.requests import check_json
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages import (
-    ASSIGNMENT,
     JSON,
     MAX_ELEMENTS,
     TENSORS,
@@ -42,26 +40,14 @@ from fedone_sdk.messages import (
     has_arrays,
 )
 from fedone_sdk.messages.tensors import MAX_HEADER_BYTES, load_tensors
+from tests.wire_vectors import name_of, parser, vectors
 
-VECTORS = Path(__file__).parents[1] / "vectors"
-GOLDEN = json.loads((VECTORS / "tensors.json").read_text(encoding="utf-8"))["messages"]
-BAD = json.loads((VECTORS / "bad_tensors.json").read_text(encoding="utf-8"))["messages"]
-UNIONS = {
-    "AlphaUpdate": UPDATE,
-    "LossesUpdate": UPDATE,
-    "AlphaAssignment": ASSIGNMENT,
-    "LossesAssignment": ASSIGNMENT,
-}
+GOLDEN, BAD = vectors("tensors.json"), vectors("bad_tensors.json")
 
 
-def name_of(vector: dict[str, Any]) -> str:
-    return f"{vector['type']}: {vector['name']}"
-
-
-def parser(name: str) -> Parse[Any]:
+def reader(name: str) -> Parse[Any]:
     """What reads a message at the other end."""
-    adapter = UNIONS.get(name) or TypeAdapter(getattr(messages, name))
-    return adapter.validate_json
+    return parser(name).validate_json
 
 
 def update_of(alpha: Array, **changes: Any) -> AlphaUpdate:
@@ -84,7 +70,7 @@ def floats(count: int) -> Array:
 class TestGoldenFiles:
     @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)
     def test_are_written_as_the_library_does(self, vector: dict[str, Any]) -> None:
-        message = parser(vector["type"])(vector["body"].encode())
+        message = reader(vector["type"])(vector["body"].encode())
         body = encode(message, TENSORS)
         assert body.content_type == TENSORS
         assert body.content == base64.b64decode(vector["file"])
@@ -92,7 +78,7 @@ class TestGoldenFiles:
 
     @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)
     def test_hold_the_same_message_as_the_json(self, vector: dict[str, Any]) -> None:
-        parse = parser(vector["type"])
+        parse = reader(vector["type"])
         message = decode(parse, base64.b64decode(vector["file"]), TENSORS, check=check_json)
         assert message == parse(vector["body"].encode())
         assert encode(message) == (JSON, vector["body"].encode())
@@ -130,24 +116,24 @@ class TestBadFiles:
     def test_are_refused_for_their_mistake(self, vector: dict[str, Any]) -> None:
         content = base64.b64decode(vector["file"])
         with pytest.raises(ValueError, match=re.escape(vector["detail"])):
-            decode(parser(vector["type"]), content, TENSORS, check=check_json)
+            decode(reader(vector["type"]), content, TENSORS, check=check_json)
 
     def test_a_file_is_no_json(self) -> None:
         for vector in GOLDEN:
             content = base64.b64decode(vector["file"])
             with pytest.raises(ValidationError):
-                decode(parser(vector["type"]), content, JSON)
+                decode(reader(vector["type"]), content, JSON)
 
     def test_a_reference_is_none_in_json(self) -> None:
         for vector in GOLDEN:
             with pytest.raises(ValidationError):
-                parser(vector["type"])(vector["document"].encode())
+                reader(vector["type"])(vector["document"].encode())
 
     def test_what_is_checked_is_the_text(self) -> None:
         seen: list[bytes] = []
         for vector in GOLDEN:
             content = base64.b64decode(vector["file"])
-            decode(parser(vector["type"]), content, TENSORS, check=seen.append)
+            decode(reader(vector["type"]), content, TENSORS, check=seen.append)
         assert seen == [vector["document"].encode() for vector in GOLDEN]
 
 
@@ -210,7 +196,7 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
 @settings(max_examples=200)
 @given(MESSAGES)
 def test_both_forms_give_the_message_back(message: Message) -> None:
-    parse = parser(type(message).__name__)
+    parse = reader(type(message).__name__)
     plain, short = encode(message), encode(message, f"{TENSORS}, {JSON}")
     for body in (plain, short):
         found = decode(parse, body.content, body.content_type, check=check_json)

@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 import fedone_sdk.messages as messages
 from fedone_sdk.errors import PROBLEMS, ProblemError
 from fedone_sdk.messages import (
-    ASSIGNMENT,
     MAX_ELEMENTS,
-    UPDATE,
     Array,
     Cap,
     Enrolled,
@@ -31,27 +29,11 @@ from fedone_sdk.messages import (
     json_schemas,
 )
 from fedone_sdk.messages import array as array_module
+from tests.wire_vectors import UNIONS, name_of, parser, vectors
 
 ROOT = Path(__file__).parents[2]
-VECTORS = ROOT / "tests" / "vectors"
-GOLDEN = json.loads((VECTORS / "messages.json").read_text(encoding="utf-8"))["messages"]
-BAD = json.loads((VECTORS / "bad_messages.json").read_text(encoding="utf-8"))["messages"]
-UNIONS = {
-    "AlphaUpdate": UPDATE,
-    "LossesUpdate": UPDATE,
-    "AlphaAssignment": ASSIGNMENT,
-    "LossesAssignment": ASSIGNMENT,
-}
+GOLDEN, BAD = vectors("messages.json"), vectors("bad_messages.json")
 FORMATS = {"float32": "f", "uint8": "B", "uint16": "H"}
-
-
-def name_of(vector: dict[str, Any]) -> str:
-    return f"{vector['type']}: {vector['name']}"
-
-
-def parser(name: str) -> TypeAdapter[Any]:
-    """What reads a message at the other end."""
-    return UNIONS.get(name) or TypeAdapter(getattr(messages, name))
 
 
 class TestGoldenMessages:

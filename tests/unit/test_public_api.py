@@ -1,4 +1,4 @@
-"""The package's public names, and the imports of a device."""
+"""The package's public names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
@@ -16,61 +14,17 @@ import pytest
 
 import fedone_sdk
 from fedone_sdk.errors import MissingExtraError
-
-HEAVY = ("numpy", "torch", "openai", "vllm", "onnxruntime", "sqlalchemy", "tokenizers", "yaml")
-
-NOT_A_DEVICES = (
-    *("aiohttp.web", "sqlite3", "tomllib"),
-    *(f"fedone_sdk.{name}" for name in ("aggregator", "algorithms", "candidates", "stores")),
-    *(
-        "fedone_sdk.backends.wrappers",
-        "fedone_sdk.budget.ledger",
-        "fedone_sdk.client.admin",
-        "fedone_sdk.client.backend_oracle",
-    ),
-    *("fedone_sdk.messages.run", "fedone_sdk.messages.schema"),
-    *("fedone_sdk.spec.backends", "fedone_sdk.spec.prompt", "fedone_sdk.spec.run"),
-)
-"""What servers, people's commands and devices with a model of their own need."""
+from tests.interpreter import printed_by
 
 API_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.rst"
 MODULES = ["fedone_sdk", *re.findall(r"^   (fedone_sdk\.[\w.]+)$", API_PAGE.read_text(), re.M)]
 """Public packages and modules."""
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import fedone_sdk",
-        "from fedone_sdk import EdgeClient",
-        "from fedone_sdk import Budget, BudgetGuard, RunSpec, SqliteLedger, TaskSpec, Usage",
-        "from fedone_sdk import EdgeClient; EdgeClient('http://x', token='t', data=[{'a': 'b'}])",
-        "import fedone_sdk.messages",
-    ],
-)
-def test_an_edge_device_loads_nothing_heavy(statement: str) -> None:
-    assert loaded(statement, HEAVY) == []
-
-
-def test_a_device_with_the_gateway_loads_no_server_modules() -> None:
-    statement = (
-        "from fedone_sdk import EdgeClient; EdgeClient('http://x', token='t', data=[{'a': 'b'}])"
-    )
-    assert loaded(statement, NOT_A_DEVICES) == []
-
-
-def loaded(statement: str, names: tuple[str, ...]) -> list[str]:
-    """Which of these modules a fresh interpreter loads."""
-    code = f"{statement}\nimport sys; print(*(name for name in {names} if name in sys.modules))"
-    run = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(run, capture_output=True, text=True, check=True).stdout.split()
-
-
 def test_the_example_of_help_runs() -> None:
     _, block, rest = str(fedone_sdk.__doc__).partition(".. code-block:: python\n")
     code = textwrap.dedent(block and rest.split("\n\n`EdgeClient`")[0])
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "status='completed'" in ran.stdout
+    assert "status='completed'" in printed_by(code)
     assert len([line for line in code.splitlines() if line]) <= 14
 
 
@@ -104,8 +58,7 @@ def _is_there(module: object, name: str) -> bool:
 
 def test_names_that_are_not_loaded_yet_are_listed() -> None:
     code = "import fedone_sdk as f; print(set(f.__all__) <= set(dir(f)), 'Aggregator' in vars(f))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["True", "False"]
+    assert printed_by(code) == "True False"
 
 
 def test_an_unknown_name() -> None:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from shutil import which
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +35,7 @@ from fedone_sdk.errors import (
 
 pytest.importorskip("openai")
 
+from tests.certificates import issue
 from tests.fake_openai import FakeOpenAI, Script, read_log
 from tests.processes import free_port
 from tests.virtual_time import now, on_virtual_time
@@ -340,13 +340,8 @@ async def test_a_cancelled_call_stays_cancelled() -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> ssl.SSLContext:
-    if which("openssl") is None:
-        pytest.skip("openssl is absent")
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-    names = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    context.load_cert_chain(*issue("localhost").write(tmp_path, "server"))
     return context
 
 

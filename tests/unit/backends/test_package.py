@@ -1,32 +1,8 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from fedone_sdk import assets, backends
-
-HEAVY = ("numpy", "onnxruntime", "tokenizers")
-
-
-def loaded_after(code: str) -> str:
-    report = f"import sys; print(*(name for name in {HEAVY} if name in sys.modules))"
-    run = [sys.executable, "-c", f"{code}\n{report}"]
-    return subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import fedone_sdk.backends",
-        "from fedone_sdk.backends import CachedBackend, LLMBackend",
-        # Not even a constructed backend has loaded anything: that is left to its worker.
-        "from fedone_sdk.backends import OnnxBackend; OnnxBackend()",
-    ],
-)
-def test_the_package_is_light(code: str) -> None:
-    assert loaded_after(code) == ""
 
 
 def test_every_name_is_there() -> None:

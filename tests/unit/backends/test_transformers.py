@@ -15,20 +15,19 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk import assets
 from fedone_sdk.backends import OnnxBackend, Query
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.task import Part, Rendered, TaskSpec, render
+from tests.weights import random_model
 
 WHY = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
 torch = pytest.importorskip("torch", reason=WHY)
 transformers = pytest.importorskip("transformers", reason=WHY)
 tokenizers = pytest.importorskip("tokenizers")
 
-EMBEDDED = assets.path("roberta_mini")
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 SST2 = glue_task("sst2")
 ASKED = TaskSpec(
@@ -39,49 +38,28 @@ SENTENCES = (
     "dull .",
     "it 's slow -- very , very slow , and by the end nobody cares who did it or why .",
 )
-SHAPE = {
-    "vocab_size": 8192,
-    "num_attention_heads": 2,
-    "initializer_range": 0.2,  # Large, so that log-probabilities are far apart.
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "pad_token_id": 1,
-}
-WIDE = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 96,
-}
-GEMMA = {
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "query_pre_attn_scalar": 16,
-    "final_logit_softcapping": 2.0,  # It changes the logits after its head: by a tanh.
-}
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", WIDE | {"num_key_value_heads": 1}),
-    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_positions": 96}),
-    "gemma2": ("Gemma2", WIDE | GEMMA),
+    "llama": ("LlamaForCausalLM", {"num_key_value_heads": 1}),
+    "gpt2": ("GPT2LMHeadModel", {}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "final_logit_softcapping": 2.0,  # It changes the logits after its head: by a tanh.
+        },
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Small random causal models, which start their inputs with <s>."""
-    found = {}
-    for name, (kind, shape) in CAUSAL.items():
-        folder = found[name] = tmp_path_factory.mktemp(name)
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{kind}Config")(**SHAPE | shape)
-        suffix = "LMHeadModel" if name == "gpt2" else "ForCausalLM"
-        getattr(transformers, kind + suffix)(config).save_pretrained(folder)
-        tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
-        tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 0)]
-        )
-        tokenizer.save(str(folder / "tokenizer.json"))
-    return found
+    return {
+        name: random_model(tmp_path_factory.mktemp(name), kind, **shape)
+        for name, (kind, shape) in CAUSAL.items()
+    }
 
 
 @pytest.fixture

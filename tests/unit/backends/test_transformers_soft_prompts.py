@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk import assets
 from fedone_sdk.backends import CachedBackend, Query, query_for
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.errors import BackendError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import Part, TaskSpec
+from tests.weights import random_model
 
 WHY = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
 torch = pytest.importorskip("torch", reason=WHY)
@@ -22,7 +22,6 @@ transformers = pytest.importorskip("transformers", reason=WHY)
 tokenizers = pytest.importorskip("tokenizers")
 functional = torch.nn.functional
 
-EMBEDDED = assets.path("roberta_mini")
 CLOZE = glue_task("sst2")
 ASKED = TaskSpec(
     template="{prompt} Review: {sentence} Sentiment:", labels={"0": " terrible", "1": " great"}
@@ -32,23 +31,11 @@ ROWS: tuple[dict[str, Any], ...] = (
     {"sentence": "dull ."},
     {"sentence": "it 's slow -- very , very slow , and by the end nobody cares who did it ."},
 )
-SHAPE = {
-    "vocab_size": 8192,
-    "num_attention_heads": 4,
-    "initializer_range": 0.2,  # Large, so that log-probabilities are far apart.
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "pad_token_id": 1,
-}
-WIDE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "roberta": ("RobertaForMaskedLM", WIDE | {"max_position_embeddings": 98}),
-    "gpt2": ("GPT2LMHeadModel", {"n_embd": 32, "n_layer": 2, "n_positions": 96}),
+    "roberta": ("RobertaForMaskedLM", {"max_position_embeddings": 98}),
+    "gpt2": ("GPT2LMHeadModel", {}),
     # Two query heads share one of the keys.
-    "llama": (
-        "LlamaForCausalLM",
-        WIDE | {"max_position_embeddings": 96, "num_key_value_heads": 2},
-    ),
+    "llama": ("LlamaForCausalLM", {"num_key_value_heads": 2}),
 }
 CAUSAL = ("gpt2", "llama")
 KV_WIDTH = {"roberta": 32, "gpt2": 32, "llama": 16}
@@ -57,23 +44,12 @@ KV_WIDTH = {"roberta": 32, "gpt2": 32, "llama": 16}
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Small random models; the causal ones start their inputs with <s>."""
-    found = {}
-    for name, (kind, shape) in MODELS.items():
-        folder = found[name] = tmp_path_factory.mktemp(name)
-        model_class = getattr(transformers, kind)
-        torch.manual_seed(0)
-        model = model_class(model_class.config_class(**SHAPE | shape))
-        for parameter in model.parameters():  # Biases start at zero, and would hide mistakes.
-            if parameter.dim() == 1:
-                torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.2)
-        model.save_pretrained(folder)
-        tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
-        if name in CAUSAL:
-            tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-                single="<s> $A", special_tokens=[("<s>", 0)]
-            )
-        tokenizer.save(str(folder / "tokenizer.json"))
-    return found
+    return {
+        name: random_model(
+            tmp_path_factory.mktemp(name), kind, random_biases=True, num_attention_heads=4, **shape
+        )
+        for name, (kind, shape) in MODELS.items()
+    }
 
 
 def backend(model: Path, **options: Any) -> TransformersBackend:

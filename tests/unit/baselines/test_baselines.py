@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk import assets
 from fedone_sdk.backends import TransformersBackend, predict, query_for
 from fedone_sdk.client.options import Trainer
 from fedone_sdk.errors import BackendError, DataError, SpecError
@@ -17,6 +16,7 @@ from fedone_sdk.glue import glue_task
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import PromptTuningSpec, PTuningV2Spec
 from fedone_sdk.task import TaskSpec, example_loss
+from tests.weights import random_model
 
 WHY = "the extra `torch` is not installed: pip install 'fedone-sdk[torch]'"
 torch = pytest.importorskip("torch", reason=WHY)
@@ -36,18 +36,6 @@ ROWS: tuple[dict[str, Any], ...] = tuple(
     for label, sentences in ((1, GOOD), (0, BAD))
     for sentence in sentences
 )
-SIZE = {
-    "vocab_size": 8192,
-    "num_attention_heads": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 96,
-    "initializer_range": 0.2,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "pad_token_id": 1,
-}
 KINDS: dict[str, Any] = {
     "prompt-tuning": (PromptTuning, PromptTuningSpec(name="prompt-tuning", hidden_size=32)),
     "p-tuning-v2": (
@@ -59,21 +47,10 @@ KINDS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {}
-    for name in ("RobertaForMaskedLM", "LlamaForCausalLM"):
-        folder = found[name] = tmp_path_factory.mktemp(name)
-        kind = getattr(transformers, name)
-        torch.manual_seed(0)
-        kind(kind.config_class(**SIZE)).save_pretrained(folder)
-        tokenizer = tokenizers.Tokenizer.from_file(
-            str(assets.path("roberta_mini") / "tokenizer.json")
-        )
-        if name == "LlamaForCausalLM":
-            tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-                single="<s> $A", special_tokens=[("<s>", 0)]
-            )
-        tokenizer.save(str(folder / "tokenizer.json"))
-    return found
+    return {
+        name: random_model(tmp_path_factory.mktemp(name), name)
+        for name in ("RobertaForMaskedLM", "LlamaForCausalLM")
+    }
 
 
 @pytest.fixture

@@ -1,0 +1,90 @@
+"""Imports load what they need and no more: devices are small, and commands start at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.interpreter import loaded_by
+
+DEVICE = "from fedone_sdk import EdgeClient; EdgeClient('http://x', token='t', data=[{'a': 'b'}])"
+
+HEAVY = ("numpy", "torch", "openai", "vllm", "onnxruntime", "sqlalchemy", "tokenizers", "yaml")
+
+NOT_A_DEVICES = (
+    *("aiohttp.web", "sqlite3", "tomllib"),
+    *(f"fedone_sdk.{name}" for name in ("aggregator", "algorithms", "candidates", "stores")),
+    *(
+        "fedone_sdk.backends.wrappers",
+        "fedone_sdk.budget.ledger",
+        "fedone_sdk.client.admin",
+        "fedone_sdk.client.backend_oracle",
+    ),
+    *("fedone_sdk.messages.run", "fedone_sdk.messages.schema"),
+    *("fedone_sdk.spec.backends", "fedone_sdk.spec.prompt", "fedone_sdk.spec.run"),
+)
+"""What servers, people's commands and devices with a model of their own need."""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import fedone_sdk",
+        "from fedone_sdk import EdgeClient",
+        "from fedone_sdk import Budget, BudgetGuard, RunSpec, SqliteLedger, TaskSpec, Usage",
+        DEVICE,
+        "import fedone_sdk.messages",
+    ],
+)
+def test_an_edge_device_loads_nothing_heavy(statement: str) -> None:
+    assert loaded_by(statement, *HEAVY) == []
+
+
+def test_a_device_with_the_gateway_loads_no_server_modules() -> None:
+    assert loaded_by(DEVICE, *NOT_A_DEVICES) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import fedone_sdk.backends",
+        "from fedone_sdk.backends import CachedBackend, LLMBackend",
+        # Not even a constructed backend has loaded anything: that is left to its worker.
+        "from fedone_sdk.backends import OnnxBackend; OnnxBackend()",
+    ],
+)
+def test_backends_load_their_libraries_late(statement: str) -> None:
+    assert loaded_by(statement, "numpy", "onnxruntime", "tokenizers") == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import fedone_sdk.calibration",
+        "from fedone_sdk.soft_prompt import SoftPrompt\nSoftPrompt('embeddings', (1, 2), bytes(8))",
+        "from fedone_sdk.client.noise import private_losses\n"
+        "from fedone_sdk.spec.privacy import PrivacySpec\n"
+        "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))",
+    ],
+    ids=["calibration", "soft prompt", "noise"],
+)
+def test_a_device_needs_no_numpy(statement: str) -> None:
+    assert loaded_by(statement, "numpy") == []
+
+
+def test_data_loads_no_heavy_library() -> None:
+    statement = "import fedone_sdk.data, fedone_sdk.vocabulary, fedone_sdk.metrics"
+    assert loaded_by(statement, "numpy", "pyarrow", "datasets", "torch") == []
+
+
+def test_algorithms_import_nothing_but_numpy() -> None:
+    others = ("asyncio", "aiohttp", "openai", "torch", "structlog", "pydantic")
+    assert loaded_by("import fedone_sdk.algorithms", *others) == []
+
+
+def test_stores_load_sqlalchemy_late() -> None:
+    assert loaded_by("import fedone_sdk.stores", "sqlalchemy") == []
+
+
+def test_a_server_without_observers_loads_none() -> None:
+    statement = "import fedone_sdk.aggregator, fedone_sdk.cli.serve"
+    assert loaded_by(statement, "opentelemetry", "prometheus_client") == []
