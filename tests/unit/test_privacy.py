@@ -23,7 +23,7 @@ from fedone_sdk.client.noise import (
     private_losses,
     private_step,
 )
-from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.sections import PrivacySpec
 
 dp_accounting = pytest.importorskip("dp_accounting")
 
@@ -127,7 +127,7 @@ def test_losses_need_no_numpy() -> None:
     script = (
         "import sys; sys.modules['numpy'] = None\n"
         "from fedone_sdk.client.noise import private_losses\n"
-        "from fedone_sdk.spec.privacy import PrivacySpec\n"
+        "from fedone_sdk.spec.sections import PrivacySpec\n"
         "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
