@@ -240,11 +240,11 @@ class Vocabulary(_Frozen):
         return chosen
 
     def text(self, indices: Iterable[int]) -> str:
-        """Return the concatenated candidates at these indices, as `tokens`."""
+        """Return the concatenated `tokens` at these indices."""
         return "".join(self.tokens(indices))
 
     def by_slot(self, indices: Iterable[int]) -> dict[str, str]:
-        """Return the text of each slot by its name; empty if there are no slots. As `tokens`."""
+        """Return the concatenated `tokens` of each slot by its name; empty without slots."""
         tokens = iter(self.tokens(indices))
         return {slot.name: "".join(islice(tokens, slot.repeat)) for slot in self.slots}
 

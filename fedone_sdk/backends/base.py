@@ -143,10 +143,17 @@ class LLMBackend(ABC):
     async def score(self, query: Query) -> Answer:
         """Answers one query with one request.
 
+        The SDK's backends truncate the text fields of an input that is too long at their ends, the
+        longest first; prompt, template text and mask are not. Their log-probabilities are float32
+        numbers, which the wire preserves.
+
         Raises:
-            BackendError: The model refused the query as a whole.
+            BackendError: An input does not fit the model, or the model refused the query as a
+                whole, or cannot be loaded or run.
             BackendUnavailable: Temporary failure; a retry may succeed.
             BackendBlocked: Permanent failure until a setting, key or quota changes.
+            LabelWordError: A label word is not one token.
+            ValueError: The query has no inputs, or not what its kind needs.
         """
 
     async def check(  # noqa: B027 (optional)

@@ -245,16 +245,8 @@ class CausalEncoder(_Encoder):
     """Inputs of causal language models, which answer at the end.
 
     They start with the tokeniser's start tokens, if it has any, and are truncated like those of
-    `ClozeEncoder`. A chat has the frame of the model's chat template instead. Special tokens in a
-    text are plain text.
-
-    Attributes:
-        frames: Cached frames, by the roles of their messages.
-
-    Args:
-        tokenizer_file: The model's ``tokenizer.json``.
-        max_length: Tokens that the model takes per input, special tokens included.
-        apply_template: The model's chat template; None is a model without one.
+    `ClozeEncoder`. A chat has the frame of the model's chat template instead; frames are cached by
+    the roles of their messages. Special tokens in a text are plain text.
 
     Raises:
         BackendError: The file holds no tokeniser.
@@ -320,11 +312,7 @@ class CausalEncoder(_Encoder):
         return self.frames[roles]
 
     def framed(self, parts: Rendered, *, soft: bool = False) -> Rendered:
-        """A chat in the frame of the model's template; other inputs are unchanged.
-
-        Raises:
-            BackendError: As `frame`.
-        """
+        """A chat in the frame of the model's template; other inputs are unchanged."""
         if not is_chat(parts):
             return parts
         messages = messages_of(parts, soft=soft)
@@ -335,11 +323,7 @@ class CausalEncoder(_Encoder):
         return (*found, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
-        """The label words as the answer to an input, or to the task's form, spells them.
-
-        Raises:
-            BackendError: As `frame`.
-        """
+        """The label words as the answer to an input, or to the task's form, spells them."""
         return answer_words(label_words, self.framed(like)) if is_chat(like) else (*label_words,)
 
     def label_ids(
@@ -349,7 +333,6 @@ class CausalEncoder(_Encoder):
 
         Raises:
             LabelWordError: It is not one token (or none, where it may be `several`).
-            BackendError: As `frame`.
         """
         words = self.spelled(label_words, like)
         if not several:

@@ -44,17 +44,7 @@ class LlamaCppBackend(LocalBackend):
     The constructor reads the file's metadata. A worker thread loads the model on the first call
     that needs it.
 
-    Attributes:
-        max_length: Maximum tokens per input, including its continuation.
-
-    Args:
-        model: The GGUF file.
-        context_length: Maximum tokens per input; None is the model's training length, at most
-            4096.
-        threads: CPU threads; None is one per core.
-        gpu_layers: Layers on a GPU, with a GPU build of the engine; None is as many as fit.
-        multi_token_labels: Allows label words of several tokens, each scored by the sum of its
-            tokens' log-probabilities.
+    The arguments are options of `LlamaCppSpec`; `model` is a file.
 
     Raises:
         MissingExtraError: The extra ``llama-cpp`` is not installed.
@@ -121,17 +111,7 @@ class LlamaCppBackend(LocalBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query.
 
-        The text fields of an input that is too long are truncated at their ends, the longest
-        first; prompt and template text are not.
-
-        Returns:
-            Log-probabilities as float32 numbers, which the wire preserves.
-            ``prompt_tokens`` counts each input once, with its longest label word.
-
-        Raises:
-            BackendError: An input does not fit the model, or the model cannot be loaded or run.
-            LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs, or no label words.
+        ``prompt_tokens`` counts each input once, with its longest label word.
         """
         if not query.inputs:
             raise ValueError("a query needs at least one input")
@@ -146,9 +126,7 @@ class LlamaCppBackend(LocalBackend):
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Checks that every label word is one token, and that the model supports the form.
 
-        Raises:
-            BackendError: The model cannot be loaded, or does not support the form.
-            LabelWordError: A label word is not one token (or none, where it may be several).
+        Several tokens are allowed with `multi_token_labels`.
         """
         await self._in(self._token_thread, lambda model: model.check(label_words, form))
         if self._has_template:

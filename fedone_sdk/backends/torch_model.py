@@ -29,12 +29,7 @@ class Vectors(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An input sequence of the model.
-
-    Attributes:
-        ids: Token ids, with `SOFT` for each vector of the soft prompt.
-        asked: The (position, next token) pairs to score.
-    """
+    """Token ids, with `SOFT` for each vector, and the (position, next token) pairs to score."""
 
     ids: list[int]
     asked: list[tuple[int, int]]

@@ -48,21 +48,11 @@ class TransformersBackend(LocalBackend):
     and count to its length. ``key_values`` precede the input in every layer's attention; the
     input's positions start after them, so they count to `max_length` too.
 
-    Attributes:
-        max_length: Maximum tokens per input, special tokens included.
-        answers: ``labels``; for a causal model also ``reference`` and ``text`` (greedy).
-        takes: ``embeddings`` and ``key_values``.
+    The arguments are options of `TransformersSpec`. A model needs ``config.json`` and
+    ``tokenizer.json``.
 
-    Args:
-        model: A folder, or a name on the hub. It needs ``config.json`` and ``tokenizer.json``.
-        revision: Revision of the hub model; None is the newest.
-        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; ``auto`` is ``cuda`` if available, else
-            ``cpu``.
-        dtype: Type of weights and arithmetic.
-        max_batch: Maximum rows per forward pass: one row per input, or one per input and label
-            word if label words have several tokens.
-        multi_token_labels: Allows a causal model's label words of several tokens, each scored by
-            the sum of its tokens' log-probabilities.
+    Attributes:
+        answers: ``labels``; for a causal model also ``reference`` and ``text`` (greedy).
 
     Raises:
         MissingExtraError: The extra ``torch`` is not installed.
@@ -126,17 +116,7 @@ class TransformersBackend(LocalBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query by one forward pass.
 
-        The text fields of an input that is too long are truncated at their ends, the longest
-        first; prompt, template text and mask are not.
-
-        Returns:
-            Log-probabilities as float32 numbers, which the wire preserves.
-            ``prompt_tokens`` counts each input once, with its longest label word or reference.
-
-        Raises:
-            BackendError: An input does not fit the model, or the model cannot be loaded or run.
-            LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs, no label words, or not one reference per input.
+        ``prompt_tokens`` counts each input once, with its longest label word or reference.
         """
         self._check_query(query)
         return await self.with_model(lambda model: _answer(model, query))
@@ -158,20 +138,14 @@ class TransformersBackend(LocalBackend):
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Checks that every label word is one token, and that the model supports the form.
 
-        Raises:
-            BackendError: The model cannot be loaded, or does not support the form.
-            LabelWordError: A label word is not one token (or none, if it may be several).
+        Several tokens are allowed with `multi_token_labels`.
         """
         await self.with_model(lambda model: model.label_ids(label_words, form))
         if self._causal and chat_template(self._checkpoint) is not None:
             self._template_warning.check(form)
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """The scale of the model's input embeddings.
-
-        Raises:
-            BackendError: The model cannot be loaded.
-        """
+        """The scale of the model's input embeddings."""
 
         def look(model: TorchModel) -> EmbeddingSpace:
             matrix = model.embeddings

@@ -91,19 +91,11 @@ class VllmBackend(LLMBackend):
     one-token label words and for texts. The other tokens are then sent as vectors too, which needs
     their `embeddings`.
 
+    The arguments are options of `VllmSpec`. With `multi_token_labels` each input is sent once per
+    label word.
+
     Attributes:
         takes: ``embeddings`` if they are configured, else empty.
-
-    Args:
-        model: The server's name of the model.
-        base_url: The server's URL, with or without ``/v1``.
-        api_key_env: Environment variable that holds the key; None sends no key.
-        tokenizer: ``tokenizer.json`` or a folder with it; None looks for one by the model's name.
-        multi_token_labels: Allows a causal model's label words of several tokens. Each input is
-            then sent once per label word.
-        embeddings: A folder with the server's model as safetensors, or one such file, of which
-            only the input embedding matrix is read. None disables soft prompts.
-        timeout_s: Time limit of a request, in seconds.
 
     Raises:
         MissingExtraError: The extra ``vllm`` is not installed, or NumPy for `embeddings`.
@@ -184,16 +176,11 @@ class VllmBackend(LLMBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query by one request.
 
-        Returns:
-            Log-probabilities as float32 numbers, which the wire preserves.
-
         Raises:
             BackendError: An input or soft prompt does not fit the model (its length, ``{mask}``),
                 vLLM does not support this query with a soft prompt, or the server refused it.
             BackendUnavailable: The server is temporarily unavailable.
             BackendBlocked: Key, model or server settings must change.
-            LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs.
         """
         request = await self._request(query)
         body = request.body

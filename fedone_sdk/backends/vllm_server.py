@@ -32,7 +32,6 @@ class ServedModel:
     Attributes:
         root: The model's folder or its name on the hub, as configured on the server.
         max_length: Maximum tokens per input, generated ones included.
-        version: Version of vLLM.
         masked: Whether it is a masked model with the SDK's plugin.
         start: The special tokens that the server puts before a text.
         probe: The server's tokens of `PROBE`, without special tokens.

@@ -18,7 +18,7 @@ from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.spec import BackendSpec, Spec, validate_spec
-from fedone_sdk.spec.privacy import RequiredPrivacy
+from fedone_sdk.spec.sections import RequiredPrivacy
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend

@@ -14,7 +14,7 @@ from fedone_sdk.client.network import Network
 from fedone_sdk.client.options import Hooks, Trainer, WorkPolicy
 from fedone_sdk.client.thread import EdgeClientThread
 from fedone_sdk.client.transport import HttpTransport, Idle, Transport
-from fedone_sdk.spec.privacy import RequiredPrivacy
+from fedone_sdk.spec.sections import RequiredPrivacy
 
 if TYPE_CHECKING:
     from fedone_sdk.client.admin import AdminClient

@@ -49,6 +49,9 @@ class EdgeClient:
 
     A client belongs to one event loop. `EdgeClientThread` runs it next to an app without one.
 
+    Its methods raise `ProblemError` if the aggregator refuses the device, its token or its version,
+    and `SpecError` if there is neither an identity nor a token.
+
     Args:
         server: Base URL of the aggregator.
         data: The examples: an iterable; an async iterator, read as it yields; or a callable
@@ -103,12 +106,7 @@ class EdgeClient:
             if policy.privacy is None
             else PrivacyAccount(policy.privacy, state, own_model=backend is not None)
         )
-        self._capabilities = Capabilities(
-            backend=backend is not None,
-            score=hooks.score is not None,
-            trainer=hooks.trainer is not None,
-            privacy=self._privacy,
-        )
+        self._capabilities = Capabilities(backend=backend, hooks=hooks, privacy=self._privacy)
         self._session = Session(
             network.transport or HttpTransport(server, network=network),
             Identity(state),
@@ -121,8 +119,6 @@ class EdgeClient:
         self._worker = Worker(
             session=self._session,
             state=state,
-            hooks=hooks,
-            backend=backend,
             capabilities=self._capabilities,
             condition=self._condition,
             events=self._events,
@@ -156,10 +152,6 @@ class EdgeClient:
         """Work until the aggregator's runs have ended, or `stop` is called.
 
         The client retries while the aggregator restarts or the network is away.
-
-        Raises:
-            ProblemError: The aggregator refuses this device or its version.
-            SpecError: There is neither an identity nor a token.
         """
         with self._stop.scope():
             while not self._stop.is_set():
@@ -179,12 +171,7 @@ class EdgeClient:
         self._stop.set()
 
     async def run_once(self) -> Turn:
-        """Send unsent updates, claim work once, and do it.
-
-        Raises:
-            ProblemError: The aggregator refuses this device or its version.
-            SpecError: There is neither an identity nor a token.
-        """
+        """Send unsent updates, claim work once, and do it."""
         with self._stop.scope():
             async with self._turns:
                 try:
@@ -303,8 +290,6 @@ class EdgeClient:
         """Enrol the device unless it has an identity; claiming work does so too.
 
         Raises:
-            ProblemError: The token is not valid.
-            SpecError: There is neither an identity nor a token.
             TransportError: The aggregator cannot be reached.
         """
         async with self._turns:
@@ -314,7 +299,6 @@ class EdgeClient:
         """Replace the device's credential; the old one ends with the first use of the new one.
 
         Raises:
-            ProblemError: The aggregator refuses.
             TransportError: The aggregator cannot be reached; the old credential stays valid.
         """
         async with self._turns:
@@ -334,8 +318,7 @@ class EdgeClient:
 
         Raises:
             DataError: The rows cannot be read.
-            ProblemError: The aggregator refuses this device, or there is no such run.
-            SpecError: There is neither an identity nor a token.
+            ProblemError: Also if there is no such run.
             TransportError: The aggregator cannot be reached.
         """
         async with self._turns:

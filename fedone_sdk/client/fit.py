@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.client.batch import Unfit
+from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.data.misfit import Rows
 from fedone_sdk.messages import MAX_TEXT_CHARS, RunTask
@@ -38,10 +40,9 @@ class RunFit:
 class Capabilities:
     """What a device can do, apart from its rows, and what it requires of runs (`privacy`)."""
 
-    backend: bool
-    score: bool
-    trainer: bool
-    privacy: PrivacyAccount | None = None
+    backend: LLMBackend | None
+    hooks: Hooks
+    privacy: PrivacyAccount | None
 
     def check(self, run: RunTask) -> None:
         """Check that the device can work for a run.
@@ -52,11 +53,11 @@ class Capabilities:
         if self.privacy is not None:
             self.privacy.check_run(run)
         if isinstance(run.method, TrainedSpec):
-            if not self.trainer:
+            if self.hooks.trainer is None:
                 raise Unfit(f"{run.method.name} trains a model, and this client has no trainer")
-        elif not (self.backend or run.gateway):
+        elif self.backend is None and not run.gateway:
             raise Unfit("no backend: this server has no gateway, and the client has no backend")
-        if run.task.loss == "score" and not self.score:
+        if run.task.loss == "score" and self.hooks.score is None:
             raise Unfit("loss score needs a score function, and this client has none")
 
     def fit(self, run_id: str, run: RunTask, rows: Sequence[Example]) -> RunFit:

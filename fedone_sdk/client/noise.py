@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
-from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.sections import PrivacySpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from fedone_sdk.client.events import OnEvent
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Claim, Enrol, is_sendable
 from fedone_sdk.spec import TrainedSpec, validate_spec
-from fedone_sdk.spec.privacy import RequiredPrivacy
+from fedone_sdk.spec.sections import RequiredPrivacy
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.messages import AlphaAssignment, RunTask
 from fedone_sdk.spec import PrivacySpec, TrainedSpec
-from fedone_sdk.spec.privacy import RequiredPrivacy
+from fedone_sdk.spec.sections import RequiredPrivacy
 
 _log = structlog.get_logger(__name__)
 

@@ -22,7 +22,7 @@ from fedone_sdk.client.session import Session
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Array, Score, Scored, Scores
 from fedone_sdk.messages.forms import problem_of
-from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.sections import PrivacySpec
 from fedone_sdk.task import (
     LogProbs,
     ScoreFunction,

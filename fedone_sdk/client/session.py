@@ -121,13 +121,7 @@ class Session:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call a method of the transport with the device's credential.
-
-        Raises:
-            MessageError: The answer is not an aggregator's.
-            ProblemError: The server refuses.
-            TransportError: The server cannot be reached.
-        """
+        """Call a method of the transport, which raises its errors, with the device's credential."""
         return await self._retried(lambda: method(self.credential, *args, **kwargs))
 
     async def enrol(self) -> None:

@@ -160,11 +160,7 @@ class HttpTransport:
         self._signer: tuple[str, Signer] | None = None
 
     def sign_as(self, client_id: str, private_key: str) -> None:
-        """Sign all further requests.
-
-        Raises:
-            MissingExtraError: The extra ``signing`` is not installed.
-        """
+        """Sign all further requests; needs the extra ``signing``."""
         from fedone_sdk.client.signing import Signer
 
         self._signer = client_id, Signer(private_key)

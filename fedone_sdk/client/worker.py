@@ -8,7 +8,6 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.batch import Declining, Minibatch, Unfit, reason_of, usable
 from fedone_sdk.client.condition import Condition, Gate, Paused
@@ -18,7 +17,6 @@ from fedone_sdk.client.fit import Capabilities
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.known_runs import KnownRuns
 from fedone_sdk.client.lease import Lease
-from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, Step, score_step
 from fedone_sdk.client.session import MAX_CALL_WAIT_S, Session, retry_after_s
 from fedone_sdk.client.stop import StopSignal
@@ -58,23 +56,21 @@ class Worker:
         *,
         session: Session,
         state: DeviceState,
-        hooks: Hooks,
-        backend: LLMBackend | None,
         capabilities: Capabilities,
         condition: Condition,
         events: EventSink,
         stop: StopSignal,
     ) -> None:
         self._session = session
-        self._hooks = hooks
-        self._backend = backend
         self._capabilities = capabilities
+        self._backend = capabilities.backend
+        self._hooks = capabilities.hooks
         self._privacy = capabilities.privacy
         self._condition = condition
         self._events = events
         self._stop = stop
         self._unfinished = UnfinishedWork(state)
-        self._runs = KnownRuns(session, backend)
+        self._runs = KnownRuns(session, self._backend)
         self._unfit: dict[str, TaskSpec] = {}
 
     def forget(self) -> None:

@@ -8,7 +8,6 @@ from fedone_sdk._lazy import lazy
 
 # Submodules are imported on first use, because an edge device uses few of them.
 if TYPE_CHECKING:
-    from fedone_sdk.spec.backend_file import load_backend
     from fedone_sdk.spec.backends import (
         BackendSpec,
         LimitsSpec,
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
         VllmSpec,
     )
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
-    from fedone_sdk.spec.calibration import CalibrationSpec
-    from fedone_sdk.spec.defence import DefenceSpec
     from fedone_sdk.spec.methods import (
         BbtSpec,
         BdplSpec,
@@ -41,39 +38,38 @@ if TYPE_CHECKING:
         TpeSpec,
         TrainedSpec,
     )
-    from fedone_sdk.spec.privacy import PrivacySpec
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
-    from fedone_sdk.spec.run import (
+    from fedone_sdk.spec.run import RunSpec, load_backend
+    from fedone_sdk.spec.sections import (
+        CalibrationSpec,
         DataSpec,
+        DefenceSpec,
         DirichletSpec,
         EvaluationSpec,
         GatewayPolicy,
         IidSpec,
         ParticipationSpec,
-        RunSpec,
+        PrivacySpec,
     )
 else:
     __getattr__, __dir__ = lazy(
         globals(),
         {
-            "backend_file": "load_backend",
             "backends": (
                 "BackendSpec LimitsSpec LlamaCppSpec OnnxSpec OpenAISpec OwnSpec PriceSpec "
                 "RemoteSpec RetrySpec TransformersSpec VllmSpec"
             ),
             "base": "RunName Spec load_yaml validate_spec",
-            "calibration": "CalibrationSpec",
-            "defence": "DefenceSpec",
             "methods": (
                 "BbtSpec BdplSpec Domain EvolutionSpec GsBdplSpec MethodSpec OwnMethodSpec "
                 "PoolSpec PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec "
                 "TrainedSpec"
             ),
-            "privacy": "PrivacySpec",
             "prompt": "PromptSpec SlotSpec",
-            "run": (
-                "DataSpec DirichletSpec EvaluationSpec GatewayPolicy IidSpec "
-                "ParticipationSpec RunSpec"
+            "run": "RunSpec load_backend",
+            "sections": (
+                "CalibrationSpec DataSpec DefenceSpec DirichletSpec EvaluationSpec GatewayPolicy "
+                "IidSpec ParticipationSpec PrivacySpec"
             ),
         },
     )

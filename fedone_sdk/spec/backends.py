@@ -54,15 +54,16 @@ PriceSpec = Price
 
 
 class _Answering(Spec):
-    """Options of every kind.
+    """Options of every kind."""
 
-    Attributes:
-        cache: SQLite file that keeps paid answers across runs; null caches in memory only.
-        record: Cassette (JSON lines) of all requests and answers, for audits and tests.
-    """
-
-    cache: str | None = None
-    record: str | None = None
+    cache: str | None = Field(
+        default=None,
+        description="SQLite file that keeps paid answers across runs; null caches in memory only.",
+    )
+    record: str | None = Field(
+        default=None,
+        description="Cassette (JSON lines) of all requests and answers, for audits and tests.",
+    )
 
 
 class OnnxSpec(_Answering):
@@ -71,9 +72,7 @@ class OnnxSpec(_Answering):
     Attributes:
         model: Folder with ``model.int8.onnx`` or ``model.onnx`` and ``tokenizer.json``; null is
             the SDK's built-in model.
-        threads: Concurrent queries; null depends on the machine.
-        cache: As for all kinds.
-        record: As for all kinds.
+        threads: Concurrent queries; null is one per core, at most 4.
     """
 
     kind: Literal["onnx"] = "onnx"
@@ -91,9 +90,8 @@ class TransformersSpec(_Answering):
         dtype: Type of weights and arithmetic; log-probabilities are always float32.
         max_batch: Maximum rows per forward pass: one row per input, or one per input and label
             word if label words have several tokens.
-        multi_token_labels: Allows a causal model's label words of several tokens.
-        cache: As for all kinds.
-        record: As for all kinds.
+        multi_token_labels: Allows a causal model's label words of several tokens, each scored by
+            the sum of its tokens' log-probabilities.
     """
 
     kind: Literal["transformers"]
@@ -114,9 +112,8 @@ class LlamaCppSpec(_Answering):
             4096.
         threads: CPU threads; null is one per core.
         gpu_layers: Layers on a GPU, with a GPU build of the engine; null is as many as fit.
-        multi_token_labels: Allows label words of several tokens.
-        cache: As for all kinds.
-        record: As for all kinds.
+        multi_token_labels: Allows label words of several tokens, each scored by the sum of its
+            tokens' log-probabilities.
     """
 
     kind: Literal["llama_cpp"]
@@ -130,9 +127,9 @@ class LlamaCppSpec(_Answering):
 class RemoteSpec(_Answering):
     """Options of models behind HTTP."""
 
-    timeout_s: _Seconds = 60.0
-    retry: RetrySpec = RetrySpec()
-    limits: LimitsSpec = LimitsSpec()
+    timeout_s: _Seconds = Field(default=60.0, description="Time limit of a request, in seconds.")
+    retry: RetrySpec = Field(default=RetrySpec(), description="Retries of requests.")
+    limits: LimitsSpec = Field(default=LimitsSpec(), description="Rate limits.")
     prices: PriceSpec | None = None
 
     @field_validator("base_url", check_fields=False)
@@ -154,15 +151,11 @@ class VllmSpec(RemoteSpec):
         api_key_env: Environment variable that holds the key; null sends no key.
         tokenizer: ``tokenizer.json`` or a folder with it; null looks for one by the model's name,
             then falls back to the server, which is slower.
-        multi_token_labels: Allows a causal model's label words of several tokens.
+        multi_token_labels: Allows a causal model's label words of several tokens, each scored by
+            the sum of its tokens' log-probabilities.
         embeddings: Folder or ``.safetensors`` file with the weights of the server's model, for
             methods whose prompts are vectors; null disables these.
-        timeout_s: Time limit of a request, in seconds.
-        retry: Retries of requests.
-        limits: Rate limits.
         prices: Prices; null is free of charge, for your own server.
-        cache: As for all kinds.
-        record: As for all kinds.
     """
 
     kind: Literal["vllm"]
@@ -179,7 +172,7 @@ class OpenAISpec(RemoteSpec):
 
     Attributes:
         model: The provider's name of the model.
-        base_url: URL of the service; null is OpenAI's own.
+        base_url: URL of the service, with its ``/v1``; null is OpenAI's own.
         api_key_env: Environment variable that holds the key; null sends no key.
         api: ``chat``, or ``completions`` for servers of the older kind.
         log_probs: Whether the model shows log-probabilities. Without them the task's loss must be
@@ -187,16 +180,12 @@ class OpenAISpec(RemoteSpec):
         structured: Without log-probabilities: whether a JSON schema restricts the answer to the
             label words, if the model supports that.
         reasoning_effort: Sent if set; newer models show log-probabilities only with ``none``.
-        max_input_tokens: Maximum tokens per input; the text fields of longer inputs are truncated.
-            It bounds the cost of a request.
-        tokenizer: ``tokenizer.json`` for counting; null counts with tiktoken if it supports the
-            model, else by bytes, which is an upper bound.
-        timeout_s: Time limit of a request, in seconds.
-        retry: Retries of requests.
-        limits: Rate limits.
+        max_input_tokens: Maximum tokens per input, without the frame of the message; the text
+            fields of longer inputs are truncated. It bounds the cost of a request.
+        tokenizer: ``tokenizer.json`` for counting, or a folder with it; null looks for one by the
+            model's name, then counts with tiktoken if it supports the model, else by bytes, which
+            is an upper bound.
         prices: Prices; null uses the SDK's price table.
-        cache: As for all kinds.
-        record: As for all kinds.
     """
 
     kind: Literal["openai"]
@@ -239,11 +228,7 @@ class OwnSpec(RemoteSpec):
             next to the file, or the name of an entry point of the group ``fedone.backends``.
         options: Its keyword arguments.
         timeout_s: No effect; the backend has its own time limit.
-        retry: Retries of requests.
-        limits: Rate limits.
         prices: Prices; null is unknown.
-        cache: As for all kinds.
-        record: As for all kinds.
     """
 
     kind: Literal["own"]

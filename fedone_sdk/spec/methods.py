@@ -21,12 +21,7 @@ class _Common(Spec):
     pools: ClassVar[bool] = False
 
     def shape(self, prompt_len: int, vocab_size: int) -> tuple[int, int]:
-        """Rows and columns of alpha, the array that clients and server exchange.
-
-        Args:
-            prompt_len: n.
-            vocab_size: N; ignored by methods without a vocabulary.
-        """
+        """Rows and columns of alpha, the array that clients and server exchange, of n and N."""
         return prompt_len, vocab_size
 
     def prompt_width(self, prompt_len: int) -> int:
@@ -46,26 +41,27 @@ class _Common(Spec):
     def travelling_memory(self, prompt_len: int, points: int) -> int:
         """Size of the largest array that is sent with alpha, in float32; 0 for none.
 
-        Args:
-            prompt_len: n.
-            points: Values of a prompt's loss: C x G under calibration, else 1.
+        It depends on n and on the values of a prompt's loss: C x G under calibration, else 1.
         """
         return 0
 
 
+LocalSteps = Annotated[int, Field(ge=1, le=1024, description="E, local steps.")]
+BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per mini-batch.")]
+
+
 class _MethodSpec(_Common):
-    num_samples: Annotated[int, Field(ge=2, le=65536)] = 20
-    local_steps: Annotated[int, Field(ge=1, le=1024)] = 1
-    batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
+    num_samples: Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")] = (
+        20
+    )
+    local_steps: LocalSteps = 1
+    batch_size: BatchSize = 32
 
 
 class GsBdplSpec(_MethodSpec):
     """Gumbel-Softmax black-box discrete prompt learning, the paper's method.
 
     Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
         tau: Gumbel-Softmax temperature.
         optimizer: Optimiser of the local step; AdamW state is per client.
         learning_rate: Learning rate of the local step.
@@ -92,9 +88,6 @@ class BdplSpec(_MethodSpec):
     """Black-box discrete prompt learning on the simplex (Diao et al. 2022).
 
     Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
         estimator: The score function.
         optimizer: Optimiser of the local step; AdamW state is per client.
         learning_rate: Learning rate of the local step.
@@ -123,10 +116,21 @@ class PoolSpec(_MethodSpec):
 
     pools: ClassVar[bool] = True
 
-    elite: Annotated[int, Field(ge=1, le=1000)] = 4
-    pool_size: Annotated[int, Field(ge=2, le=2000)] = 256
-    race: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    patience: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    elite: int = Field(
+        default=4, ge=1, le=1000, description="Number of best prompts that are never evicted."
+    )
+    pool_size: int = Field(default=256, ge=2, le=2000, description="Number of prompts in the pool.")
+    race: float = Field(
+        default=0.2,
+        ge=0,
+        lt=1,
+        description="Fraction of the run for the race, in the ``losses`` exchange.",
+    )
+    patience: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
+        default=None,
+        description="Local steps without a better incumbent after which the race begins; null is "
+        "no early race.",
+    )
 
     def travelling_memory(self, prompt_len: int, points: int) -> int:
         """The prompts in int64, or their losses (4 are kept for each prompt)."""
@@ -137,15 +141,8 @@ class EvolutionSpec(PoolSpec):
     """Evolution of a population of prompts: mutations of the elite, and incumbents re-evaluated.
 
     Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
         elite: Number of best prompts that are mutated, and are never evicted.
         mutation_rate: Per position; null means 1/n.
-        pool_size: Number of prompts in the pool.
-        race: Fraction of the run for the race, in the ``losses`` exchange.
-        patience: Local steps without a better incumbent after which the race begins; null is no
-            early race.
     """
 
     name: Literal["evolution"]
@@ -153,35 +150,13 @@ class EvolutionSpec(PoolSpec):
 
 
 class RandomSpec(PoolSpec):
-    """Random prompts, with the best of them re-evaluated.
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        elite: Number of best prompts that are never evicted.
-        pool_size: Number of prompts in the pool.
-        race: Fraction of the run for the race, in the ``losses`` exchange.
-        patience: Local steps without a better incumbent after which the race begins; null is no
-            early race.
-    """
+    """Random prompts, with the best of them re-evaluated."""
 
     name: Literal["random"]
 
 
 class ThompsonSpec(PoolSpec):
-    """Thompson sampling from a Gaussian process over the prompts' shared features.
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        elite: Number of best prompts that are never evicted.
-        pool_size: Number of prompts in the pool.
-        race: Fraction of the run for the race, in the ``losses`` exchange.
-        patience: Local steps without a better incumbent after which the race begins; null is no
-            early race.
-    """
+    """Thompson sampling from a Gaussian process over the prompts' shared features."""
 
     name: Literal["thompson"]
 
@@ -190,15 +165,8 @@ class TpeSpec(PoolSpec):
     """The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
 
     Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        elite: Number of best prompts that are never evicted.
-        pool_size: Number of prompts in the pool.
         race: Fraction of the run for the race, in the ``losses`` exchange; 0 is plain TPE, whose
             deployable prompt has the least mean loss.
-        patience: Local steps without a better incumbent after which the race begins; null is no
-            early race.
     """
 
     name: Literal["tpe"]
@@ -212,7 +180,6 @@ class BbtSpec(_MethodSpec):
     Attributes:
         num_samples: Population of CMA-ES: prompts per local step.
         local_steps: E, generations.
-        batch_size: B, examples per mini-batch.
         intrinsic_dim: d, dimension of the search; a random projection maps it to n embeddings.
         sigma: Initial step size of CMA-ES.
         bound: Values of the embeddings are clipped to [-bound, bound].
@@ -256,9 +223,6 @@ class OwnMethodSpec(_MethodSpec):
     """An algorithm of your own (`Algorithm`), which runs on the server alone.
 
     Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
         object: The class or function that makes it: ``package.module:object``, also from a module
             next to the file, or the name of an entry point of the group ``fedone.methods``.
             Devices receive null.
@@ -283,12 +247,23 @@ class OwnMethodSpec(_MethodSpec):
 class _TrainedSpec(_Common):
     domain: ClassVar[Domain] = "parameters"
 
-    local_steps: Annotated[int, Field(ge=1, le=1024)] = 1
-    batch_size: Annotated[int, Field(ge=1, le=1024)] = 32
-    learning_rate: Rate = 1e-2
-    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
-    patience: Annotated[int, Field(ge=1)] | None = None
-    init_std: Annotated[float, Field(gt=0, le=100)] = 0.02
+    local_steps: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="E, steps of AdamW, whose state is reset at each visit.",
+    )
+    batch_size: BatchSize = 32
+    learning_rate: Rate = Field(default=1e-2, description="Learning rate of AdamW.")
+    weight_decay: float = Field(default=0.0, ge=0, le=1, description="Weight decay of AdamW.")
+    patience: Annotated[int, Field(ge=1)] | None = Field(
+        default=None,
+        description="Steps in a row without a new minimum of the loss, after which a visit ends "
+        "early; null disables early stopping.",
+    )
+    init_std: float = Field(
+        default=0.02, gt=0, le=100, description="Standard deviation of the initial values."
+    )
     hidden_size: Annotated[int, Field(ge=1, le=65_536)]
 
     @property
@@ -303,13 +278,6 @@ class PromptTuningSpec(_TrainedSpec):
     It needs the model's weights on the clients; training uses no queries.
 
     Attributes:
-        local_steps: E, steps of AdamW, whose state is reset at each visit.
-        batch_size: B, examples per step.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        patience: Steps in a row without a new minimum of the loss, after which a visit ends early;
-            null disables early stopping.
-        init_std: Standard deviation of the initial values.
         hidden_size: H, width of the model.
     """
 
@@ -326,13 +294,6 @@ class PTuningV2Spec(_TrainedSpec):
     It needs the model's weights on the clients; training uses no queries.
 
     Attributes:
-        local_steps: E, steps of AdamW, whose state is reset at each visit.
-        batch_size: B, examples per step.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        patience: Steps in a row without a new minimum of the loss, after which a visit ends early;
-            null disables early stopping.
-        init_std: Standard deviation of the initial values.
         hidden_size: H, width of a layer's keys; equal to the model's width if heads share no keys.
         num_layers: L, attention layers of the model.
     """

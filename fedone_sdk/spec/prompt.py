@@ -253,12 +253,10 @@ class PromptSpec(Spec):
     def build(
         self, task: TaskSpec, texts: Iterable[str] = (), base_dir: str | Path = "."
     ) -> Vocabulary:
-        """Builds the candidates.
+        """Builds the candidates for a task.
 
-        Args:
-            task: The prompt's task.
-            texts: Training texts, for sources that use their statistics.
-            base_dir: Base of relative paths.
+        Training texts are for sources that use their statistics. `base_dir` is the base of relative
+        paths.
 
         Raises:
             DataError: A file is missing or malformed, or a source has too few candidates.

@@ -1,152 +1,33 @@
-"""RunSpec: the complete definition of a run, in RUN.yaml."""
+"""RunSpec: the complete definition of a run, in RUN.yaml; and files with its backend only."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.calibration import MAX_LABELS
+from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import STORED, RunName, Spec, load_yaml, validate_spec
-from fedone_sdk.spec.calibration import CalibrationSpec
-from fedone_sdk.spec.defence import DefenceSpec
-from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, OwnMethodSpec, Rate
-from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.methods import BbtSpec, BdplSpec, GsBdplSpec, MethodSpec, OwnMethodSpec
 from fedone_sdk.spec.prompt import PromptSpec
+from fedone_sdk.spec.sections import (
+    CalibrationSpec,
+    DataSpec,
+    DefenceSpec,
+    EvaluationSpec,
+    GatewayPolicy,
+    ParticipationSpec,
+    PrivacySpec,
+)
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import LABELS
-
-_Count = Annotated[int, Field(ge=1, le=10**9)]
-
-
-class IidSpec(Spec):
-    """Clients draw from the same distribution."""
-
-    kind: Literal["iid"] = "iid"
-
-
-class DirichletSpec(Spec):
-    """Label proportions differ between clients: Dirichlet(alpha); a small alpha is uneven."""
-
-    kind: Literal["dirichlet"]
-    alpha: Annotated[float, Field(gt=0, le=1e6)]
-
-
-class DataSpec(Spec):
-    """Source of examples, and their partition over clients.
-
-    Attributes:
-        train: Training file, or ``hf:NAME``. A served run needs one only if a vocabulary is
-            counted from it, because clients bring their own rows.
-        dev: Held-out file, or ``hf:NAME``; used only by evaluation.
-        num_clients: K.
-        shots: Examples per class and client; null uses all of them.
-        partition: Partition of the classes over clients.
-    """
-
-    train: str | None = None
-    dev: str | None = None
-    num_clients: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    shots: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    partition: Annotated[IidSpec | DirichletSpec, Field(discriminator="kind")] = IidSpec()
-
-
-class ParticipationSpec(Spec):
-    """Selection, work and aggregation of clients.
-
-    Attributes:
-        clients_per_round: K*; 1 is the paper's query-optimal choice, more is FedAvg.
-        exchange: Contents of assignments and updates: ``alpha`` (the paper's) or ``losses``.
-        selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
-            replacement (the paper's proof).
-        aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
-            ``examples`` (its code); or ``trimmed_mean`` or ``median`` of each entry, unweighted.
-        trim: Share of the clients that a trimmed mean drops at each end.
-        server_optimizer: ``none`` uses the mean; ``adamw`` treats alpha minus the mean as a
-            gradient and keeps its state on the server (FedOpt).
-        server_learning_rate: Learning rate of the server optimiser.
-        min_clients: Enrolled clients that are required to start the first round.
-        deadline_s: Seconds until a client without a message loses its seat.
-        max_renewals: Maximum deadline renewals of an assignment.
-        claim_timeout_s: Seconds that a selected client has to claim its work.
-        max_weight: Cap on a client's reported number of examples, in the mean and in the draw,
-            because the number cannot be verified and raises the client's influence. Null is no
-            limit.
-        max_lost: Lost assignments in a row after which the run ends as failed.
-        trusted_clients: Whether usage reported by clients with their own model is trusted, so that
-            their unused lease is refunded.
-        model: Fingerprint of the required model. Null is the gateway's, or without a gateway the
-            model of most devices.
-    """
-
-    clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
-    exchange: Literal["alpha", "losses"] = "alpha"
-    selection: Literal["uniform", "proportional"] = "uniform"
-    aggregation: Literal["examples", "plain", "trimmed_mean", "median"] = "plain"
-    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
-    server_optimizer: Literal["none", "adamw"] = "none"
-    server_learning_rate: Rate = 1e-2
-    min_clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
-    max_renewals: Annotated[int, Field(ge=0, le=10_000)] = 10
-    claim_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
-    max_weight: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    max_lost: Annotated[int, Field(ge=1)] = 50
-    trusted_clients: bool = False
-    model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_hedging(cls, value: object, info: ValidationInfo) -> object:
-        if not isinstance(value, dict) or "hedge_after_s" not in value:
-            return value
-        if value["hedge_after_s"] is not None and info.context is not STORED:
-            raise ValueError(
-                "hedge_after_s was removed: leave it out; a slow client loses its seat after "
-                "deadline_s"
-            )
-        return {name: given for name, given in value.items() if name != "hedge_after_s"}
-
-
-class EvaluationSpec(Spec):
-    """Measurement of the deployable prompt on the dev split.
-
-    Attributes:
-        every: Rounds between points of the curve; 0 measures only before and after the run.
-        examples: Dev examples per point of the curve; the first and last measurement use the whole
-            split.
-        prompt: The measured prompt of a distribution over tokens: its ``mode``, which is the
-            deployable prompt; or, as in the paper's code, a fresh ``sample``.
-        queries: Cap on evaluation's own queries.
-    """
-
-    every: Annotated[int, Field(ge=0)] = 10
-    examples: _Count = 256
-    prompt: Literal["mode", "sample"] = "mode"
-    queries: _Count | None = None
-
-
-class GatewayPolicy(Spec):
-    """Limits of clients' requests to the gateway.
-
-    Attributes:
-        max_text_chars: Maximum length of a text field, in characters.
-        client_requests_per_minute: Limit per client; null is no limit.
-        run_requests_per_minute: Limit of all clients together; null is no limit.
-        generated_text: Whether the gateway may return generated texts; only loss ``score`` needs
-            them.
-    """
-
-    max_text_chars: Annotated[int, Field(ge=1, le=20_000)] = 20_000
-    client_requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    run_requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    generated_text: bool = False
 
 
 class RunSpec(Spec):
@@ -259,9 +140,7 @@ class RunSpec(Spec):
     def check_shared_memory(self, method: str, memories: str) -> None:
         """Raise unless the participation fits a method whose memory is the run's.
 
-        Args:
-            method: For errors.
-            memories: What cannot be averaged, for errors.
+        The error names the method, and the memories, which cannot be averaged.
 
         Raises:
             ValueError: It does not fit.
@@ -442,3 +321,32 @@ def _differences(
 
 def _shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
+
+
+class _File(Spec):
+    backend: BackendSpec
+
+
+def load_backend(path: str | Path) -> BackendSpec:
+    """Reads a `backend` section from a YAML file.
+
+    The file has the keys of the section; or the key ``backend``, and other keys of a RUN.yaml,
+    which are ignored.
+
+    Raises:
+        SpecError: One line per mistake: file, key, what is allowed.
+    """
+    source, document = str(path), load_yaml(path)
+    if not isinstance(document, dict):
+        raise SpecError("must be a mapping: kind, model ...; or backend: {...}", source=source)
+    if "backend" not in document:
+        try:
+            return validate_spec(_File, {"backend": document}, source=source).backend
+        except SpecError as exc:  # The keys are at the top level.
+            problems = [problem.removeprefix("backend.") for problem in exc.problems]
+            raise SpecError(problems, source=source) from None
+    unknown = [str(key) for key in document if key not in RunSpec.model_fields]
+    if unknown:
+        allowed = "the file may be a RUN.yaml, or its backend section"
+        raise SpecError([f"{key}: unknown key ({allowed})" for key in unknown], source=source)
+    return validate_spec(_File, {"backend": document["backend"]}, source=source).backend

@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.stores import ClientRecord, ClosedWork, Commit, LogEntry, RunRecord, SqlStore
 from fedone_sdk.stores.sql import schema
-from fedone_sdk.stores.sql.tables import metadata
+from fedone_sdk.stores.sql.schema import metadata
 from tests.console import Fedone
 from tests.contract.stores import RUN, enrol, opened
 from tests.postgres import Cluster

@@ -21,7 +21,7 @@ from fedone_sdk.client.noise import (
     private_losses,
     private_step,
 )
-from fedone_sdk.spec.privacy import PrivacySpec
+from fedone_sdk.spec.sections import PrivacySpec
 
 dp_accounting = pytest.importorskip("dp_accounting")
 

@@ -165,8 +165,17 @@ export interface Description {
  * Gumbel-Softmax black-box discrete prompt learning, the paper's method.
  */
 export interface GsBdplSpec {
+  /**
+   * I, prompts per local step.
+   */
   num_samples?: number;
+  /**
+   * E, local steps.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
   name?: "gs-bdpl";
   tau?: number;
@@ -180,8 +189,17 @@ export interface GsBdplSpec {
  * Black-box discrete prompt learning on the simplex (Diao et al. 2022).
  */
 export interface BdplSpec {
+  /**
+   * I, prompts per local step.
+   */
   num_samples?: number;
+  /**
+   * E, local steps.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
   name: "bdpl";
   estimator?: "negative" | "zero" | "normalize";
@@ -195,12 +213,33 @@ export interface BdplSpec {
  * Evolution of a population of prompts: mutations of the elite, and incumbents re-evaluated.
  */
 export interface EvolutionSpec {
+  /**
+   * I, prompts per local step.
+   */
   num_samples?: number;
+  /**
+   * E, local steps.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
+  /**
+   * Number of best prompts that are never evicted.
+   */
   elite?: number;
+  /**
+   * Number of prompts in the pool.
+   */
   pool_size?: number;
+  /**
+   * Fraction of the run for the race, in the `losses` exchange.
+   */
   race?: number;
+  /**
+   * Local steps without a better incumbent after which the race begins; null is no early race.
+   */
   patience?: number | null;
   name: "evolution";
   mutation_rate?: number | null;
@@ -209,12 +248,33 @@ export interface EvolutionSpec {
  * Random prompts, with the best of them re-evaluated.
  */
 export interface RandomSpec {
+  /**
+   * I, prompts per local step.
+   */
   num_samples?: number;
+  /**
+   * E, local steps.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
+  /**
+   * Number of best prompts that are never evicted.
+   */
   elite?: number;
+  /**
+   * Number of prompts in the pool.
+   */
   pool_size?: number;
+  /**
+   * Fraction of the run for the race, in the `losses` exchange.
+   */
   race?: number;
+  /**
+   * Local steps without a better incumbent after which the race begins; null is no early race.
+   */
   patience?: number | null;
   name: "random";
 }
@@ -222,12 +282,33 @@ export interface RandomSpec {
  * Thompson sampling from a Gaussian process over the prompts' shared features.
  */
 export interface ThompsonSpec {
+  /**
+   * I, prompts per local step.
+   */
   num_samples?: number;
+  /**
+   * E, local steps.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
+  /**
+   * Number of best prompts that are never evicted.
+   */
   elite?: number;
+  /**
+   * Number of prompts in the pool.
+   */
   pool_size?: number;
+  /**
+   * Fraction of the run for the race, in the `losses` exchange.
+   */
   race?: number;
+  /**
+   * Local steps without a better incumbent after which the race begins; null is no early race.
+   */
   patience?: number | null;
   name: "thompson";
 }
@@ -235,12 +316,33 @@ export interface ThompsonSpec {
  * The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
  */
 export interface TpeSpec {
+  /**
+   * I, prompts per local step.
+   */
   num_samples?: number;
+  /**
+   * E, local steps.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
+  /**
+   * Number of best prompts that are never evicted.
+   */
   elite?: number;
+  /**
+   * Number of prompts in the pool.
+   */
   pool_size?: number;
+  /**
+   * Fraction of the run for the race, in the `losses` exchange.
+   */
   race?: number;
+  /**
+   * Local steps without a better incumbent after which the race begins; null is no early race.
+   */
   patience?: number | null;
   name: "tpe";
 }
@@ -250,8 +352,17 @@ export interface TpeSpec {
  * It needs a model that accepts input embeddings.
  */
 export interface BbtSpec {
+  /**
+   * I, prompts per local step.
+   */
   num_samples?: number;
+  /**
+   * E, local steps.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
   name: "bbt";
   intrinsic_dim?: number;
@@ -265,8 +376,17 @@ export interface BbtSpec {
  * An algorithm of your own (`Algorithm`), which runs on the server alone.
  */
 export interface OwnMethodSpec {
+  /**
+   * I, prompts per local step.
+   */
   num_samples?: number;
+  /**
+   * E, local steps.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
   name: "own";
   object?: string | null;
@@ -281,11 +401,29 @@ export interface JsonValue {}
  * It needs the model's weights on the clients; training uses no queries.
  */
 export interface PromptTuningSpec {
+  /**
+   * E, steps of AdamW, whose state is reset at each visit.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
+  /**
+   * Learning rate of AdamW.
+   */
   learning_rate?: number;
+  /**
+   * Weight decay of AdamW.
+   */
   weight_decay?: number;
+  /**
+   * Steps in a row without a new minimum of the loss, after which a visit ends early; null disables early stopping.
+   */
   patience?: number | null;
+  /**
+   * Standard deviation of the initial values.
+   */
   init_std?: number;
   hidden_size: number;
   name: "prompt-tuning";
@@ -296,11 +434,29 @@ export interface PromptTuningSpec {
  * It needs the model's weights on the clients; training uses no queries.
  */
 export interface PTuningV2Spec {
+  /**
+   * E, steps of AdamW, whose state is reset at each visit.
+   */
   local_steps?: number;
+  /**
+   * B, examples per mini-batch.
+   */
   batch_size?: number;
+  /**
+   * Learning rate of AdamW.
+   */
   learning_rate?: number;
+  /**
+   * Weight decay of AdamW.
+   */
   weight_decay?: number;
+  /**
+   * Steps in a row without a new minimum of the loss, after which a visit ends early; null disables early stopping.
+   */
   patience?: number | null;
+  /**
+   * Standard deviation of the initial values.
+   */
   init_std?: number;
   hidden_size: number;
   name: "p-tuning-v2";

@@ -29,12 +29,7 @@ class RecordingBackend(Wrapper):
     The inputs are private texts, so the file is only readable by its owner. Keys and headers are
     never recorded; text that looks like a key is removed from error messages.
 
-    Processes may share a file, because each line is one append.
-
-    Args:
-        inner: The inner backend.
-        file: The cassette; created if it does not exist, else appended to.
-        clock: Clock for the time of each line.
+    Processes may share a file, because each line is one append. It is created if it does not exist.
 
     Raises:
         SpecError: The file cannot be opened for writing.

@@ -23,7 +23,7 @@ class RetryingBackend(Wrapper):
     Delays between attempts use exponential backoff with full jitter, in addition to the pause that
     the provider requests, and are at most `max_wait_s`. Each attempt passes the inner wrappers
     again, with its own turn and reservation. The answer's usage is that of the last attempt;
-    earlier attempts were charged when they were sent.
+    earlier attempts were charged when they were sent, if the inner backend is metered.
 
     The first request is sent alone, so that a wrong key or setting costs one request.
 
@@ -33,14 +33,7 @@ class RetryingBackend(Wrapper):
     `reset`, one probe request is sent, and all other queries wait for its result. `LabelsNotShown`
     does not open the breaker, because it concerns the label words of one query.
 
-    One instance serves one event loop at a time.
-
-    Args:
-        inner: The inner backend. It should be metered by a `BudgetedBackend`; else failed attempts
-            are not charged.
-        attempts: Maximum attempts per request.
-        max_wait_s: Maximum delay between two attempts, in seconds.
-        breaker_failures: Failed attempts in a row that open the breaker.
+    One instance serves one event loop at a time. The arguments are options of `RetrySpec`.
     """
 
     def __init__(

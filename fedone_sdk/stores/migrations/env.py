@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from fedone_sdk.stores.sql.tables import metadata
+from fedone_sdk.stores.sql.schema import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
 with context.begin_transaction():

@@ -26,7 +26,6 @@ from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, 
 from fedone_sdk.stores.base import Signals
 from fedone_sdk.stores.records import Commit, VersionConflict
 from fedone_sdk.stores.sql import schema, statements
-from fedone_sdk.stores.sql import tables as t
 from fedone_sdk.stores.sql.database import run_shielded
 from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
 
@@ -215,7 +214,8 @@ class PostgresDatabase:
                 with statements.refusing("work can be closed only once"):
                     if (await connection.execute(_COMMIT, row)).first() is not None:
                         return
-                query = select(t.runs.c.version, t.runs.c.commits).where(t.runs.c.run_id == run_id)
+                of_run = schema.runs.c.run_id == run_id
+                query = select(schema.runs.c.version, schema.runs.c.commits).where(of_run)
                 found = (await connection.execute(query)).one_or_none()
             if found is None:
                 raise KeyError(run_id)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, func, insert, literal, select, update
 
 from fedone_sdk.stores.records import NO_CREDENTIAL, RunDeleted, RunSize, VersionConflict
-from fedone_sdk.stores.sql import tables as t
+from fedone_sdk.stores.sql import schema as t
 
 _OF_RUN = (t.log, t.closed_work, t.memories, t.run_data)
 
@@ -79,7 +79,7 @@ def bring_back(connection: Connection, run_id: str, version: int) -> None:
 
 def see_client(connection: Connection, index: int, now: float) -> None:
     """See `Store.see_client`."""
-    _change_client(connection, index, {"seen_at": now})
+    change_client(connection, index, seen_at=now)
 
 
 def idle_clients(connection: Connection, before: float, limit: int) -> list[int]:
@@ -95,15 +95,17 @@ def retire_client(connection: Connection, index: int, now: float) -> None:
     """See `Store.retire_client`."""
     nothing = ("name", "enrolment_sha256", "token", "public_key", "previous_sha256")
     c = t.clients.c
-    changes = {
+    change_client(
+        connection,
+        index,
         **dict.fromkeys(nothing),
-        "credential_sha256": literal(NO_CREDENTIAL) + c.client_id,
-        "revoked_at": func.coalesce(c.revoked_at, now),
-    }
-    _change_client(connection, index, changes)
+        credential_sha256=literal(NO_CREDENTIAL) + c.client_id,
+        revoked_at=func.coalesce(c.revoked_at, now),
+    )
 
 
-def _change_client(connection: Connection, index: int, changes: dict[str, Any]) -> None:
+def change_client(connection: Connection, index: int, **changes: Any) -> None:
+    """Change fields of a client, or raise ``IndexError``."""
     of_index = t.clients.c.index == index
     if connection.execute(update(t.clients).where(of_index).values(**changes)).rowcount != 1:
         raise IndexError(f"there is no client {index}")

@@ -1,19 +1,175 @@
-"""Schema versions and migrations."""
+"""The schema: its tables, equal on every database, and its versions, created by `migrations`.
+
+Databases rewrite whole rows, so large columns that most commits do not change are in ``run_data``,
+separate from ``runs``. The key of a log line is (run, version, position), so its order needs no
+sequence.
+"""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, inspect, select
-
-from fedone_sdk.stores.sql.tables import meta
+from sqlalchemy import (
+    Column,
+    Connection,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    inspect,
+    select,
+    text,
+)
 
 HEAD = "0003"
 """Schema version of this code; a test compares it with the migrations."""
 
 _BEFORE_ALEMBIC = "0001"
+
+metadata = MetaData()
+
+
+class _Patterns(TypeDecorator[tuple[str, ...]]):
+    """Patterns of runs, as a JSON list."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Any) -> str | None:
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Any) -> tuple[str, ...] | None:
+        return None if value is None else tuple(json.loads(value))
+
+
+# Integers by name: ``num_clients``; ``schema_version`` makes versions before Alembic refuse the
+# database.
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String, primary_key=True),
+    Column("value", Integer, nullable=False),
+)
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("name", String, nullable=False, unique=True),
+    Column("token_sha256", String, nullable=False, unique=True),
+    Column("runs", _Patterns),
+    Column("uses_left", Integer),
+    Column("expires_at", Double),
+    Column("created_at", Double, nullable=False),
+    Column("revoked_at", Double),
+)
+clients = Table(
+    "clients",
+    metadata,
+    Column("index", Integer, primary_key=True, autoincrement=False),
+    Column("client_id", String, nullable=False, unique=True),
+    Column("credential_sha256", String, nullable=False),
+    Column("name", Text),
+    Column("enrolled_at", Double, nullable=False),
+    Column("enrolment_sha256", String),
+    Column("token", String),
+    Column("runs", _Patterns),
+    Column("public_key", String),
+    Column("previous_sha256", String),
+    Column("revoked_at", Double),
+    Column("seen_at", Double),
+    Index("clients_credential_sha256", "credential_sha256"),
+    Index("clients_previous_sha256", "previous_sha256"),
+    Index("clients_enrolment_sha256", "enrolment_sha256", unique=True),
+)
+nonces = Table(
+    "nonces",
+    metadata,
+    Column("nonce", String, primary_key=True),
+    Column("until", Double, nullable=False),
+    Index("nonces_until", "until"),
+)
+members = Table(
+    "members",
+    metadata,
+    Column("client_index", Integer, primary_key=True, autoincrement=False),
+    Column("num_examples", Integer, nullable=False),
+    Column("run_id", String),
+    Column("until", Double, nullable=False),
+)
+runs = Table(
+    "runs",
+    metadata,
+    Column("seq", Integer, primary_key=True),
+    Column("run_id", String, nullable=False, unique=True),
+    Column("version", Integer, nullable=False),
+    Column("document", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    # Names of the last commits, newest first, to resolve a commit whose connection broke
+    # (PostgreSQL).
+    Column("commits", Text, nullable=False, server_default=text("''")),
+)
+
+
+def _run_key(*, primary_key: bool = True) -> Column[str]:
+    return Column(
+        "run_id", String, ForeignKey("runs.run_id"), primary_key=primary_key, nullable=False
+    )
+
+
+run_data = Table(
+    "run_data",
+    metadata,
+    _run_key(),
+    Column("spec", Text, nullable=False),
+    Column("candidates", Text, nullable=False),
+    Column("arrays", LargeBinary, nullable=False),
+)
+closed_work = Table(
+    "closed_work",
+    metadata,
+    Column("assignment_id", String, primary_key=True),
+    _run_key(primary_key=False),
+    Column("client_index", Integer, nullable=False),
+    Column("outcome", String, nullable=False),
+    Column("body_sha256", String),
+    Column("receipt", Text),
+    Index("closed_work_run_id", "run_id"),
+)
+log = Table(
+    "log",
+    metadata,
+    _run_key(),
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("position", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String, nullable=False),
+    Column("body", Text, nullable=False),
+)
+memories = Table(
+    "memories",
+    metadata,
+    _run_key(),
+    Column("client_index", Integer, primary_key=True, autoincrement=False),
+    Column("value", LargeBinary, nullable=False),
+)
+# Reserved ids of deleted runs, with their last versions.
+deleted_runs = Table(
+    "deleted_runs",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("deleted_at", Double, nullable=False),
+)
 
 
 class SchemaRefused(Exception):

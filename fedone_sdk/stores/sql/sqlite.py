@@ -180,7 +180,7 @@ class SqliteDatabase(Alone):
         size = min(len(self._waiting), _MAX_BATCH)
         batch = [self._waiting.popleft() for _ in range(size)]
         works = [write.work for write in batch]
-        self._writing = self._threads.start_write(_run_batch, self._writer, works)
+        self._writing = self._threads.write(_run_batch, self._writer, works)
         self._writing.add_done_callback(partial(self._on_written, batch))
 
     def _on_written(self, batch: list[_Write], writing: asyncio.Future[_Outcomes]) -> None:
@@ -233,10 +233,7 @@ class _Threads:
         self._writer = ThreadPoolExecutor(1, "store-write")
         self._readers = ThreadPoolExecutor(_NUM_READERS, "store-read")
 
-    async def write(self, work: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, work, *arguments)
-
-    def start_write(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    def write(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
         return asyncio.get_running_loop().run_in_executor(self._writer, work, *arguments)
 
     async def read(self, work: Callable[..., T], *arguments: Any) -> T:

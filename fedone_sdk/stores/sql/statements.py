@@ -45,7 +45,7 @@ from fedone_sdk.stores.records import (
     check_run_of,
 )
 from fedone_sdk.stores.sql import removal
-from fedone_sdk.stores.sql import tables as t
+from fedone_sdk.stores.sql import schema as t
 
 
 @contextmanager
@@ -180,20 +180,15 @@ def set_credential(
     connection: Connection, index: int, credential_sha256: str, previous_sha256: str | None
 ) -> None:
     """See `Store.set_credential`."""
-    changes = {"credential_sha256": credential_sha256, "previous_sha256": previous_sha256}
-    of_index = t.clients.c.index == index
-    if connection.execute(update(t.clients).where(of_index).values(**changes)).rowcount != 1:
-        raise IndexError(f"there is no client {index}")
+    removal.change_client(
+        connection, index, credential_sha256=credential_sha256, previous_sha256=previous_sha256
+    )
 
 
 def revoke_client(connection: Connection, index: int, now: float) -> None:
     """See `Store.revoke_client`."""
-    of_index = t.clients.c.index == index
-    found = connection.execute(select(t.clients.c.revoked_at).where(of_index)).one_or_none()
-    if found is None:
-        raise IndexError(f"there is no client {index}")
-    first = of_index & t.clients.c.revoked_at.is_(None)
-    connection.execute(update(t.clients).where(first).values(revoked_at=now))
+    first = func.coalesce(t.clients.c.revoked_at, now)
+    removal.change_client(connection, index, revoked_at=first)
 
 
 def use_nonce(connection: Connection, again: bool, nonce: str, now: float, until: float) -> bool:

@@ -1,0 +1,264 @@
+"""Sections of RUN.yaml, except backend, prompt and method; and a device's required privacy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, model_validator
+
+from fedone_sdk.calibration import LabelFree
+from fedone_sdk.spec.base import STORED, Spec
+from fedone_sdk.spec.methods import Rate
+
+_Count = Annotated[int, Field(ge=1, le=10**9)]
+_Positive = Annotated[float, Field(gt=0, le=1e6)]
+
+_STANDARD: dict[str, Any] = {
+    "loss_clip": 20.0,
+    "trust_region": 1.5,
+    "outliers": 3.0,
+    "quarantine": 2,
+}
+
+
+class IidSpec(Spec):
+    """Clients draw from the same distribution."""
+
+    kind: Literal["iid"] = "iid"
+
+
+class DirichletSpec(Spec):
+    """Label proportions differ between clients: Dirichlet(alpha); a small alpha is uneven."""
+
+    kind: Literal["dirichlet"]
+    alpha: _Positive
+
+
+class DataSpec(Spec):
+    """Source of examples, and their partition over clients.
+
+    Attributes:
+        train: Training file, or ``hf:NAME``. A served run needs one only if a vocabulary is
+            counted from it, because clients bring their own rows.
+        dev: Held-out file, or ``hf:NAME``; used only by evaluation.
+        num_clients: K.
+        shots: Examples per class and client; null uses all of them.
+        partition: Partition of the classes over clients.
+    """
+
+    train: str | None = None
+    dev: str | None = None
+    num_clients: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    shots: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    partition: Annotated[IidSpec | DirichletSpec, Field(discriminator="kind")] = IidSpec()
+
+
+class ParticipationSpec(Spec):
+    """Selection, work and aggregation of clients.
+
+    Attributes:
+        clients_per_round: K*; 1 is the paper's query-optimal choice, more is FedAvg.
+        exchange: Contents of assignments and updates: ``alpha`` (the paper's) or ``losses``.
+        selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
+            replacement (the paper's proof).
+        aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
+            ``examples`` (its code); or ``trimmed_mean`` or ``median`` of each entry, unweighted.
+        trim: Share of the clients that a trimmed mean drops at each end.
+        server_optimizer: ``none`` uses the mean; ``adamw`` treats alpha minus the mean as a
+            gradient and keeps its state on the server (FedOpt).
+        server_learning_rate: Learning rate of the server optimiser.
+        min_clients: Enrolled clients that are required to start the first round.
+        deadline_s: Seconds until a client without a message loses its seat.
+        max_renewals: Maximum deadline renewals of an assignment.
+        claim_timeout_s: Seconds that a selected client has to claim its work.
+        max_weight: Cap on a client's reported number of examples, in the mean and in the draw,
+            because the number cannot be verified and raises the client's influence. Null is no
+            limit.
+        max_lost: Lost assignments in a row after which the run ends as failed.
+        trusted_clients: Whether usage reported by clients with their own model is trusted, so that
+            their unused lease is refunded.
+        model: Fingerprint of the required model. Null is the gateway's, or without a gateway the
+            model of most devices.
+    """
+
+    clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
+    exchange: Literal["alpha", "losses"] = "alpha"
+    selection: Literal["uniform", "proportional"] = "uniform"
+    aggregation: Literal["examples", "plain", "trimmed_mean", "median"] = "plain"
+    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
+    server_optimizer: Literal["none", "adamw"] = "none"
+    server_learning_rate: Rate = 1e-2
+    min_clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
+    max_renewals: Annotated[int, Field(ge=0, le=10_000)] = 10
+    claim_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    max_weight: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    max_lost: Annotated[int, Field(ge=1)] = 50
+    trusted_clients: bool = False
+    model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_hedging(cls, value: object, info: ValidationInfo) -> object:
+        if not isinstance(value, dict) or "hedge_after_s" not in value:
+            return value
+        if value["hedge_after_s"] is not None and info.context is not STORED:
+            raise ValueError(
+                "hedge_after_s was removed: leave it out; a slow client loses its seat after "
+                "deadline_s"
+            )
+        return {name: given for name, given in value.items() if name != "hedge_after_s"}
+
+
+class EvaluationSpec(Spec):
+    """Measurement of the deployable prompt on the dev split.
+
+    Attributes:
+        every: Rounds between points of the curve; 0 measures only before and after the run.
+        examples: Dev examples per point of the curve; the first and last measurement use the whole
+            split.
+        prompt: The measured prompt of a distribution over tokens: its ``mode``, which is the
+            deployable prompt; or, as in the paper's code, a fresh ``sample``.
+        queries: Cap on evaluation's own queries.
+    """
+
+    every: Annotated[int, Field(ge=0)] = 10
+    examples: _Count = 256
+    prompt: Literal["mode", "sample"] = "mode"
+    queries: _Count | None = None
+
+
+class GatewayPolicy(Spec):
+    """Limits of clients' requests to the gateway.
+
+    Attributes:
+        max_text_chars: Maximum length of a text field, in characters.
+        client_requests_per_minute: Limit per client; null is no limit.
+        run_requests_per_minute: Limit of all clients together; null is no limit.
+        generated_text: Whether the gateway may return generated texts; only loss ``score`` needs
+            them.
+    """
+
+    max_text_chars: Annotated[int, Field(ge=1, le=20_000)] = 20_000
+    client_requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    run_requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    generated_text: bool = False
+
+
+class CalibrationSpec(Spec):
+    """Correction of label bias (docs/explanation/calibration.md); may be written as its kind.
+
+    Attributes:
+        kind: ``auto`` is ``labels`` if the run supports it, else ``none``. ``labels``: updates have
+            losses by class on a grid of label biases, at no further query, and the method fits a
+            bias for each prompt; it needs a method with a pool of prompts, a cross-entropy over a
+            few label words, and no privacy. Without labels, and only for measurements:
+            ``contextual`` takes the bias from the model's answers to inputs without content, with
+            one more query per measurement, and ``batch`` from the inputs that are predicted
+            together.
+    """
+
+    kind: Literal["auto", "none", "labels", "contextual", "batch"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_for_short(cls, value: object) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @property
+    def label_free(self) -> LabelFree | None:
+        """The method of label-free calibration; None if there is none."""
+        return self.kind if self.kind == "contextual" or self.kind == "batch" else None
+
+
+class DefenceSpec(Spec):
+    """Defences against Byzantine clients (docs/explanation/defences.md); or ``standard``.
+
+    Attributes:
+        kind: ``none``, or ``standard`` for devices that are not yours, with the standard values of
+            keys that are not set. Null disables a single defence.
+        loss_clip: G: mean losses are clipped to [0, G], by the server in the ``losses`` exchange
+            and by the client in the ``alpha`` exchange. Standard is 20; null for losses that may
+            legitimately be larger, such as ``nll`` of long texts.
+        trust_region: Maximum step of alpha, in medians of the run's last steps; a longer one is
+            scaled down. Standard is 1.5.
+        outliers: Threshold of disagreement, in robust standard deviations, from which an update is
+            rejected. Standard is 3.
+        quarantine: A client gets no more work if at least this many of its updates, and more than
+            half of them, were rejected. Standard is 2.
+        max_influence: Maximum share of one client in the run's movement, once the run has 2 / share
+            updates. Standard is no limit.
+    """
+
+    kind: Literal["none", "standard"] = "none"
+    loss_clip: _Positive | None = None
+    trust_region: Annotated[float, Field(ge=0.1, le=1e6)] | None = None
+    outliers: Annotated[float, Field(ge=1, le=1e6)] | None = None
+    quarantine: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_influence: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, value: object) -> object:
+        if isinstance(value, str):
+            value = {"kind": value}
+        if isinstance(value, dict) and value.get("kind") == "standard":
+            return {**_STANDARD, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> DefenceSpec:
+        if self.quarantine is not None and self.outliers is None:
+            raise ValueError("quarantine: needs outliers, which it counts")
+        return self
+
+    @property
+    def judges(self) -> bool:
+        """Whether updates are checked beyond the clipping of losses."""
+        return any(
+            value is not None for value in (self.trust_region, self.outliers, self.max_influence)
+        )
+
+
+class PrivacySpec(Spec):
+    """Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
+
+    Attributes:
+        mechanism: The mechanism; only Gaussian noise is supported.
+        target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss,
+            which protects one example. ``alpha`` clips the step of alpha and adds noise to each
+            entry, which protects all data of a device, and needs the ``alpha`` exchange.
+        clip: ``losses``: maximum loss of one example. ``alpha``: maximum L2 norm of a step.
+        noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
+        delta: The delta of (epsilon, delta)-differential privacy.
+        max_epsilon: A device that has spent this epsilon gets no more work; null only counts.
+    """
+
+    mechanism: Literal["gaussian"] = "gaussian"
+    target: Literal["losses", "alpha"] = "losses"
+    clip: _Positive
+    noise_multiplier: Annotated[float, Field(ge=0.01, le=1e6)]
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    max_epsilon: _Positive | None = None
+
+
+class RequiredPrivacy(Spec):
+    """A device's requirements of the runs that it works for (docs/explanation/privacy.md).
+
+    A run's clip needs no bound, because its noise is proportional to it.
+
+    Attributes:
+        max_epsilon: Maximum total epsilon of all work of the device. Work that would exceed it is
+            declined.
+        delta: The delta of (epsilon, delta)-differential privacy, independent of the run's delta.
+        min_noise_multiplier: Work with less noise is declined, independent of `max_epsilon`; null
+            accepts any noise.
+        unit: Unit of privacy. ``label``: the label of one example; the server may see texts.
+            ``example``: one whole example. ``device``: all data of the device, which only runs
+            with target ``alpha`` protect.
+    """
+
+    max_epsilon: _Positive
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    min_noise_multiplier: _Positive | None = None
+    unit: Literal["label", "example", "device"] = "example"
