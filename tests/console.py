@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import sys
 from collections.abc import Callable, Iterator
@@ -9,8 +10,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import structlog
+from typer.testing import CliRunner
 
 import fedone_sdk.cli
+from fedone_sdk.cli.app import app
 
 
 class Outcome(NamedTuple):
@@ -29,6 +32,16 @@ def the_line(outcome: Outcome) -> str:
     assert (outcome.code, outcome.out) == (2, "")
     (line,) = outcome.err.splitlines()
     return line
+
+
+async def invoked(*arguments: str, admin_token: str) -> str:
+    """Run a command next to a server in this event loop; return its output, or raise its error."""
+    found = await asyncio.to_thread(
+        CliRunner().invoke, app, arguments, env={"FEDONE_ADMIN_TOKEN": admin_token}
+    )
+    if found.exception is not None:
+        raise found.exception
+    return found.output
 
 
 @pytest.fixture

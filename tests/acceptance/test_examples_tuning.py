@@ -17,6 +17,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
@@ -75,13 +76,8 @@ NOW = {"Retry-After": "0"}
 async def serving(service: Ranking) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/rank", service.rank)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with listening(app) as url:
+        yield url
 
 
 async def test_own_backend(tmp_path: Path) -> None:

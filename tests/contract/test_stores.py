@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import fedone_sdk.stores
 from fedone_sdk.stores import (
     ClientRecord,
     ClosedWork,
@@ -575,11 +574,3 @@ def test_missing_extra_is_named(module: str, store: str, tmp_path: Path) -> None
     )
     assert printed_by(script) == "server"
     assert not list(tmp_path.iterdir())
-
-
-def test_public_names() -> None:
-    names = fedone_sdk.stores.__all__
-    assert names == sorted(names)
-    assert all(hasattr(fedone_sdk.stores, name) for name in names)
-    with pytest.raises(AttributeError, match="nonsense"):
-        fedone_sdk.stores.nonsense  # noqa: B018

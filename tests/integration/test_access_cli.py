@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from typer.testing import CliRunner
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.cli.app import app
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol
 from fedone_sdk.stores import MemoryStore
+from tests.console import invoked
 
 ROOT = "root-secret-19ab"
 
@@ -29,15 +27,7 @@ class Fedone(NamedTuple):
     folder: Path
 
     async def __call__(self, *arguments: str, token: str = ROOT) -> str:
-        result = await asyncio.to_thread(
-            CliRunner().invoke,
-            app,
-            [*arguments, "--server", self.url],
-            env={"FEDONE_ADMIN_TOKEN": token},
-        )
-        if result.exception is not None:
-            raise result.exception
-        return result.output
+        return await invoked(*arguments, "--server", self.url, admin_token=token)
 
     async def json(self, *arguments: str) -> object:
         file = self.folder / "out.json"

@@ -156,10 +156,6 @@ class TestData:
         with pytest.raises(DataError, match="has no examples"):
             EdgeClient("http://x", token=TOKEN, data=[])
 
-    async def test_no_data_yet(self) -> None:
-        async with serving() as service, client_of(service, list, wait_s=0) as client:
-            assert (await client.run_once()).outcome == "idle"
-
     async def test_examples_that_do_not_fit_are_left_alone(self) -> None:
         backend = ScriptedBackend()
         bad: list[dict[str, Any]] = [
@@ -176,11 +172,6 @@ class TestData:
             await worked(client)
             assert run_of(service).state.status == "completed"
         assert texts(backend.asked) == {"text 0"}
-
-    async def test_none_that_fits(self) -> None:
-        async with serving() as service, client_of(service, [{"text": "no label"}]) as client:
-            assert (await client.run_once()).outcome == "declined"
-            assert run_of(service).state.account.spent == Usage()
 
 
 class TestBeforeSend:

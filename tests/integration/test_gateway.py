@@ -19,6 +19,7 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
+    BudgetExhausted,
     SpecError,
     StoreUnavailable,
     is_retryable,
@@ -389,13 +390,22 @@ class TestOutages:
         assert codes == ["backend_failed", "backend_failed", "run_conflict"]
         assert len(backend.asked) == 3 * 4
 
-    async def test_a_setting_that_must_change_pauses_the_run(self, bench: Bench) -> None:
+    @pytest.mark.parametrize(
+        ("kind", "reason"),
+        [
+            (SpecError, "task.labels: two are the same but for case"),
+            (BudgetExhausted, "the gateway's budget is spent"),
+        ],
+    )
+    async def test_what_an_operator_must_change_pauses_the_run(
+        self, bench: Bench, kind: type[Exception], reason: str
+    ) -> None:
         def refuse(query: Query) -> None:
-            raise SpecError("task.labels: two are the same but for case")
+            raise kind(reason)
 
         device = await bench.start(ScriptedBackend(gate=refuse), spec_of())
         assert (await device.refused()).code == "run_conflict"
-        assert bench.run.state.reason == "paused: task.labels: two are the same but for case"
+        assert bench.run.state.reason == f"paused: {reason}"
 
     async def test_a_store_that_is_away_is_no_bug_of_the_backend(
         self, bench: Bench, monkeypatch: pytest.MonkeyPatch

@@ -13,18 +13,17 @@ import aiohttp
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
-from fedone_sdk.cli.app import app
 from fedone_sdk.messages import ClientInfluence, LossesUpdate, RunResult
 from fedone_sdk.simulation import Federation, MemoryTransport, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ScriptedBackend
+from tests.console import invoked
 from tests.edge import edge_client
 from tests.runs import WORDS, run_spec
 
@@ -122,14 +121,9 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
         assert (sample.labels, sample.value) == ({"run": "run"}, 1)
 
         file = tmp_path / "clients.json"
-        shown = await asyncio.to_thread(
-            CliRunner().invoke,
-            app,
-            ["runs", "clients", "run", "--server", url, "--json", str(file)],
-            env={"FEDONE_ADMIN_TOKEN": VIEWER},
-        )
-        assert shown.exit_code == 0, shown.output
-        assert re.search(rf"{liar} .* -\d+\.\d +- +yes\n", shown.output)
+        command = ("runs", "clients", "run", "--server", url, "--json", str(file))
+        shown = await invoked(*command, admin_token=VIEWER)
+        assert re.search(rf"{liar} .* -\d+\.\d +- +yes\n", shown)
         assert json.loads(file.read_text()) == [one.model_dump(mode="json") for one in found]
 
 

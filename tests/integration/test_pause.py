@@ -18,7 +18,6 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendUnavailable,
-    BudgetExhausted,
     ProblemError,
     SpecError,
 )
@@ -173,13 +172,6 @@ class TestWork:
             model.fails = None
             await service.steering.resume(run)
             await device.score()
-
-    async def test_a_budget_behind_the_model_pauses_too(self) -> None:
-        model = Model(fails=BudgetExhausted("the gateway's budget is spent"))
-        async with serving(backend=ScriptedBackend(gate=model.gate)) as service:
-            run, device = await working(service)
-            assert (await device.refused()).code == "run_conflict"
-            assert run.state.reason == "paused: the gateway's budget is spent"
 
     async def test_the_run_s_own_budget_does_not(self) -> None:
         model = Model(fails=BackendUnavailable("slow"))

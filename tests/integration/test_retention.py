@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -10,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.config import RunToServe
 from fedone_sdk.aggregator.serving.retention import Retention
-from fedone_sdk.cli.app import app
 from fedone_sdk.cli.serve import _add_runs
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Removal
 from fedone_sdk.stores import MemoryStore
+from tests.console import invoked
 from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.integration.test_dispatcher import Hub
 from tests.integration.test_start import WORDS, spec_of
@@ -144,12 +142,7 @@ class TestCommand:
             yield await aggregator.listen()
 
     async def fedone(self, *arguments: str) -> str:
-        result = await asyncio.to_thread(
-            CliRunner().invoke, app, ["runs", *arguments], env={"FEDONE_ADMIN_TOKEN": ADMIN}
-        )
-        if result.exception is not None:
-            raise result.exception
-        return result.output
+        return await invoked("runs", *arguments, admin_token=ADMIN)
 
     async def test_runs_are_deleted_by_name(self, url: str, tmp_path: Path) -> None:
         file = tmp_path / "out.json"

@@ -9,7 +9,7 @@ import pytest
 
 from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query, predict
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import PromptArtefact, artefact_of, run_of_archive
 from fedone_sdk.reports.retuned import Retuned, measure_retuned
@@ -17,7 +17,7 @@ from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.simulation.retune import Retuning, retune_name, retune_spec
 from fedone_sdk.spec import OnnxSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.stores import MemoryStore
-from fedone_sdk.task import Rendered
+from fedone_sdk.task import Example, Rendered
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary, build_vocabulary
 from tests.integration.tuned import SPEC, small
@@ -215,20 +215,20 @@ def test_a_backend_file_is_a_section_or_a_run(tmp_path: Path) -> None:
         assert load_backend(path) == OnnxSpec()
 
 
-async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
-    spec = RunSpec.model_validate(
-        {
-            **SPEC,
-            "method": {"name": "thompson", "num_samples": 4, "batch_size": 4},
-        }
-    )
-    federation = Federation(
+def federation_of(dev: tuple[Example, ...] = (), **changes: Any) -> Federation:
+    method = {"name": "thompson", "num_samples": 4, "batch_size": 4}
+    spec = RunSpec.model_validate({**SPEC, "method": method, **changes})
+    return Federation(
         spec=spec,
         shards=(DEV[:6], DEV[6:12]),
-        dev=DEV[12:24],
+        dev=dev,
         vocabulary=build_vocabulary(spec.prompt.vocabulary, (), wanted=spec.prompt.wanted),
         reused_rows=False,
     )
+
+
+async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
+    federation = federation_of(dev=DEV[12:24])
     backend, store = CachedBackend(ScriptedBackend()), MemoryStore()
     evaluated = []
     for _ in range(2):
@@ -252,22 +252,7 @@ async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
 
 
 async def test_caps_that_do_not_pay_for_biases_are_an_error() -> None:
-    from fedone_sdk.errors import ProblemError
-
-    spec = RunSpec.model_validate(
-        {
-            **SPEC,
-            "method": {"name": "thompson", "num_samples": 4, "batch_size": 4},
-            "evaluation": {"every": 0, "queries": 5},
-        }
-    )
-    federation = Federation(
-        spec=spec,
-        shards=(DEV[:6], DEV[6:12]),
-        dev=(),
-        vocabulary=build_vocabulary(spec.prompt.vocabulary, ()),
-        reused_rows=False,
-    )
+    federation = federation_of(evaluation={"every": 0, "queries": 5})
     backend = CachedBackend(ScriptedBackend())
     move = Retuning(artefact=await old_prompt(), federation=federation)
     with pytest.raises(ProblemError, match="5"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -19,18 +18,7 @@ from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.messages import Array, MetricReport, Verdict
-
-
-def plain(value: object) -> Any:
-    """A value with nothing in it that compares by identity: arrays as dtype, shape and bytes."""
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, tuple) else value
-
+from tests.unit.machine.game import plain
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 counts = st.integers(0, 2**53)

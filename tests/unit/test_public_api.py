@@ -61,6 +61,7 @@ def test_names_that_are_not_loaded_yet_are_listed() -> None:
     assert printed_by(code) == "True False"
 
 
-def test_an_unknown_name() -> None:
-    with pytest.raises(AttributeError, match="module 'fedone_sdk' has no attribute 'Nothing'"):
-        _ = fedone_sdk.Nothing
+@pytest.mark.parametrize("name", ["fedone_sdk", "fedone_sdk.backends", "fedone_sdk.stores"])
+def test_an_unknown_name(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'Nothing'"):
+        _ = importlib.import_module(name).Nothing

@@ -37,13 +37,6 @@ def test_finds_the_best_prompt_and_asks_for_similar_ones() -> None:
     assert (late == [2, 1]).mean() > 0.35  # 0.29 at random; an ask has no prompt twice
 
 
-def test_an_ask_is_repeated_from_state_and_generator() -> None:
-    tpe = method()
-    state, _ = play(tpe, 5)
-    one, same, other = (tpe.ask(state, stream(seed)).prompts.tolist() for seed in (1, 1, 2))
-    assert one == same != other
-
-
 def test_plain_tpe_deploys_the_lowest_loss_and_a_race_what_is_certain() -> None:
     plain, raced = method(), method(search=10, race=3)
     for tpe, expected in ((plain, [3, 0]), (raced, [0, 0])):

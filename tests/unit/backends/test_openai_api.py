@@ -3,8 +3,6 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -36,7 +34,7 @@ from fedone_sdk.errors import (
 pytest.importorskip("openai")
 
 from tests.certificates import issue
-from tests.fake_openai import FakeOpenAI, Script, read_log
+from tests.fake_openai import FakeOpenAI, Script
 from tests.processes import free_port
 from tests.virtual_time import now, on_virtual_time
 
@@ -439,23 +437,3 @@ def test_a_script_depends_on_nothing_but_number_and_seed() -> None:
     assert 60 < drawn.count("error") < 140
     with pytest.raises(ValueError, match="no behaviour 'nonsense'"):
         Script(default="nonsense")
-
-
-async def test_the_fake_counts_in_a_separate_process(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fake_openai", "--log", str(log), "--at", "2=error"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert server.stdout is not None
-        base_url = (await server.stdout.readline()).decode().strip()
-        await ask(base_url)
-        with pytest.raises(BackendUnavailable):
-            await ask(base_url)
-    finally:
-        server.terminate()
-        assert await server.wait() == 0
-    assert [(row.number, row.behaviour) for row in read_log(log)] == [(1, "ok"), (2, "error:500")]
-    assert KEY not in log.read_text()

@@ -2,14 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedone_sdk import assets, backends
-
-
-def test_every_name_is_there() -> None:
-    assert sorted(backends.__all__) == backends.__all__
-    assert all(hasattr(backends, name) for name in backends.__all__)
-    with pytest.raises(AttributeError, match="Nothing"):
-        _ = backends.Nothing
+from fedone_sdk import assets
 
 
 def test_assets_are_plain_files() -> None:
