@@ -85,7 +85,7 @@ suppress_warnings = ["etoc.toctree"]  # the list of packages is autosummary's
 def _highlight_fences(
     _app: Sphinx, _what: str, _name: str, _member: object, _options: object, lines: list[str]
 ) -> None:
-    """Reads the Markdown fences of docstrings, which editors show well, as code blocks."""
+    """Read the Markdown fences of docstrings, which editors show well, as code blocks."""
     fence = re.compile(r"^( *)```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
     lines[:] = fence.sub(
         lambda found: f"{found[1]}.. code-block:: {found[2]}\n\n{indent(found[3], '   ')}",
@@ -96,12 +96,12 @@ def _highlight_fences(
 def _skip_aliases(
     _app: Sphinx, _what: str, _name: str, member: object, _skip: bool, _options: object
 ) -> bool | None:
-    """The fields of a named tuple stand under its attributes already."""
+    """Skip the fields of a named tuple, which are listed under its attributes."""
     return True if str(member.__doc__).startswith("Alias for field number") else None
 
 
 def _pair_with_dark(app: Sphinx, doctree: nodes.document) -> None:
-    """Shows ``NAME-dark`` in the place of an image ``NAME`` while the page is dark."""
+    """Show ``NAME-dark`` in the place of an image ``NAME`` while the page is dark."""
     folder = Path(app.srcdir, app.env.docname).parent
     for image in [*doctree.findall(nodes.image)]:
         light = Path(image["uri"])
@@ -131,14 +131,14 @@ def _open_to_all(
 
 
 def _visit_math(writer: HTML5Translator, node: nodes.Element) -> None:
-    """Writes a formula as MathML, which browsers show by themselves."""
+    """Write a formula as MathML, which browsers show by themselves."""
     block = isinstance(node, nodes.math_block)
     writer.body.append(tex2mathml(node.astext(), as_block=block))
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> None:
-    """Adds what is ours."""
+    """Register the extensions above."""
     app.connect("autodoc-process-docstring", _highlight_fences)
     app.connect("autodoc-skip-member", _skip_aliases)
     app.connect("doctree-read", _pair_with_dark, priority=400)  # before images are collected

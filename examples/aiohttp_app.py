@@ -27,7 +27,7 @@ LAST = web.AppKey("last", dict[str, Any])
 
 
 async def take_feedback(request: web.Request) -> web.Response:
-    """Stores a user's feedback."""
+    """Store a user's feedback."""
     try:
         said = await request.json()
         row = {"text": str(said["text"]), "label": (0, 1).index(said["label"])}
@@ -39,19 +39,19 @@ async def take_feedback(request: web.Request) -> web.Response:
 
 
 async def federation(request: web.Request) -> web.Response:
-    """The client's last event."""
+    """Return the client's last event."""
     return web.json_response(request.app[LAST])
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """The app's current rows, read before each assignment."""
+    """Return the app's current rows, read before each assignment."""
     if not file.exists():
         return []  # no feedback yet: the client waits
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 def build_app(server: str, token: str, file: Path) -> web.Application:
-    """The app, with a client of the same lifetime."""
+    """Return the app, with a client of the same lifetime."""
     app = web.Application()
     app[FILE], app[LAST] = file, {}
 
@@ -87,7 +87,7 @@ def build_app(server: str, token: str, file: Path) -> web.Application:
 
 
 def main(server: str, token: str, file: str, port: str = "8000") -> None:
-    """Serves on loopback."""
+    """Serve on loopback."""
     web.run_app(build_app(server, token, Path(file)), host="127.0.0.1", port=int(port))
 
 

@@ -52,7 +52,7 @@ async def take_part(server: str, token: str, file: Path, state: Path = STATE) ->
 
 
 def main() -> None:
-    """Reads the arguments."""
+    """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
     parser.add_argument("token", help="enrolment token")

@@ -74,7 +74,7 @@ async def listen(host: str, port: int, sensors: Sensors) -> None:
 
 
 def show(event: ClientEvent) -> None:
-    """Prints an event of the client."""
+    """Print an event of the client."""
     print(event.kind, flush=True)
 
 
@@ -96,7 +96,7 @@ async def bridge(server: str, token: str, host: str, port: int, sensors_wanted: 
 
 
 def main() -> None:
-    """Reads the arguments."""
+    """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
     parser.add_argument("token", help="enrolment token")

@@ -28,7 +28,7 @@ KEPT = Path("openai-budget.db")
 
 
 def describe(arguments: argparse.Namespace) -> RunSpec:
-    """The run; the same keys as in RUN.yaml."""
+    """Return the run; the same keys as in RUN.yaml."""
     return RunSpec.model_validate(
         {
             "name": "paid",
@@ -80,7 +80,7 @@ async def tune(spec: RunSpec) -> None:
 
 
 def main() -> None:
-    """Reads the arguments."""
+    """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--usd", type=float, default=0.50)

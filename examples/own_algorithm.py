@@ -58,33 +58,33 @@ class HillClimb(PlainAlgorithm):
         return self.prompt_len, self.vocab_size
 
     def init(self) -> State:
-        """The prompt of all first candidates."""
+        """Return the prompt of all first candidates."""
         return self._at(np.zeros(self.prompt_len, dtype=np.int64))
 
     def check(self, state: State) -> None:
-        """The state is alpha only."""
+        """Check a state, which is alpha alone."""
         if state.alpha.shape != self.shape:
             raise ValueError(f"alpha must be of shape {self.shape}, not {state.alpha.shape}")
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Accepts any matrix, whose rows have a largest entry."""
+        """Accept any matrix, whose rows have a largest entry."""
         return np.asarray(alpha, dtype=np.float32)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
-        """The deployable prompt."""
+        """Return the deployable prompt."""
         return np.asarray(state.alpha.argmax(axis=1), dtype=np.int64)
 
     def ask(
         self, state: State, rng: np.random.Generator, num_samples: int | None = None
     ) -> Candidates:
-        """The prompt, and copies with one position changed."""
+        """Return the prompt, and copies with one position changed."""
         prompts = np.tile(self.prompt(state), (num_samples or self.num_samples, 1))
         for prompt in prompts[1:]:
             prompt[rng.integers(self.prompt_len)] = rng.integers(self.vocab_size)
         return Candidates(prompts=prompts, probabilities=state.alpha.astype(np.float64))
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
-        """The best prompt; the first of several, so that a tie changes nothing."""
+        """Return the best prompt; the first of several, so that a tie changes nothing."""
         if isinstance(losses, ClassLosses):
             raise ValueError("this method does not calibrate")
         return self._at(candidates.prompts[np.asarray(losses).argmin()])
@@ -94,7 +94,7 @@ class HillClimb(PlainAlgorithm):
 
 
 async def main() -> None:
-    """Gives both methods the same mini-batches."""
+    """Give both methods the same mini-batches."""
     folder = assets.path("companion_feedback")
     train, dev = (list(load_examples(folder / f"{name}.jsonl")) for name in ("train", "dev"))
     ours = HillClimb(prompt_len=POSITIONS, vocab_size=len(WORDS), num_samples=PROMPTS)

@@ -55,13 +55,13 @@ class RankingService(LLMBackend):
         return Answer(log_probs=rows, usage=Usage(requests=1, prompt_tokens=found["tokens"]))
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
 
 async def tune(run: Path, url: str) -> None:
-    """Runs a RUN.yaml with another backend."""
+    """Run a RUN.yaml with another backend."""
     federation = Federation.load(RunSpec.load(run), run.parent)
     backend = SplitBackend(CachedBackend(RetryingBackend(BudgetedBackend(RankingService(url)))))
     async with backend:

@@ -46,7 +46,7 @@ def call(server: str, token: str, method: str, path: str, body: Any = None) -> t
 
 
 def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
-    """The rows of a seed: SplitMix64 and a partial Fisher-Yates shuffle."""
+    """Return the rows of a seed: SplitMix64 and a partial Fisher-Yates shuffle."""
     mask, rows = 2**64 - 1, list(range(num_examples))
     for i in range(min(batch_size, num_examples)):
         seed = (seed + 0x9E3779B97F4A7C15) & mask
@@ -65,7 +65,7 @@ def loss(log_probs: Sequence[float], target: int, bias: Sequence[float]) -> floa
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; 0 for an empty list."""
+    """Return the mean; 0 for an empty list."""
     return math.fsum(values) / max(len(values), 1)
 
 

@@ -18,18 +18,18 @@ from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread, Hooks
 
 
 def show(event: ClientEvent) -> None:
-    """Called in the client's thread; a real app would pass it to its user interface."""
+    """Print an event, in the client's thread; an app would pass it to its user interface."""
     progress = f" {event.done}/{event.total}" if event.kind == "scored" else ""
     print(f"{event.kind}{progress}", flush=True)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """The device's current rows; called in the client's thread."""
+    """Return the device's current rows; called in the client's thread."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
 def main(server: str, token: str, file: str) -> None:
-    """The app: it starts the client, runs its main loop, and stops the client."""
+    """Run the app: start the client, run its main loop, and stop the client."""
     client = EdgeClient(
         server,
         token=token,

@@ -10,7 +10,7 @@ from typing import Any
 def lazy(
     package: dict[str, Any], modules: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__`` (PEP 562).
+    """Return a package's ``__getattr__`` and ``__dir__`` (PEP 562).
 
     Args:
         package: Its ``globals()``.

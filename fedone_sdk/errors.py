@@ -257,11 +257,11 @@ class LabelWordError(BackendError):
         return (self._own, *(line for other in self.also for line in other.problems))
 
     def suggesting(self, words: Sequence[str]) -> LabelWordError:
-        """The same error with words that are one token."""
+        """Return the same error with words that are one token."""
         return LabelWordError(self.word, self.tokens, self.way_out, suggested=words, also=self.also)
 
     def with_others(self, also: Sequence[LabelWordError]) -> LabelWordError:
-        """The same error with those of the task's other label words."""
+        """Return the same error with those of the task's other label words."""
         own = self.suggested
         return LabelWordError(self.word, self.tokens, self.way_out, suggested=own, also=also)
 
@@ -346,5 +346,5 @@ def is_retryable(error: BaseException) -> bool:
 
 
 def one_line(text: object) -> str:
-    """A text without line feeds, as errors and logs take it."""
+    """Return a text without line feeds, as errors and logs take it."""
     return " ".join(str(text).split())

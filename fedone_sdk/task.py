@@ -383,7 +383,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
 
 @lru_cache(maxsize=256)
 def _pieces(template: str) -> tuple[tuple[str, str | None], ...]:
-    """The literal texts of a template, each with the name of the field after it."""
+    """Return the literal texts of a template, each with the name of the field after it."""
     return tuple((text, name) for text, name, _, _ in string.Formatter().parse(template))
 
 

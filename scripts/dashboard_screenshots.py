@@ -28,7 +28,7 @@ COLOURS = 256
 
 
 async def take(page: Page, file: Path, *, whole: bool) -> None:
-    """Keeps what the page shows, in few colours."""
+    """Keep what the page shows, in few colours."""
     data = await page.screenshot(full_page=whole, animations="disabled")
     with Image.open(io.BytesIO(data)) as picture:
         few = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
@@ -36,7 +36,7 @@ async def take(page: Page, file: Path, *, whole: bool) -> None:
 
 
 async def take_all(chromium: Chromium) -> None:
-    """Walks through the states in each form of the page."""
+    """Walk through the states in each form of the page."""
     for (scheme, size), wanted in WANTED.items():
         async for name, page in walk(chromium, size=size, scheme=scheme):
             if name in wanted:
@@ -47,7 +47,7 @@ async def take_all(chromium: Chromium) -> None:
 
 
 async def main() -> None:
-    """Takes all pictures."""
+    """Take all pictures."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     async with browsing() as chromium:
         await take_all(chromium)

@@ -17,7 +17,7 @@ TARGET = Path(__file__).parent.parent / "docs" / "images" / "quickstart.svg"
 
 
 def main() -> None:
-    """Records one run."""
+    """Record one run."""
     command = [sys.executable, "-m", "fedone_sdk.cli", "quickstart"]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True

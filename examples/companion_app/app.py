@@ -22,7 +22,7 @@ from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread, Hooks
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """The app's current rows."""
+    """Return the app's current rows."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
@@ -47,7 +47,7 @@ class Companion(toga.App):
         super().__init__("Companion", "org.example.companion", on_exit=self.leave)
 
     def startup(self) -> None:
-        """Builds the window."""
+        """Build the window."""
         switch = toga.Switch("Help to improve answers", value=True, on_change=self.switched)
         self.status, self.count = toga.Label("Starting"), toga.Label("Updates: 0")
         self.main_window = window = toga.MainWindow(title="Companion")
@@ -56,39 +56,39 @@ class Companion(toga.App):
         self.working.start()
 
     def switched(self, switch: toga.Switch, **_: Any) -> None:
-        """Sets the user's switch, which the client reads before its next request."""
+        """Set the user's switch, which the client reads before its next request."""
         self.conditions.wanted = switch.value
         self.refresh()
 
     def show(self, event: ClientEvent) -> None:
-        """Records an event of the client."""
+        """Record an event of the client."""
         self.did = event.kind
         self.updates += event.kind == "updated"
         self.refresh()
 
     def refresh(self) -> None:
-        """Shows the client's state, or why it is paused."""
+        """Show the client's state, or why it is paused."""
         why = ", ".join(self.conditions.missing())
         self.status.text = f"Paused: {why}" if why else self.did.capitalize()
         self.count.text = f"Updates: {self.updates}"
 
     def on_running(self) -> None:
-        """Starts to refresh every second."""
+        """Start to refresh every second."""
         self.tick()
 
     def tick(self) -> None:
-        """Refreshes the conditions, which change without an event of the client."""
+        """Refresh the conditions, which change without an event of the client."""
         self.refresh()
         self.loop.call_later(1, self.tick)
 
     def leave(self, app: toga.App, **_: Any) -> bool:
-        """Stops the client; unfinished work continues at the next start."""
+        """Stop the client; unfinished work continues at the next start."""
         self.working.stop(timeout_s=5)
         return True
 
 
 def main() -> None:
-    """Reads the arguments."""
+    """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("server", help="base URL of the aggregator")
     parser.add_argument("token", help="enrolment token")

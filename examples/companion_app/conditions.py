@@ -36,7 +36,7 @@ class Conditions:
         return any(_says(radio.parent / "operstate", "up") for radio in radios)
 
     def missing(self) -> list[str]:
-        """The unmet conditions, as text."""
+        """Return the unmet conditions, as text."""
         asked = {
             "switched off": self.wanted,
             "not charging": self.charging(),

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def keyword_share(generated: str, example: Mapping[str, Any]) -> float:
-    """The share of an example's keywords that its summary contains.
+    """Return the share of an example's keywords that its summary contains.
 
     It runs where the data is: in `fedone tune` here, on each device in a fleet. Columns that the
     template does not use, such as ``keywords``, never leave it.

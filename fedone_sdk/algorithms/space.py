@@ -124,7 +124,7 @@ class Space:
         return np.array([0 if blank is None else blank for blank in self.blanks], dtype=np.int64)
 
     def groups(self) -> Iterator[tuple[int, ...]]:
-        """Return the positions of each slot."""
+        """Yield the positions of each slot."""
         for number in range(self.slots[-1] + 1):
             yield tuple(at for at, slot in enumerate(self.slots) if slot == number)
 

@@ -35,7 +35,7 @@ def query_key(fingerprint: str, query: Query, shortened: object | None = None) -
 
 
 def dump_query(query: Query) -> dict[str, object]:
-    """A query for JSON, without its payer. Keys depend on the order of its values."""
+    """Return a query for JSON, without its payer. Keys depend on the order of its values."""
     dumped: dict[str, object] = {
         "want": query.want,
         "label_words": query.label_words,
@@ -51,7 +51,7 @@ def dump_query(query: Query) -> dict[str, object]:
 
 
 def load_query(found: dict[str, Any]) -> Query:
-    """Loads the result of `dump_query`.
+    """Load the result of `dump_query`.
 
     Raises:
         KeyError, TypeError, ValueError: The value has another form.
@@ -74,7 +74,7 @@ def _load_soft_prompt(found: dict[str, Any] | None) -> SoftPrompt | None:
 
 
 def dump_answer(answer: Answer) -> dict[str, object]:
-    """An answer for JSON, without the rate limits, which are short-lived."""
+    """Return an answer for JSON, without the rate limits, which are short-lived."""
     return {
         "log_probs": answer.log_probs,
         "texts": answer.texts,
@@ -86,7 +86,7 @@ def dump_answer(answer: Answer) -> dict[str, object]:
 
 
 def load_answer(found: dict[str, Any]) -> Answer:
-    """Loads the result of `dump_answer`.
+    """Load the result of `dump_answer`.
 
     Raises:
         KeyError, TypeError, ValueError: The value has another form.
@@ -109,7 +109,7 @@ def load_answer(found: dict[str, Any]) -> Answer:
 
 
 def dump_error(error: BaseException) -> dict[str, object]:
-    """An error for JSON, with all attributes of backend errors."""
+    """Return an error for JSON, with all attributes of backend errors."""
     if not isinstance(error, BackendError):
         return {"class": type(error).__name__, "message": str(error)}
     found: dict[str, object] = {
@@ -126,7 +126,7 @@ def dump_error(error: BaseException) -> dict[str, object]:
 
 
 def load_error(found: dict[str, Any]) -> BackendError | None:
-    """Loads the result of `dump_error`; None if it is not a backend's error.
+    """Load the result of `dump_error`; None if it is not a backend's error.
 
     Raises:
         KeyError, TypeError, ValueError: The value has another form.

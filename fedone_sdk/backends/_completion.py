@@ -72,7 +72,7 @@ class Choice(BaseModel):
         return self.text if self.message is None else self.message.content
 
     def first_token(self) -> str | None:
-        """The first generated token."""
+        """Return the first generated token."""
         if self.logprobs is None:
             return None
         if self.logprobs.content:
@@ -80,7 +80,7 @@ class Choice(BaseModel):
         return self.logprobs.tokens[0] if self.logprobs.tokens else None
 
     def top(self) -> list[Token] | None:
-        """The shown tokens of the first position, most likely first.
+        """Return the shown tokens of the first position, most likely first.
 
         Empty if the model wrote nothing; None if the model does not show tokens.
         """
@@ -111,7 +111,7 @@ class Completion(BaseModel):
 
 
 def _spelling(text: str) -> str:
-    """A token or label word, lower-cased and without leading space.
+    """Return a token or label word, lower-cased and without leading space.
 
     Some servers show their tokeniser's own characters for that space.
     """
@@ -119,7 +119,7 @@ def _spelling(text: str) -> str:
 
 
 def spellings(label_words: Sequence[str]) -> list[str]:
-    """The label words, lower-cased and stripped.
+    """Return the label words, lower-cased and stripped.
 
     Raises:
         SpecError: Two of them are equal then, or one is empty.
@@ -142,7 +142,7 @@ def spellings(label_words: Sequence[str]) -> list[str]:
 def label_log_probs(
     top: Sequence[Token], written: str | None, words: Sequence[str]
 ) -> tuple[tuple[float, ...], int]:
-    """The labels' log-probabilities in nats, and the number of upper bounds among them."""
+    """Return the labels' log-probabilities in nats, and the number of upper bounds among them."""
     # The generated token may be shown in addition to the most likely ones, and is no bound then.
     least = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
     bound = least.log_prob

@@ -48,7 +48,7 @@ class LabelWatch:
         self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
 
     def admit(self, words: tuple[str, ...]) -> None:
-        """Checks a query before it is sent.
+        """Check a query before it is sent.
 
         Raises:
             LabelsNotShown: The answers so far rarely showed them.
@@ -58,7 +58,7 @@ class LabelWatch:
             raise self._refusal(words, count)
 
     def note(self, words: tuple[str, ...], num_censored: int, top: Sequence[Token]) -> None:
-        """Counts one answer: how many label words of its query it does not show, and what it shows.
+        """Count one answer: how many label words of its query it does not show, and what it shows.
 
         The shown tokens are at least one, the likeliest first.
         """
@@ -74,7 +74,7 @@ class LabelWatch:
             count.likeliest[top[0].text] += 1
 
     def reset(self) -> None:
-        """Resets all counts."""
+        """Reset all counts."""
         self._counts.clear()
 
     def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:

@@ -22,7 +22,7 @@ _SHAPE = re.compile(
 
 
 def read_secret(option: str, env: str, *, unset: str) -> str:
-    """The secret in the environment variable that an option names.
+    """Return the secret in the environment variable that an option names.
 
     Raises:
         SpecError: It is not set, with the advice `unset`; or a header cannot carry its value, which
@@ -44,7 +44,7 @@ def read_secret(option: str, env: str, *, unset: str) -> str:
 
 
 def without_secrets(text: str, key_env: str | None = None) -> str:
-    """Removes keys from a server's message, because servers may repeat the key of the request.
+    """Remove keys from a server's message, because servers may repeat the key of the request.
 
     These are the value of `key_env`, those of variables with a secret's name, and text that looks
     like a key.

@@ -39,7 +39,7 @@ _WANTED: dict[Loss, tuple[Want, ...]] = {
 
 
 def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
-    """The kind of query that a task's loss needs, of those that a backend supports.
+    """Return the kind of query that a task's loss needs, of those that a backend supports.
 
     Raises:
         SpecError: The backend does not support it.
@@ -69,7 +69,7 @@ def query_for(
     references: Sequence[str] = (),
     payer: Payer | None = None,
 ) -> Query:
-    """The query of one prompt on one mini-batch.
+    """Return the query of one prompt on one mini-batch.
 
     Args:
         task: The task.
@@ -108,7 +108,7 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Checks that an answer fits its query, because a backend may be user code.
+    """Check that an answer fits its query, because a backend may be user code.
 
     Raises:
         ValueError: It has a wrong size, or a number that is not finite.

@@ -159,7 +159,7 @@ class LLMBackend(ABC):
     async def check(  # noqa: B027 (optional)
         self, label_words: tuple[str, ...], form: Rendered = ()
     ) -> None:
-        """Checks, at no cost, that the model exists and supports the task.
+        """Check, at no cost, that the model exists and supports the task.
 
         Args:
             label_words: The task's label words; each must be one token of the model.
@@ -172,7 +172,7 @@ class LLMBackend(ABC):
         """
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """The scale of the input embeddings.
+        """Return the scale of the input embeddings.
 
         Raises:
             SpecError: The backend takes no input embeddings.
@@ -196,7 +196,7 @@ class LLMBackend(ABC):
         return self.worst_case(len(query.inputs), query.max_tokens)
 
     async def shortened(self, query: Query) -> object | None:
-        """The truncated form of inputs that are too long, for a cache key.
+        """Return the truncated form of inputs that are too long, for a cache key.
 
         Truncation may depend on more than the fingerprint, for example on the installed tokeniser.
 
@@ -215,7 +215,7 @@ class LLMBackend(ABC):
         return None
 
     def reset(self) -> None:  # noqa: B027 (optional)
-        """Clears recorded failures, after an operator has resolved them."""
+        """Clear recorded failures, after an operator has resolved them."""
 
     async def aclose(self) -> None:  # noqa: B027 (optional)
         """Releases the backend's resources."""
@@ -249,5 +249,5 @@ class LocalBackend(LLMBackend):
 
 
 def float32(value: float) -> float:
-    """The nearest float32 number, which the wire preserves."""
+    """Return the nearest float32 number, which the wire preserves."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])

@@ -43,7 +43,7 @@ def build_backend(
     guard: BudgetGuard | None = None,
     watch: Watch | None = None,
 ) -> LLMBackend:
-    """Builds the backend of a spec.
+    """Build the backend of a spec.
 
     A query passes these layers, from the outside in:
 
@@ -98,7 +98,7 @@ def build_backend(
 
 @contextmanager
 def _about(key: str) -> Iterator[None]:
-    """Adds the key of ``backend`` to errors about its file."""
+    """Add the key of ``backend`` to errors about its file."""
     try:
         yield
     except SpecError as exc:
@@ -117,7 +117,7 @@ def _about(key: str) -> Iterator[None]:
 async def proposer_of(
     spec: RunSpec, folder: str | Path = ".", backend: LLMBackend | None = None
 ) -> AsyncIterator[LLMBackend | None]:
-    """The open model of a run's ``prompt.proposer``; None if the run has no proposer.
+    """Open the model of a run's ``prompt.proposer``; None if the run has no proposer.
 
     The run's open model (`backend`) is reused if the proposer has the same spec.
 
@@ -140,7 +140,7 @@ async def proposer_of(
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
-    """The adapter to one API, without wrappers.
+    """Return the adapter to one API, without wrappers.
 
     Raises:
         SpecError: The description cannot be met.
@@ -177,7 +177,7 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
 
 
 def _own(spec: OwnSpec, folder: Path) -> LLMBackend:
-    """A user-defined backend."""
+    """Return a user-defined backend."""
     try:
         make = load_object("object", spec.object, folder, group="fedone.backends")
     except SpecError as exc:
@@ -196,7 +196,7 @@ def _own(spec: OwnSpec, folder: Path) -> LLMBackend:
 
 
 def _gguf(model: str, folder: Path) -> Path:
-    """The file of a known model, or the file at a path."""
+    """Return the file of a known model, or the file at a path."""
     from fedone_sdk.backends.local_models import LOCAL_MODELS, model_path
 
     file = _path(folder, model)

@@ -81,7 +81,7 @@ class CassetteBackend(LLMBackend):
         return self._fingerprint
 
     async def score(self, query: Query) -> Answer:
-        """The recorded answer.
+        """Return the recorded answer.
 
         Raises:
             BackendError: The recorded error; or the cassette does not hold the query.
@@ -100,7 +100,7 @@ class CassetteBackend(LLMBackend):
         return outcome
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """The largest usage of a recorded query of this size."""
+        """Return the largest usage of a recorded query of this size."""
         return self._worst.get(batch_size, Usage(queries=1))
 
     def _note_worst(self, batch_size: int, outcome: Answer | BackendError) -> None:

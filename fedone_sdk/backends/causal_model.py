@@ -65,7 +65,7 @@ class CausalModel(TorchModel):
         return Plan(rows, ends, num_tokens)
 
     def write(self, query: Query) -> Answer:
-        """Generates greedily up to the model's end token or `max_tokens`.
+        """Generate greedily up to the model's end token or `max_tokens`.
 
         Raises:
             BackendError: An input does not fit the model, or it cannot be run.
@@ -104,7 +104,7 @@ class CausalModel(TorchModel):
         )
 
     def _generate(self, ids: Any, mask: Any, vectors: Vectors | None, max_tokens: int) -> Any:
-        """The generated tokens, shape (rows, at most `max_tokens`)."""
+        """Return the generated tokens, shape (rows, at most `max_tokens`)."""
         given = self._arguments(ids, mask, vectors)
         if vectors is not None and vectors.kind == "key_values":
             # The library drops the ids of cached positions, so placeholders are needed.

@@ -71,7 +71,7 @@ def is_chat(parts: Rendered) -> bool:
 
 
 def refuse_chat(parts: Rendered, instead: str) -> None:
-    """Raises an error with the advice `instead` if an input is a chat.
+    """Raise an error with the advice `instead` if an input is a chat.
 
     Raises:
         BackendError: The input is a chat.
@@ -81,7 +81,7 @@ def refuse_chat(parts: Rendered, instead: str) -> None:
 
 
 def messages_of(parts: Rendered, *, soft: bool = False) -> list[Message]:
-    """The messages of a rendered chat.
+    """Return the messages of a rendered chat.
 
     A system message without content is left out: the default of the model's template takes its
     place. So is an empty last message of the assistant: the template opens the answer. Vectors at
@@ -101,7 +101,7 @@ def messages_of(parts: Rendered, *, soft: bool = False) -> list[Message]:
 
 
 def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Placeholder messages of these roles, from which `chat_frame` reads the frame.
+    """Return placeholder messages of these roles, from which `chat_frame` reads the frame.
 
     Returns:
         The messages twice, the second time with a space at both ends of each.
@@ -113,7 +113,7 @@ def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, s
 def chat_frame(
     roles: Sequence[str], bare: str, spaced: str, cut: Callable[[str], Rendered]
 ) -> ChatFrame:
-    """The frame that a chat template makes for messages of these roles.
+    """Return the frame that a chat template makes for messages of these roles.
 
     Args:
         roles: Roles of the messages, in order.
@@ -157,7 +157,7 @@ def _pieces(text: str, names: Sequence[str]) -> list[str]:
 
 
 def unpadded(parts: Rendered, ends: tuple[bool, bool]) -> Rendered:
-    """A content without white space at the ends, left and right, that its template strips."""
+    """Return a content without the white space at its ends that the template strips."""
     found = list(parts)
     for strips, order, cut in (
         (ends[0], range(len(found)), str.lstrip),
@@ -192,7 +192,7 @@ class TemplateWarning:
         self._given = False
 
     def check(self, form: Rendered) -> None:
-        """Checks the form of the task."""
+        """Check the form of the task."""
         if form and not is_chat(form) and not self._given:
             self._given = True
             _log.warning(

@@ -32,7 +32,7 @@ class Checkpoint(NamedTuple):
 
 
 def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
-    """Finds a model, and downloads the small files of a hub model.
+    """Find a model, and download the small files of a hub model.
 
     Raises:
         SpecError: There is no such model, or a file is missing.
@@ -54,7 +54,7 @@ def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
 
 
 def _fetch(model: str, revision: str | None) -> Path:
-    """Downloads a hub model's small files into a folder named by the commit."""
+    """Download a hub model's small files into a folder named by the commit."""
     hub = import_module("huggingface_hub")
     try:
         return Path(
@@ -68,7 +68,7 @@ def _fetch(model: str, revision: str | None) -> Path:
 
 
 def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
-    """The chat template of a model; None if it has none.
+    """Return the chat template of a model; None if it has none.
 
     The transformers library runs it in Jinja's sandbox, and loads its tokeniser on first use.
     """
@@ -122,7 +122,7 @@ def is_causal(folder: Path) -> bool:
 
 
 def check_device(device: str) -> None:
-    """Checks that torch sees a device: ``cuda``, ``cuda:1``, ``mps``.
+    """Check that torch sees a device: ``cuda``, ``cuda:1``, ``mps``.
 
     Raises:
         SpecError: torch does not see it.
@@ -141,7 +141,7 @@ def check_device(device: str) -> None:
 
 
 def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
-    """Loads a model for inference, without dropout and gradients of its weights.
+    """Load a model for inference, without dropout and gradients of its weights.
 
     Raises:
         BackendError: The model cannot be loaded, or has missing weights.
@@ -178,7 +178,7 @@ def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str
 
 
 def hash_folder(folder: Path) -> str:
-    """The version of a local model: sha256 over its files, the first 16 hex digits."""
+    """Return the version of a local model: sha256 over its files, the first 16 hex digits."""
     weights = next((found for kind in WEIGHTS if (found := sorted(folder.glob(kind)))), [])
     digest = sha256()
     template = [file] if (file := folder / _TEMPLATE_FILE).is_file() else []
@@ -190,5 +190,5 @@ def hash_folder(folder: Path) -> str:
 
 
 def first_line(exc: Exception) -> str:
-    """The first line of an error's message, or the error's class."""
+    """Return the first line of an error's message, or the error's class."""
     return (str(exc).strip().splitlines() or [type(exc).__name__])[0]

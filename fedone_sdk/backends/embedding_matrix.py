@@ -63,7 +63,7 @@ class EmbeddingMatrix:
     def embedded(
         self, ids: Sequence[int], vectors: NDArray[np.float32] | None = None
     ) -> NDArray[np.float32]:
-        """An input as vectors, shape (len(ids), H).
+        """Return an input as vectors, shape (len(ids), H).
 
         Args:
             ids: Token ids, with `SOFT` at the place of each vector.
@@ -104,7 +104,7 @@ class EmbeddingMatrix:
 
 
 def _tensors(path: Path) -> dict[str, Path]:
-    """The file of each tensor, by its name."""
+    """Return the file of each tensor, by its name."""
     if path.is_file():
         return dict.fromkeys(_header(path), path)
     # For a model in several files, only the index and the matrix's file are read.
@@ -118,7 +118,7 @@ def _tensors(path: Path) -> dict[str, Path]:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """The header of a safetensors file."""
+    """Return the header of a safetensors file."""
     try:
         with file.open("rb") as content:
             size = int.from_bytes(content.read(8), "little")
@@ -133,7 +133,7 @@ def _header(file: Path) -> dict[str, Any]:
 
 
 def _mapped(file: Path, name: str) -> tuple[NDArray[Any], bool]:
-    """A matrix as stored, and whether its type is bfloat16."""
+    """Return a matrix as stored, and whether its type is bfloat16."""
     try:
         entry = _header(file)[name]
         kind, (num_rows, size), (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]

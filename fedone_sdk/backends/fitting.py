@@ -44,7 +44,7 @@ class Encoding(NamedTuple):
 
     @classmethod
     def spread(cls, text: str, ids: list[int]) -> Encoding:
-        """The encoding of a tokeniser that does not show which characters a token covers.
+        """Return the encoding of a tokeniser that does not show which characters a token covers.
 
         Offsets are spread evenly. That suffices for truncation, which measures the result again.
         """
@@ -83,7 +83,7 @@ class _Encoder:
         self._tokenizer.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
 
     def _place_special_tokens(self, tokenizer_file: Path) -> None:
-        """Reads the special tokens while the tokeniser still inserts them."""
+        """Read the special tokens while the tokeniser still inserts them."""
         raise NotImplementedError
 
     def _tokenise(self, text: str) -> Any:
@@ -95,7 +95,7 @@ class _Encoder:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
     def _continued(self, text: str) -> Any:
-        """The tokens of a text that continues another one.
+        """Return the tokens of a text that continues another one.
 
         Raises:
             BackendError: The tokeniser does not show them apart from the text before.
@@ -113,13 +113,13 @@ class _Encoder:
         )
 
     def _special_id(self, text: str) -> int:
-        """The id of a special token."""
+        """Return the id of a special token."""
         return int(self._tokenizer.token_to_id(text))
 
     def _fitted(
         self, parts: Rendered, num_extra: int, stands: Mapping[str, Sequence[int]]
     ) -> tuple[list[int], bool]:
-        """The token ids of a rendered input, truncated to max_length - `num_extra`.
+        """Return the token ids of a rendered input, truncated to max_length - `num_extra`.
 
         Parts of the kinds in `stands` have no text but these placeholder ids.
 
@@ -208,7 +208,7 @@ class ClozeEncoder(_Encoder):
         self._start, self.pad_id, self._end, self.mask_id = special
 
     def label_id(self, word: str) -> int:
-        """The token id of a label word, with its leading space as given.
+        """Return the token id of a label word, with its leading space as given.
 
         Raises:
             LabelWordError: It is not one token.
@@ -280,12 +280,12 @@ class CausalEncoder(_Encoder):
         self._anchor = "" if ids("\na") == ids("\n") + plain else "\n"
 
     def _special_names(self, piece: str) -> list[str]:
-        """The special tokens that a piece of a frame may contain."""
+        """Return the special tokens that a piece of a frame may contain."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special and token.content in piece]
 
     def cut(self, piece: str) -> Rendered:
-        """A piece of a frame: its special tokens, and the text between them."""
+        """Return a piece of a frame: its special tokens, and the text between them."""
         names = sorted(self._special_names(piece), key=len, reverse=True)
         special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         parts: list[Part] = []
@@ -296,7 +296,7 @@ class CausalEncoder(_Encoder):
         return tuple(part for part in (*parts, Part("text", piece[end:])) if part.text)
 
     def frame(self, roles: tuple[str, ...]) -> ChatFrame:
-        """The frame of the model's chat template for messages of these roles.
+        """Return the frame of the model's chat template for messages of these roles.
 
         Raises:
             BackendError: The model has no chat template, or it refuses such messages.
@@ -312,7 +312,7 @@ class CausalEncoder(_Encoder):
         return self.frames[roles]
 
     def framed(self, parts: Rendered, *, soft: bool = False) -> Rendered:
-        """A chat in the frame of the model's template; other inputs are unchanged."""
+        """Return a chat in the frame of the model's template; other inputs are unchanged."""
         if not is_chat(parts):
             return parts
         messages = messages_of(parts, soft=soft)
@@ -323,13 +323,13 @@ class CausalEncoder(_Encoder):
         return (*found, *frame.pieces[-1])
 
     def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
-        """The label words as the answer to an input, or to the task's form, spells them."""
+        """Return the label words as the answer to an input, or to the task's form, spells them."""
         return answer_words(label_words, self.framed(like)) if is_chat(like) else (*label_words,)
 
     def label_ids(
         self, label_words: Sequence[str], like: Rendered, *, several: bool
     ) -> list[list[int]]:
-        """The token ids of each label word, in its spelling after an input (`spelled`).
+        """Return the token ids of each label word, in its spelling after an input (`spelled`).
 
         Raises:
             LabelWordError: It is not one token (or none, where it may be `several`).
@@ -344,7 +344,7 @@ class CausalEncoder(_Encoder):
         return ids
 
     def continuation(self, text: str) -> list[int]:
-        """The token ids of a text that continues another one, with its leading space as given.
+        """Return the token ids of a text that continues another one; its leading space is kept.
 
         Raises:
             BackendError: The tokeniser does not show them apart from the text before.
@@ -352,7 +352,7 @@ class CausalEncoder(_Encoder):
         return list(self._continued(text).ids)
 
     def label_id(self, word: str) -> int:
-        """The token id of a label word, with its leading space as given.
+        """Return the token id of a label word, with its leading space as given.
 
         Raises:
             LabelWordError: It is not one token.
@@ -363,7 +363,7 @@ class CausalEncoder(_Encoder):
         return ids[0]
 
     def encode(self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0) -> list[int]:
-        """The token ids that `fitted` gives."""
+        """Return the token ids that `fitted` gives."""
         return self.fitted(parts, reserve=reserve, num_soft=num_soft)[0]
 
     def fitted(
@@ -402,12 +402,12 @@ class CausalEncoder(_Encoder):
         return [*start, *ids], whole
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens."""
+        """Return the text of token ids, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def read_max_length(folder: Path, *, causal: bool = False) -> int:
-    """A model's maximum number of tokens per input, from its folder.
+    """Return a model's maximum number of tokens per input, from its folder.
 
     A model that is not causal is of the RoBERTa family.
 
@@ -433,7 +433,7 @@ def read_max_length(folder: Path, *, causal: bool = False) -> int:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
+    """Return the object in a JSON file; empty if there is no such file.
 
     Raises:
         SpecError: It is not JSON.
@@ -448,7 +448,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The starts of the tokens of each field, relative to the field; empty for other parts."""
+    """Return the starts of each field's tokens, relative to the field; empty for other parts."""
     starts: list[list[int]] = []
     end = 0
     for part in parts:
@@ -462,7 +462,7 @@ def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> l
 
 
 def shorten(parts: Rendered, starts: Sequence[Sequence[int]], excess: int) -> Rendered:
-    """Removes `excess` tokens from the ends of the fields, each from the longest field."""
+    """Remove `excess` tokens from the ends of the fields, each from the longest field."""
     keep = [len(part_starts) for part_starts in starts]
     for _ in range(min(excess, sum(keep))):
         keep[keep.index(max(keep))] -= 1

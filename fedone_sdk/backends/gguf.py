@@ -20,7 +20,7 @@ _MAX_TEXT = 1 << 24
 
 
 def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
-    """The values of these keys in a GGUF file's metadata, of those that the file has.
+    """Return the values of these keys in a GGUF file's metadata, of those that the file has.
 
     Raises:
         SpecError: It is not a GGUF file, or it is truncated.
@@ -46,7 +46,7 @@ def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
 
 
 def _value(content: BinaryIO, kind: int) -> object:
-    """The next value; None for an array, which is skipped."""
+    """Return the next value; None for an array, which is skipped."""
     if kind == _STRING:
         return _text(content)
     if kind != _ARRAY:

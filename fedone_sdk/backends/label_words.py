@@ -16,7 +16,7 @@ _SUGGESTED = 3
 async def check_label_words(
     backend: LLMBackend, label_words: tuple[str, ...], form: Rendered = ()
 ) -> None:
-    """Checks label words and form like `LLMBackend.check`, and reports all wrong words.
+    """Check label words and form like `LLMBackend.check`, and report all wrong words.
 
     Raises:
         LabelWordError: The first label word that is not one token of the model. Its `also` has the
@@ -47,7 +47,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """The words that are valid label words of a model, without those of other labels.
+    """Return the words that are valid label words of a model, without those of other labels.
 
     Raises:
         BackendError: The model is unavailable, or does not support the form.

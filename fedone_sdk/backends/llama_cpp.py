@@ -124,7 +124,7 @@ class LlamaCppBackend(LocalBackend):
         return await self._in(self._model_thread, lambda model: model.answer(query))
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Checks that every label word is one token, and that the model supports the form.
+        """Check that every label word is one token, and that the model supports the form.
 
         Several tokens are allowed with `multi_token_labels`.
         """
@@ -133,11 +133,11 @@ class LlamaCppBackend(LocalBackend):
             self._template_warning.check(form)
 
     async def quote(self, query: Query) -> Usage:
-        """The exact usage: the tokens are counted. Raises the errors of `score`."""
+        """Return the exact usage: the tokens are counted. Raises the errors of `score`."""
         return await self._in(self._token_thread, lambda model: model.count(query))
 
     async def aclose(self) -> None:
-        """Stops the worker threads after their pending queries, and frees the model."""
+        """Stop the worker threads after their pending queries, and free the model."""
         for thread in (self._token_thread, self._model_thread):
             await asyncio.to_thread(thread.shutdown)
         self._loaded = None
@@ -184,13 +184,13 @@ class _Model:
         self._plan = lru_cache(maxsize=16)(self._planned)
 
     def check(self, label_words: Sequence[str], form: Rendered) -> None:
-        """Raises an error if the model does not support label words or form."""
+        """Raise an error if the model does not support label words or form."""
         self._label_ids(label_words, form)
         if form:
             self._encoder.encode(form, reserve=1)
 
     def count(self, query: Query) -> Usage:
-        """The usage of a query; an upper bound for generated texts."""
+        """Return the usage of a query; an upper bound for generated texts."""
         plan = self._plan(query.inputs, query.label_words, query.max_tokens)
         return Usage(
             queries=1,

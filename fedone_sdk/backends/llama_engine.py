@@ -113,7 +113,7 @@ class LlamaEngine:
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """The log-probabilities of the `wanted` tokens after each prompt, over all tokens.
+        """Return the log-probabilities of the `wanted` tokens after each prompt, over all tokens.
 
         Returns:
             Per prompt one number per token, nats.
@@ -161,7 +161,7 @@ class LlamaEngine:
     def _shown(
         self, prompt: Sequence[int], *, fresh: bool, num_probs: int = _FIRST_PROBS
     ) -> dict[int, float]:
-        """The most likely next tokens after a prompt, and their log-probabilities."""
+        """Return the most likely next tokens after a prompt, and their log-probabilities."""
         # Sampling is restricted to one token, because the engine shows nothing for a token that is
         # a part of a character. The log-probabilities are those before sampling.
         choice = self._complete(
@@ -176,7 +176,7 @@ class LlamaEngine:
         return {one["id"]: one["logprob"] for one in shown}
 
     def write(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Written]:
-        """Generates greedily after each prompt.
+        """Generate greedily after each prompt.
 
         Raises:
             BackendError: The engine refuses a prompt.
@@ -204,7 +204,7 @@ class LlamaEngine:
     def tokenise(
         self, text: str, *, add_special: bool = False, parse_special: bool = False
     ) -> list[tuple[int, str]]:
-        """The tokens of a text, with the text of each.
+        """Return the tokens of a text, with the text of each.
 
         Args:
             text: The text.
@@ -228,7 +228,7 @@ class LlamaEngine:
         ]
 
     def apply_template(self, messages: list[dict[str, str]]) -> str:
-        """Applies the model's chat template to messages.
+        """Apply the model's chat template to messages.
 
         Raises:
             BackendError: The template refuses them.
@@ -239,7 +239,7 @@ class LlamaEngine:
         return f"{self._bos}{text}" if starts and not text.startswith(self._bos) else text
 
     def _request(self, path: str, body: object = None) -> dict[str, Any]:
-        """The answer of the engine's HTTP server: GET without a body, else POST."""
+        """Return the answer of the engine's HTTP server: GET without a body, else POST."""
         request = urllib.request.Request(
             self._url + path,
             None if body is None else json.dumps(body).encode(),
@@ -260,7 +260,7 @@ class LlamaEngine:
 
 
 def _message(body: bytes) -> str:
-    """The engine's error message, in one line."""
+    """Return the engine's error message, in one line."""
     try:
         return one_line(json.loads(body)["error"]["message"])
     except (LookupError, TypeError, ValueError):
@@ -268,7 +268,7 @@ def _message(body: bytes) -> str:
 
 
 def _engine() -> Any:
-    """The engine's module.
+    """Return the engine's module.
 
     Its threads synchronise after each operation, and spin meanwhile with OpenMP's default setting.
     Another busy process on the same cores then makes the model tens of times slower. The setting
@@ -319,7 +319,7 @@ class GgufEncoder(CausalEncoder):
         self._place_special_tokens(Path(engine.name))
 
     def _special_names(self, piece: str) -> list[str]:
-        """The special tokens in a piece of a frame: those that differ from plain text's tokens."""
+        """Return the special tokens in a piece of a frame, which plain text does not have."""
         found = dict(self._engine.tokenise(piece, parse_special=True))
         return [
             name

@@ -87,7 +87,7 @@ LOCAL_MODELS: Mapping[str, LocalModel] = MappingProxyType(
 
 
 def local_model(name: str) -> LocalModel:
-    """The model of a name.
+    """Return the model of a name.
 
     Raises:
         SpecError: No model has this name.
@@ -99,7 +99,7 @@ def local_model(name: str) -> LocalModel:
 
 
 def cache_folder() -> Path:
-    """The cache folder: ``FEDONE_CACHE``, else the user's cache folder.
+    """Return the cache folder: ``FEDONE_CACHE``, else the user's cache folder.
 
     Raises:
         MissingExtraError: ``FEDONE_CACHE`` is not set and platformdirs is not installed.
@@ -115,12 +115,12 @@ def cache_folder() -> Path:
 
 
 def models_folder() -> Path:
-    """The folder of fetched models in the cache folder; it may not exist."""
+    """Return the folder of fetched models in the cache folder; it may not exist."""
     return cache_folder() / "models"
 
 
 def model_file(model: LocalModel) -> Path:
-    """The path of a model's file, which may not exist."""
+    """Return the path of a model's file, which may not exist."""
     if model.wheel is None:
         return assets.path("roberta_mini") / model.file_name
     return models_folder() / model.file_name
@@ -132,7 +132,7 @@ def is_present(model: LocalModel) -> bool:
 
 
 def model_path(name: str) -> Path:
-    """The file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
+    """Return the file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
 
     It does not download: ``fedone models get NAME`` fetches a model.
 

@@ -30,7 +30,7 @@ class MaskedModel(TorchModel):
         texts: Sequence[Sequence[list[int]]],
         vectors: Vectors | None,
     ) -> Plan:
-        """The label words, each a single token, are scored at the mask."""
+        """Return the label words, each a single token, are scored at the mask."""
         num_soft, reserve = room_of(vectors)
         clozes = [
             self.encoder.encode(rendered, reserve=reserve, num_soft=num_soft) for rendered in inputs

@@ -79,20 +79,20 @@ class OnnxBackend(LocalBackend):
         return await self._in_worker(self._score, query)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Checks that every label word, with its leading space as given, is one token."""
+        """Check that every label word, with its leading space as given, is one token."""
         refuse_chat(form, MASKED)
         await self._in_worker(self._label_ids, label_words)
 
     async def quote(self, query: Query) -> Usage:
-        """The exact usage: the tokens are counted. Raises the errors of `score`."""
+        """Return the exact usage: the tokens are counted. Raises the errors of `score`."""
         return await self._in_worker(self._count, query)
 
     async def shortened(self, query: Query) -> object | None:
-        """The token ids of inputs that are too long. Raises the errors of `score`."""
+        """Return the token ids of inputs that are too long. Raises the errors of `score`."""
         return await self._in_worker(self._shortened, query)
 
     async def aclose(self) -> None:
-        """Stops the worker threads after their pending queries."""
+        """Stop the worker threads after their pending queries."""
         await asyncio.to_thread(self._executor.shutdown)
 
     async def _in_worker(self, call: Callable[[A], R], argument: A) -> R:
@@ -154,7 +154,7 @@ class _MaskedModel:
     def log_probs(
         self, clozes: Sequence[Cloze], label_ids: Sequence[int]
     ) -> tuple[tuple[float, ...], ...]:
-        """Runs forward passes over batches of similar length.
+        """Run forward passes over batches of similar length.
 
         Returns:
             Shape (len(clozes), len(label_ids)), nats over the whole vocabulary, float32 numbers.

@@ -168,7 +168,7 @@ class OpenAIBackend(LLMBackend):
         return f"openai:{self._host}:{self._model}{self._manner}{self._weights}"
 
     async def score(self, query: Query) -> Answer:
-        """Sends one request for a query of one input.
+        """Send one request for a query of one input.
 
         The answer is None if the provider filters the input, the model refuses it, or the model
         writes no label word (``choice``).
@@ -196,7 +196,7 @@ class OpenAIBackend(LLMBackend):
         return answer
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Checks label words, form, and that the server lists the model, at no cost."""
+        """Check label words, form, and that the server lists the model, at no cost."""
         words = spellings(label_words)
         counter = await self._loaded()
         if self._log_probs and counter.exact:
@@ -231,7 +231,7 @@ class OpenAIBackend(LLMBackend):
         )
 
     async def quote(self, query: Query) -> Usage:
-        """The counted tokens of the inputs plus the longest completions.
+        """Return the counted tokens of the inputs plus the longest completions.
 
         Raises:
             BackendError: An input has a mask, or is too long without its fields.
@@ -240,7 +240,7 @@ class OpenAIBackend(LLMBackend):
         return quoted
 
     async def shortened(self, query: Query) -> object | None:
-        """The truncated texts of inputs that are too long; the cut depends on the tokeniser.
+        """Return the truncated texts of inputs that are too long; the cut depends on the tokeniser.
 
         Raises the errors of `quote`.
         """
@@ -248,11 +248,11 @@ class OpenAIBackend(LLMBackend):
         return None if fitted == list(query.inputs) else fitted
 
     def reset(self) -> None:
-        """Resets the count of answers that show the label words."""
+        """Reset the count of answers that show the label words."""
         self._watch.reset()
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._client.close()
 
     @property
@@ -278,7 +278,7 @@ class OpenAIBackend(LLMBackend):
             return self._counter
 
     def _check_form(self, parts: Rendered) -> None:
-        """Checks that the server supports inputs of this form.
+        """Check that the server supports inputs of this form.
 
         Raises:
             BackendError: It does not.
@@ -302,7 +302,7 @@ class OpenAIBackend(LLMBackend):
             )
 
     async def _prepared(self, query: Query) -> tuple[list[Content], Usage]:
-        """The truncated inputs as messages, and the bound on their usage."""
+        """Return the truncated inputs as messages, and the bound on their usage."""
         counter = await self._loaded()
         contents, num_tokens = [], 0
         for parts in await self._fitted(query):
@@ -317,7 +317,7 @@ class OpenAIBackend(LLMBackend):
         )
 
     async def _fitted(self, query: Query) -> list[Rendered]:
-        """The inputs, truncated to fit."""
+        """Return the inputs, truncated to fit."""
         counter = await self._loaded()
         fitted = []
         for parts in query.inputs:
@@ -344,7 +344,7 @@ class OpenAIBackend(LLMBackend):
 
     @asynccontextmanager
     async def _first_alone(self, want: Want, refusals: int) -> AsyncIterator[None]:
-        """Serialises requests until one has succeeded.
+        """Serialise requests until one has succeeded.
 
         Args:
             want: Kind of the request.
@@ -518,7 +518,7 @@ class OpenAIBackend(LLMBackend):
         raise BackendBlocked(self._no_log_probs, url=self._url, usage=usage)
 
     def _refuse_only_reasoning(self, choice: Choice, reported: object, usage: Usage) -> None:
-        """Raises if the model spent all its completion tokens on reasoning."""
+        """Raise if the model spent all its completion tokens on reasoning."""
         details = reported.get("completion_tokens_details") if isinstance(reported, dict) else None
         reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
         if choice.finish_reason == "length" and not choice.written and reasoning:
@@ -545,7 +545,7 @@ class OpenAIBackend(LLMBackend):
             )
 
     def _read_weights(self, entry: Mapping[str, Any]) -> None:
-        """Reads the weights' size and quantisation and the context length (llama.cpp)."""
+        """Read the weights' size and quantisation and the context length (llama.cpp)."""
         meta = entry.get("meta")
         meta = meta if isinstance(meta, dict) else {}
         found = [f"{name}={meta[name]}" for name in ("n_params", "size", "ftype") if name in meta]
@@ -562,7 +562,7 @@ class OpenAIBackend(LLMBackend):
             )
 
     async def _listed(self) -> Mapping[str, Any] | None:
-        """The server's entry for the model; None if the server has no list of models."""
+        """Return the server's entry for the model; None if the server has no list of models."""
         import openai
 
         with translated(model=self._model, url=self._url, key_env=self._key_env):
@@ -624,13 +624,13 @@ def _object(content: bytes) -> Mapping[str, Any]:
 
 
 def _names(entry: Mapping[str, Any]) -> list[str]:
-    """The names of a listed model: its id, and its aliases (llama.cpp)."""
+    """Return the names of a listed model: its id, and its aliases (llama.cpp)."""
     aliases = entry.get("aliases")
     return [str(entry.get("id")), *map(str, aliases if isinstance(aliases, list) else [])]
 
 
 def _shutdown(entry: Mapping[str, Any]) -> date | None:
-    """The model's shutdown date, from OpenAI's ``shutdown_date`` or Azure's ``deprecation``."""
+    """Return the model's shutdown date: OpenAI's ``shutdown_date`` or Azure's ``deprecation``."""
     value = entry.get("shutdown_date")
     deprecation = entry.get("deprecation")
     if value is None and isinstance(deprecation, dict):

@@ -47,7 +47,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 def make_client(
     *, base_url: str | None, api_key_env: str | None, timeout_s: float
 ) -> openai.AsyncOpenAI:
-    """An `openai` client that sends each request once.
+    """Return an `openai` client that sends each request once.
 
     Args:
         base_url: URL with its ``/v1``; None is OpenAI's own, also if ``OPENAI_BASE_URL`` is set.
@@ -86,7 +86,7 @@ def make_client(
 
 @contextmanager
 def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[None]:
-    """Converts exceptions of the `openai` client to the SDK's errors, of one line each.
+    """Convert exceptions of the `openai` client to the SDK's errors, of one line each.
 
     It also converts `TimeoutError` (of ``asyncio.timeout``), bodies that are not JSON, and texts
     that are not valid Unicode. The messages name the model, the URL and the key's variable.
@@ -123,7 +123,7 @@ def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[
 
 
 def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
-    """The provider's message of a refusal: one bounded line without the key."""
+    """Return the provider's message of a refusal: one bounded line without the key."""
     body = exc.body
     if isinstance(body, Mapping):
         message = body.get("message")
@@ -132,7 +132,7 @@ def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
 
 
 def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
-    """Parses the ``x-ratelimit-*`` headers, with durations such as ``1m30s`` or ``12ms``."""
+    """Parse the ``x-ratelimit-*`` headers, with durations such as ``1m30s`` or ``12ms``."""
     limits = RateLimits(
         requests=_count(headers.get("x-ratelimit-remaining-requests")),
         requests_reset_s=_duration(headers.get("x-ratelimit-reset-requests")),
@@ -143,7 +143,7 @@ def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The requested pause in seconds: ``retry-after-ms`` or ``Retry-After``; None without them."""
+    """Return the requested pause in seconds: ``retry-after-ms`` or ``Retry-After``, if any."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -158,7 +158,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def usage_of(usage: object | None, quoted: Usage) -> Usage:
-    """The usage of one answered request."""
+    """Return the usage of one answered request."""
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
     total = _tokens(usage, "total_tokens")
@@ -173,7 +173,7 @@ def usage_of(usage: object | None, quoted: Usage) -> Usage:
 
 
 def read_key(api_key_env: str) -> str:
-    """The key in an environment variable.
+    """Return the key in an environment variable.
 
     Raises:
         SpecError: The variable is not set, or its value cannot be a key.
@@ -247,7 +247,7 @@ def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:
-    """An exception and its causes, the root last."""
+    """Yield an exception and its causes, the root last."""
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen:

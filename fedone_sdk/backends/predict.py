@@ -63,7 +63,7 @@ class Prediction:
         calibration: LabelFree | None = None,
         measure: MetricFunction | None = None,
     ) -> Self:
-        """Combines the answers to `prediction_queries` with the same calibration."""
+        """Combine the answers to `prediction_queries` with the same calibration."""
         pairs = list(zip(queries, answers, strict=True))
         found = [rows_of(query, answer) for query, answer in pairs]
         if calibration is not None and found:
@@ -126,7 +126,7 @@ def prediction_queries(
     batch_size: int,
     calibration: LabelFree | None = None,
 ) -> list[Query]:
-    """The queries that measure a prompt, one per batch.
+    """Return the queries that measure a prompt, one per batch.
 
     Args:
         backend: The backend that will score them.

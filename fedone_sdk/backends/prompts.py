@@ -28,7 +28,7 @@ async def shown_by(
     vocabulary: Vocabulary,
     backend: LLMBackend,
 ) -> Show:
-    """The function that converts a method's prompts for a model.
+    """Return the function that converts a method's prompts for a model.
 
     Args:
         method: The method.
@@ -85,7 +85,7 @@ async def shown_by(
 async def usable_vocabulary(
     backend: LLMBackend | None, spec: RunSpec, vocabulary: Vocabulary
 ) -> Vocabulary:
-    """Drops built-in sets of label words that the model, if there is one, does not support.
+    """Drop built-in sets of label words that the model, if there is one, does not support.
 
     User-defined sets are kept; the run rejects invalid ones at its start.
 

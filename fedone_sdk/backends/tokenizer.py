@@ -14,7 +14,7 @@ _FILE = "tokenizer.json"
 
 
 def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
-    """The path of a model's ``tokenizer.json`` on this machine; None if there is none.
+    """Return the path of a model's ``tokenizer.json`` on this machine; None if there is none.
 
     Args:
         tokenizer: The file, or a folder with it; None looks for one by the model's name.
@@ -75,7 +75,7 @@ class ServerTokenizer:
         self._names: dict[int, str] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        """The tokens of a text, without special tokens.
+        """Return the tokens of a text, without special tokens.
 
         Raises:
             TypeError: It is not valid Unicode.
@@ -90,11 +90,11 @@ class ServerTokenizer:
         return found
 
     def id_to_token(self, token_id: int) -> str:
-        """The server's name of a token."""
+        """Return the server's name of a token."""
         return self._names[token_id]
 
     def add(self, text: str, ids: list[int], names: list[str]) -> None:
-        """Adds the tokens of a text, as the server makes them without special tokens."""
+        """Add the tokens of a text, as the server makes them without special tokens."""
         self._known[text] = Encoding.spread(text, ids)
         self._names.update(zip(ids, names, strict=True))
         if len(self._known) > self._max_texts:

@@ -51,15 +51,15 @@ class TokenCounter(ABC):
         """Start and end of each token in `text`, in characters. Special tokens are plain text."""
 
     def count(self, text: str) -> int:
-        """The number of tokens of `text`."""
+        """Return the number of tokens of `text`."""
         return len(self.spans(text))
 
     def tokens(self, text: str) -> list[str]:
-        """The tokens of `text`, as text."""
+        """Return the tokens of `text`, as text."""
         return [text[begin:end] for begin, end in self.spans(text)]
 
     def fit(self, parts: Rendered, most: int) -> Rendered:
-        """Truncates the fields at their ends, the longest first, until the input has `most` tokens.
+        """Truncate the fields at their ends, the longest first, until the input has `most` tokens.
 
         Raises:
             BackendError: It is too long without its fields.
@@ -128,7 +128,7 @@ class _TiktokenCounter(TokenCounter):
 def token_counter(
     *, model: str, tokenizer: str | None = None, timeout_s: float = _TIMEOUT_S
 ) -> TokenCounter:
-    """The most exact counter available. It blocks, as tiktoken may download a vocabulary.
+    """Return the most exact counter available. It blocks, as tiktoken may download a vocabulary.
 
     Args:
         model: The provider's name of the model; tiktoken supports OpenAI's models.
@@ -159,7 +159,7 @@ def token_counter(
 
 
 def _tiktoken_encoding(model: str, timeout_s: float) -> tuple[Any, str]:
-    """The encoding; or None, with the reason."""
+    """Return the encoding; or None, with the reason."""
     if find_spec("tiktoken") is None:
         return None, "tiktoken is not installed"
     found: list[Any] = []

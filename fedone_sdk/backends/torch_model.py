@@ -97,13 +97,13 @@ class TorchModel(ABC):
         return self.module.get_input_embeddings().weight
 
     def copy(self) -> Self:
-        """A copy of the model with separate weights."""
+        """Return a copy of the model with separate weights."""
         other = copy(self)
         other.module = deepcopy(self.module)
         return other
 
     def label_ids(self, label_words: Sequence[str], like: Rendered = ()) -> list[list[int]]:
-        """The tokens of each label word; in a chat they depend on the frame of the input `like`.
+        """Return the tokens of each label word; in a chat they depend on the frame of `like`.
 
         Raises:
             LabelWordError: It is not one token (or none, where it may be several).
@@ -129,7 +129,7 @@ class TorchModel(ABC):
         return 2 * layers * length, heads * head_size
 
     def vectors(self, soft: SoftPrompt | None) -> Vectors | None:
-        """Moves a soft prompt to the model's device.
+        """Move a soft prompt to the model's device.
 
         Raises:
             BackendError: Its shape is that of another model.
@@ -163,7 +163,7 @@ class TorchModel(ABC):
         """
 
     def answer(self, query: Query, texts: Sequence[Sequence[list[int]]]) -> Answer:
-        """The log-probability of each text of each input.
+        """Return the log-probability of each text of each input.
 
         Raises:
             BackendError: An input does not fit the model, or it cannot be run.
@@ -182,7 +182,7 @@ class TorchModel(ABC):
     def label_log_probs(
         self, inputs: Sequence[Rendered], labels: Sequence[list[int]], vectors: Vectors | None
     ) -> Any:
-        """The label words' log-probabilities by one forward pass that keeps its gradients.
+        """Return the label words' log-probabilities by one forward pass that keeps its gradients.
 
         Returns:
             A float32 tensor of shape (len(inputs), len(labels)): nats, over the whole vocabulary.
@@ -203,7 +203,7 @@ class TorchModel(ABC):
 
     @contextmanager
     def failing_clearly(self) -> Iterator[None]:
-        """Converts torch's exceptions to a `BackendError` of one line."""
+        """Convert torch's exceptions to a `BackendError` of one line."""
         torch = self._torch
         try:
             yield
@@ -218,7 +218,7 @@ class TorchModel(ABC):
             raise BackendError(f"torch failed: {first_line(exc)}") from exc
 
     def _in_batches(self, rows: Sequence[Row], vectors: Vectors | None) -> list[list[float]]:
-        """The requested log-probabilities of each row."""
+        """Return the requested log-probabilities of each row."""
         order = list(range(len(rows)))
         if len(rows) > self.max_batch:
             order.sort(key=lambda index: len(rows[index].ids), reverse=True)
@@ -232,7 +232,7 @@ class TorchModel(ABC):
         return found
 
     def _forward(self, rows: Sequence[Row], vectors: Vectors | None) -> Any:
-        """The requested log-probabilities of all rows: float32, nats over the whole vocabulary."""
+        """Return the requested log-probabilities of all rows: float32, nats, whole vocabulary."""
         torch = self._torch
         # The head is expensive, so it runs once per position, for any number of tokens.
         picks = list(
@@ -261,7 +261,7 @@ class TorchModel(ABC):
 
     @abstractmethod
     def _arguments(self, ids: Any, mask: Any, vectors: Vectors | None) -> dict[str, Any]:
-        """The arguments of the module.
+        """Return the arguments of the module.
 
         Args:
             ids: Token ids, shape (rows, length).
@@ -270,13 +270,13 @@ class TorchModel(ABC):
         """
 
     def _embedded(self, ids: Any, vectors: Vectors) -> Any:
-        """The input embeddings of `ids`, with those of the soft prompt at its place."""
+        """Return the input embeddings of `ids`, with those of the soft prompt at its place."""
         embedded = self.module.get_input_embeddings()(ids.clamp(min=0))
         soft = vectors.tensor.to(embedded.dtype).repeat(len(ids), 1)
         return embedded.masked_scatter((ids == SOFT).unsqueeze(-1), soft)
 
     def _prefix(self, vectors: Vectors, num_rows: int) -> Any:
-        """The soft prompt's keys and values for all layers, as a cache of `num_rows` rows."""
+        """Return the soft prompt's keys and values of all layers, as a cache of `num_rows` rows."""
         layers, heads, head_size = self._attention_shape()
         pairs = vectors.tensor.to(self.module.dtype).view(
             layers, 2, vectors.length, heads, head_size
@@ -289,7 +289,7 @@ class TorchModel(ABC):
         return cache
 
     def _with_prefix(self, mask: Any, vectors: Vectors) -> Any:
-        """The attention mask of the prefix and the input."""
+        """Return the attention mask of the prefix and the input."""
         return self._torch.cat([mask.new_ones(len(mask), vectors.length), mask], dim=1)
 
     def _attention_shape(self) -> tuple[int, int, int]:

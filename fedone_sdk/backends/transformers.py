@@ -122,7 +122,7 @@ class TransformersBackend(LocalBackend):
         return await self.with_model(lambda model: _answer(model, query))
 
     async def quote(self, query: Query) -> Usage:
-        """The usage: the tokeniser counts the tokens, without the weights.
+        """Return the usage: the tokeniser counts the tokens, without the weights.
 
         A generated text counts `max_tokens` completion tokens per input. Raises the errors of
         `score`, except for failures of the loaded model.
@@ -136,7 +136,7 @@ class TransformersBackend(LocalBackend):
         )
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Checks that every label word is one token, and that the model supports the form.
+        """Check that every label word is one token, and that the model supports the form.
 
         Several tokens are allowed with `multi_token_labels`.
         """
@@ -145,7 +145,7 @@ class TransformersBackend(LocalBackend):
             self._template_warning.check(form)
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """The scale of the model's input embeddings."""
+        """Return the scale of the model's input embeddings."""
 
         def look(model: TorchModel) -> EmbeddingSpace:
             matrix = model.embeddings
@@ -163,7 +163,7 @@ class TransformersBackend(LocalBackend):
         return await self.with_model(lambda model: model.soft_shape(kind, length))
 
     async def with_model(self, call: Callable[[TorchModel], R]) -> R:
-        """Calls a function with the loaded model, in the worker thread.
+        """Call a function with the loaded model, in the worker thread.
 
         White-box methods train with it on the one copy of the weights. The function must restore
         the model's state.
@@ -175,7 +175,7 @@ class TransformersBackend(LocalBackend):
         return await loop.run_in_executor(self._executor, lambda: call(self._loaded()))
 
     def holding(self, model: TorchModel, version: str) -> TransformersBackend:
-        """A copy of this backend with other weights, with a separate worker thread and lifetime.
+        """Return a copy of this backend with other weights and a worker thread of its own.
 
         `version` is that of the weights in the fingerprint.
         """
@@ -188,7 +188,7 @@ class TransformersBackend(LocalBackend):
         return other
 
     async def aclose(self) -> None:
-        """Stops the worker thread after its pending queries, and frees the model."""
+        """Stop the worker thread after its pending queries, and free the model."""
         await asyncio.to_thread(self._executor.shutdown)
         self._model = None
 
@@ -249,7 +249,7 @@ def _answer(model: TorchModel, query: Query) -> Answer:
 def _count_tokens(
     encoder: CausalEncoder | ClozeEncoder, query: Query, *, multi_token_labels: bool = False
 ) -> Usage:
-    """The usage of a query, an upper bound on its answer's, without loading the model.
+    """Return the usage of a query, an upper bound on its answer's, without loading the model.
 
     Each input counts once, with its longest label word or reference except for the last token,
     which the model does not read. Embedding vectors of a soft prompt count as tokens; keys and

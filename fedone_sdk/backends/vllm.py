@@ -143,7 +143,7 @@ class VllmBackend(LLMBackend):
         return f"vllm:{served.root}:{served.max_length}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Reads the model from the server, and compares its tokeniser with the local one.
+        """Read the model from the server, and compare its tokeniser with the local one.
 
         The first call also compares embeddings, by one request of about 50 tokens that is not
         counted.
@@ -219,25 +219,25 @@ class VllmBackend(LLMBackend):
         )
 
     async def quote(self, query: Query) -> Usage:
-        """The tokens that this query sends, and the bound on the generated ones."""
+        """Return the tokens that this query sends, and the bound on the generated ones."""
         return (await self._request(query)).worst
 
     async def shortened(self, query: Query) -> object | None:
-        """The truncated token ids of inputs that are too long; the cut depends on the tokeniser.
+        """Return the token ids of inputs that are too long, truncated by the tokeniser's tokens.
 
         Raises the errors of `score`.
         """
         return (await self._request(query)).shortened
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """The scale of the input embeddings; the first call reads the whole local matrix."""
+        """Return the scale of the input embeddings; the first call reads the whole local matrix."""
         embeds = self._embeds
         if embeds is None:
             return await super().embedding_space()
         return await asyncio.to_thread(lambda: embeds.space)
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._server.aclose()
 
     # From a query to a request
@@ -299,7 +299,7 @@ class VllmBackend(LLMBackend):
         )
 
     async def _label_request(self, query: Query, labels: list[int]) -> _Request:
-        """The request for the log-probabilities of given tokens after each input."""
+        """Return the request for the log-probabilities of given tokens after each input."""
         ids, shortened = await self._encoded(query, [1] * len(query.inputs))
 
         def read(answer: Any) -> _Found:
@@ -308,7 +308,7 @@ class VllmBackend(LLMBackend):
         return self._completion(ids, read, shortened=shortened, **asking_for(labels))
 
     async def _ending_request(self, query: Query, endings: list[list[list[int]]]) -> _Request:
-        """The request for the log-probability of each given ending of each input."""
+        """Return the request for the log-probability of each given ending of each input."""
         reserve = [max(map(len, some)) + 1 for some in endings]
         if short := [room for room in reserve if room >= self._checked().max_length]:
             raise BackendError(
@@ -381,7 +381,7 @@ class VllmBackend(LLMBackend):
         return self._encoder
 
     async def _check_form(self, form: Rendered) -> None:
-        """Checks that the model supports inputs of this form."""
+        """Check that the model supports inputs of this form."""
         if isinstance(self._encoder, ClozeEncoder):
             refuse_chat(form, MASKED)
         elif is_chat(form):
@@ -392,7 +392,7 @@ class VllmBackend(LLMBackend):
             self._template_warning = None
 
     async def _know_frame(self, parts: Rendered, *, soft: bool = False) -> None:
-        """Fetches the frame of a chat from the server, unless it is cached.
+        """Fetch the frame of a chat from the server, unless it is cached.
 
         Raises:
             BackendBlocked: The model has no chat template, or refuses such messages; or its
@@ -421,7 +421,7 @@ class VllmBackend(LLMBackend):
         self._causal.frames[roles] = chat_frame(roles, bare, spaced, self._causal.cut)
 
     async def _labels(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
-        """The token ids of each label word, in its spelling as the answer to such an input."""
+        """Return the token ids of each label word, spelled as the answer to such an input."""
         if is_chat(like):
             words = self._causal.spelled(words, like)
         labels: list[list[int]] = []
@@ -455,7 +455,7 @@ class VllmBackend(LLMBackend):
     async def _encoded(
         self, query: Query, reserve: Sequence[int]
     ) -> tuple[list[list[int]], list[list[int]] | None]:
-        """The token ids of a causal model's inputs, with positions left free after each.
+        """Return the token ids of a causal model's inputs, with positions left free after each.
 
         Returns:
             The ids; and the same ids again if an input was truncated, else None.

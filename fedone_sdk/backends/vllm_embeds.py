@@ -47,7 +47,7 @@ class PromptEmbeds:
         return self._matrix.space
 
     def check_query(self, soft: SoftPrompt, want: Want) -> None:
-        """Checks that the server supports a query with a soft prompt.
+        """Check that the server supports a query with a soft prompt.
 
         Raises:
             BackendError: The soft prompt has the shape of another model, or the query needs
@@ -63,7 +63,7 @@ class PromptEmbeds:
             raise BackendError("vLLM cannot score reference texts after embeddings")
 
     def in_body(self, body: dict[str, Any], soft: SoftPrompt) -> dict[str, Any]:
-        """The request with vectors instead of token ids; those of the soft prompt replace `SOFT`.
+        """Return the request with vectors instead of token ids; the soft prompt replaces `SOFT`.
 
         Raises:
             BackendError: The local weights do not have such a token.
@@ -73,7 +73,7 @@ class PromptEmbeds:
         return {**body, "prompt": None, "prompt_embeds": embeds}
 
     async def check_server(self, server: VllmServer, served: ServedModel) -> None:
-        """Checks that the server's answers for tokens and for their vectors are equal.
+        """Check that the server's answers for tokens and for their vectors are equal.
 
         Raises:
             BackendUnavailable: The server does not answer.
@@ -124,7 +124,7 @@ def _sent(matrix: NDArray[np.float32]) -> str:
 
 
 def torch_saved(matrix: NDArray[np.float32]) -> bytes:
-    """A float32 matrix, not empty, as a file for ``torch.load(..., weights_only=True)``.
+    """Return a float32 matrix, not empty, as a file for ``torch.load(..., weights_only=True)``.
 
     The file is a zip archive with a pickle, in the form of torch 1.6 and later, and the numbers.
     Equal matrices give equal bytes.

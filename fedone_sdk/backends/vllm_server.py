@@ -68,7 +68,7 @@ class VllmServer:
         )
 
     async def describe(self) -> ServedModel:
-        """Fetches the description of the model.
+        """Fetch the description of the model.
 
         Raises:
             BackendBlocked: It is not a vLLM server, it does not have the model, or the model
@@ -101,7 +101,7 @@ class VllmServer:
         )
 
     async def tokenise(self, text: str, *, special: bool = False) -> tuple[list[int], list[str]]:
-        """The ids and names of a text's tokens.
+        """Return the ids and names of a text's tokens.
 
         Raises:
             BackendBlocked: It is not a vLLM server.
@@ -114,7 +114,7 @@ class VllmServer:
         return ids, names
 
     async def apply_template(self, messages: list[dict[str, str]]) -> str | None:
-        """Applies the server's chat template to messages.
+        """Apply the server's chat template to messages.
 
         Returns:
             The text, special tokens included; None if the server refuses, because the model has no
@@ -144,12 +144,12 @@ class VllmServer:
         return text
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Sends one request."""
+        """Send one request."""
         with self._translated():
             return await self._send(path, body)
 
     def unreadable(self, usage: Usage | None = None) -> BackendBlocked:
-        """The error for an answer without the requested log-probabilities."""
+        """Return the error for an answer without the requested log-probabilities."""
         return BackendBlocked(
             "the answer is not that of a vLLM with log-probabilities of chosen "
             "tokens: update the server (0.32 is known to work), or check base_url",
@@ -158,7 +158,7 @@ class VllmServer:
         )
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._client.close()
 
     async def _is_masked(self) -> bool:
@@ -206,7 +206,7 @@ def _object(body: str) -> dict[str, Any]:
 
 
 def asking_for(tokens: list[int]) -> dict[str, Any]:
-    """The fields of a request for the log-probabilities of given next tokens."""
+    """Return the fields of a request for the log-probabilities of given next tokens."""
     return {
         "logprobs": 0,
         "logprob_token_ids": tokens,
@@ -223,13 +223,13 @@ def next_tokens(answer: Any, num_prompts: int, tokens: list[int]) -> Rows:
 
 
 def choices(answer: Any, num_prompts: int) -> list[Any]:
-    """The choices of an answer in the order of the prompts."""
+    """Return the choices of an answer in the order of the prompts."""
     found = {choice["index"]: choice for choice in answer["choices"]}
     return [found[index] for index in range(num_prompts)]
 
 
 def log_prob_rows(rows: Any, num_rows: int, num_columns: int) -> Rows:
-    """Checks the shape of rows of log-probabilities."""
+    """Check the shape of rows of log-probabilities."""
     found = tuple(tuple(_float32(value) for value in row) for row in rows)
     if [len(row) for row in found] != [num_columns] * num_rows:
         raise ValueError("log-probabilities are missing")
@@ -237,7 +237,7 @@ def log_prob_rows(rows: Any, num_rows: int, num_columns: int) -> Rows:
 
 
 def ending_log_prob(prompt_log_probs: Any, ending: list[int]) -> float:
-    """The log-probability of the last tokens of a prompt."""
+    """Return the log-probability of the last tokens of a prompt."""
     last = prompt_log_probs[-len(ending) :]
     return _float32(
         sum(entry[str(token)]["logprob"] for entry, token in zip(last, ending, strict=True))

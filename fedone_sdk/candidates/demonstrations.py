@@ -150,7 +150,7 @@ def _is_there(pieces: _Pieces) -> bool:
 
 
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
-    """The distinct shots of each class, in the order of the rows."""
+    """Return the distinct shots of each class, in the order of the rows."""
     found: dict[str, dict[str, None]] = {label: {} for label in task.labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
@@ -183,7 +183,7 @@ def _problem(example: Example, field: str) -> str | None:
 
 
 def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
-    """The shots of at most `max_chars`, or the shortest `need` of them."""
+    """Return the shots of at most `max_chars`, or the shortest `need` of them."""
     short = [shot for shot in pool if len(shot) <= max_chars]
     return short if len(short) >= need else sorted(pool, key=len)[:need]
 

@@ -95,7 +95,7 @@ def proposal_messages(
 
 
 def _ascending(candidates: Iterable[ScoredCandidate]) -> list[ScoredCandidate]:
-    """The distinct candidates, the highest loss first."""
+    """Return the distinct candidates, the highest loss first."""
     unique = {one.text: one for one in candidates if math.isfinite(one.mean_loss)}
     return sorted(unique.values(), key=lambda one: (-one.mean_loss, one.text))
 
@@ -169,7 +169,7 @@ def read_proposals(
 
 
 def _margins(known: Collection[str]) -> tuple[str, str]:
-    """The common leading and trailing white space of all known candidates."""
+    """Return the common leading and trailing white space of all known candidates."""
     texts = [candidate for candidate in known if candidate.strip()]
     begins = {text[: len(text) - len(text.lstrip())] for text in texts}
     ends = {text[len(text.rstrip()) :] for text in texts}
@@ -193,7 +193,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _read(text: str) -> Sequence[str]:
-    """The strings of the longest JSON array, the last of equal ones; or else a list's lines."""
+    """Return the strings of the longest JSON array, the last of equals; else a list's lines."""
     longest: Sequence[str] = []
     for strings in _arrays(text):
         if len(strings) >= len(longest):
@@ -225,7 +225,7 @@ def _strings(item: object) -> Iterator[str]:
 
 
 def _cut_off(text: str, at: int) -> list[str]:
-    """The complete strings at the beginning of a truncated array."""
+    """Return the complete strings at the beginning of a truncated array."""
     found = []
     while match := _ITEM.match(text, at):
         try:

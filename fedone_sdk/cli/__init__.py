@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Run the command line."""
     # Matrices are small: on busy cores OpenBLAS's threads would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

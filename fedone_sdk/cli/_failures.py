@@ -19,7 +19,7 @@ _FULL = {errno.EFBIG, errno.EIO, errno.ENOSPC}
 
 @contextmanager
 def reporting_errors() -> Iterator[None]:
-    """Prints expected errors to stderr, one line per problem, and exits with 2."""
+    """Print expected errors to stderr, one line per problem, and exit with 2."""
     try:
         yield
     except Exception as exc:
@@ -42,7 +42,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _lines(error: BaseException) -> Iterator[str | None]:
-    """The lines to print for an error; None for an unexpected one."""
+    """Yield the lines to print for an error; None for an unexpected one."""
     if isinstance(error, SpecError):
         for problem in error.problems:
             yield " ".join(f"{error.source}: {problem}".splitlines())
@@ -68,7 +68,7 @@ def _detach_stdout() -> None:
 
 @contextmanager
 def naming(source: str) -> Iterator[None]:
-    """Adds the file to errors in it, and to failures of its model."""
+    """Add the file to errors in it, and to failures of its model."""
     try:
         yield
     except SpecError as exc:

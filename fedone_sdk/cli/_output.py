@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """A console without markup, because a prompt may look like markup."""
+    """Return a console without markup, because a prompt may look like markup."""
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Prints a text unchanged and flushes; does nothing if standard output is closed."""
+    """Print a text unchanged and flush; do nothing if standard output is closed."""
     if sys.stdout is not None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """Prints a line to stderr; does nothing if that is closed."""
+    """Print a line to stderr; does nothing if that is closed."""
     if sys.stderr is not None:
         print(text, file=sys.stderr, flush=True)
 
@@ -60,7 +60,7 @@ class Output:
             check_target("--json", self._file)
 
     def write_json(self, document: object) -> None:
-        """Writes the JSON atomically; pydantic models in it become objects."""
+        """Write the JSON atomically; pydantic models in it become objects."""
         text = json.dumps(document, indent=2, ensure_ascii=False, default=_object_of) + "\n"
         if self._to_stdout:
             say(text)
@@ -68,7 +68,7 @@ class Output:
             write_file("--json", self._file, text)
 
     def heading(self, text: str) -> None:
-        """A line above facts."""
+        """Print a line above facts."""
         self.console.print(Text(text, style="bold"))
 
     def facts(self, facts: Mapping[str, str]) -> None:
@@ -79,7 +79,7 @@ class Output:
             self.console.print(Text.assemble("  ", (name.ljust(width), "dim"), "  ", shown))
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Prints columns, the first left-aligned, the others right-aligned."""
+        """Print columns, the first left-aligned, the others right-aligned."""
         cells = [header, *([printable(cell) for cell in row] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for number, row in enumerate(cells):
@@ -92,7 +92,7 @@ class Output:
 
 
 def check_target(option: str, target: Path) -> None:
-    """Checks that a file can be written.
+    """Check that a file can be written.
 
     Raises:
         SpecError: It cannot be written.
@@ -115,7 +115,7 @@ def check_target(option: str, target: Path) -> None:
 
 
 def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o666) -> None:
-    """Writes or replaces a file atomically.
+    """Write or replace a file atomically.
 
     The target of a link is replaced, and the link is kept. Pipes and devices are written directly.
     Text is encoded as UTF-8; the process's umask masks `mode`. Errors name the option.
@@ -135,7 +135,7 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
 
 
 def _place(target: Path) -> Path:
-    """The target of the file's links, unless that is a pipe without a name."""
+    """Return the target of the file's links, unless that is a pipe without a name."""
     if not target.is_symlink() or _is_special(target):
         return target
     return Path(os.path.realpath(target))
@@ -151,17 +151,17 @@ def _object_of(model: BaseModel) -> Any:
 
 
 def printable(text: str) -> str:
-    """Replaces control characters in a text that a device may have sent."""
+    """Replace control characters in a text that a device may have sent."""
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
 
 
 def money(usage: Usage, *, priced: bool) -> str:
-    """A cost in US dollars; ``unknown`` if the price is not known."""
+    """Return a cost in US dollars; ``unknown`` if the price is not known."""
     return f"{usage.usd:.4f}" if priced else "unknown"
 
 
 def size(num_bytes: int) -> str:
-    """A number of bytes in a readable unit."""
+    """Return a number of bytes in a readable unit."""
     if num_bytes < 1000:
         return f"{num_bytes} B"
     value, unit = num_bytes / 1000, "kB"
@@ -173,12 +173,12 @@ def size(num_bytes: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun: ``1 round``, ``2 rounds``, ``2 queries``."""
+    """Return a count with its noun: ``1 round``, ``2 rounds``, ``2 queries``."""
     if count == 1:
         return f"1 {noun}"
     return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
 
 
 def moment(seconds: float) -> str:
-    """A time since the epoch as text, in UTC."""
+    """Return a time since the epoch as text, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

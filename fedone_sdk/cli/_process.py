@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stopping(stop: Callable[[], object]) -> Iterator[None]:
-    """Calls `stop` at the first SIGINT or SIGTERM; a second one has its default effect."""
+    """Call `stop` at the first SIGINT or SIGTERM; a second one has its default effect."""
     loop = asyncio.get_running_loop()
 
     def restore() -> None:
@@ -44,7 +44,7 @@ def stopping(stop: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Exits with 130 at Ctrl-C or SIGTERM, after the body has cleaned up."""
+    """Exit with 130 at Ctrl-C or SIGTERM, after the body has cleaned up."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -60,7 +60,7 @@ def interruptible(message: str) -> Iterator[None]:
 
 
 def quiet_logs() -> None:
-    """Logs warnings and errors to stderr, in human-readable form."""
+    """Log warnings and errors to stderr, in human-readable form."""
     structlog.configure(
         processors=[
             structlog.stdlib.add_log_level,
@@ -78,7 +78,7 @@ def quiet_logs() -> None:
 
 
 def json_logs(level: str = "info", **always: str) -> None:
-    """Logs one JSON object per line to stdout."""
+    """Log one JSON object per line to stdout."""
 
     def add(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         return {**always, **event}

@@ -33,7 +33,7 @@ def _paused(result: RunResult) -> bool:
 
 
 def print_result(output: Output, result: RunResult, *, num_clients: int | None = None) -> None:
-    """Prints the results and the cost of a run."""
+    """Print the results and the cost of a run."""
     spent, cap = result.spent, result.cap.queries
     usd = "" if result.cap.usd is None else f" of {result.cap.usd:g}"
     reason = f" ({result.reason})" if result.reason else ""
@@ -83,7 +83,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
 
 
 def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:
-    """The prompts that a verdict compares, as a table: header and rows."""
+    """Return the prompts that a verdict compares, as a table: header and rows."""
     header = [f"{metric} on {verdict.examples} dev rows", "value", "95 %", "tuned gains", "95 %"]
     return header, [
         [
@@ -105,19 +105,19 @@ def _number(value: float | None) -> str:
 
 
 def devices_text(devices: RunDevices) -> str:
-    """The number of devices that fit a run, and the reasons of those that do not."""
+    """Return the number of devices that fit a run, and the reasons of those that do not."""
     reasons = "; ".join(f"{one.reason} ({one.devices})" for one in devices.unfit)
     counts = f"{devices.connected} connected, {devices.fit} fit"
     return f"{counts}: {reasons}" if reasons else counts
 
 
 def bias_text(bias: Sequence[float]) -> str:
-    """A label bias as text: one number per label, in the form of ``--bias``."""
+    """Return a label bias as text: one number per label, in the form of ``--bias``."""
     return ",".join(f"{value:.4g}" for value in bias)
 
 
 def print_exchanges(output: Output, results: Mapping[str, RunResult]) -> None:
-    """Prints results side by side."""
+    """Print results side by side."""
     runs = list(results.values())
     rows = {
         "rounds": [f"{run.rounds}" for run in runs],

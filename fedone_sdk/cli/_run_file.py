@@ -35,7 +35,7 @@ class RunFile:
         raised: Mapping[str, Any] | None = None,
         start: Sequence[Mapping[str, float]] | None = None,
     ) -> Self:
-        """Reads a RUN.yaml; arguments that are not None override the file.
+        """Read a RUN.yaml; arguments that are not None override the file.
 
         Raises:
             SpecError: One line per mistake, in the file or in the arguments.
@@ -69,14 +69,14 @@ class RunFile:
         return self.path.parent
 
     def federation(self) -> Federation:
-        """The run with its data."""
+        """Return the run with its data."""
         from fedone_sdk.simulation import Federation
 
         with naming(str(self.path)):
             return Federation.load(self.spec, self.folder)
 
     def backend(self, *, cache: Path | None = None, guard: BudgetGuard | None = None) -> LLMBackend:
-        """The model's backend with its wrappers.
+        """Return the model's backend with its wrappers.
 
         Args:
             cache: File of its answers, unless the run has one.
@@ -92,7 +92,7 @@ class RunFile:
 
 
 def backend_of(run: RunFile | None, model: Path | None) -> LLMBackend:
-    """The model in a folder, else that of a run, else the embedded one."""
+    """Return the model in a folder, else that of a run, else the embedded one."""
     if run is not None and model is None:
         return run.backend()
     from fedone_sdk.backends.build import build_backend

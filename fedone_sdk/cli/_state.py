@@ -23,7 +23,7 @@ _FINAL = {"completed", "budget_exhausted"}
 
 
 def default_store(run_id: str, folder: Path = Path()) -> Path:
-    """The default store of a run whose RUN.yaml is in this folder."""
+    """Return the default store of a run whose RUN.yaml is in this folder."""
     return folder / FOLDER / f"{run_id}.db"
 
 
@@ -62,7 +62,7 @@ class RunState:
 
     @classmethod
     def next_to(cls, run_path: Path, name: str) -> Self:
-        """The default files of a run: in ``.fedone`` next to its RUN.yaml.
+        """Return the default files of a run: in ``.fedone`` next to its RUN.yaml.
 
         Raises:
             SpecError: The folder cannot be written to.
@@ -79,7 +79,7 @@ class RunState:
 
     @classmethod
     def of(cls, run_path: Path, name: str, store: Path | None) -> Self:
-        """The files for ``--store``, if it is given, else the default ones."""
+        """Return the files for ``--store``, if it is given, else the default ones."""
         if store is None:
             return cls.next_to(run_path, name)
         return cls(
@@ -89,7 +89,7 @@ class RunState:
         )
 
     def make(self) -> None:
-        """Creates the default folder, with a file that makes git ignore it.
+        """Create the default folder, with a file that makes git ignore it.
 
         Raises:
             SpecError: It cannot be created.
@@ -113,7 +113,7 @@ class RunState:
         fresh: bool,
         model: str | None = None,
     ) -> KnownRun | None:
-        """Finds the run in the store, and checks that it can continue.
+        """Find the run in the store, and check that it can continue.
 
         Args:
             spec: The current description of the run.
@@ -172,13 +172,13 @@ class RunState:
         await store.clear()
 
     def _remove_clients(self) -> None:
-        """Removes the clients of a deleted store, whose identities a new store would not accept."""
+        """Remove the clients of a deleted store, whose identities a new store would not accept."""
         shutil.rmtree(self.clients, ignore_errors=True)
 
     def _compare(
         self, known: RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
     ) -> tuple[str, ...]:
-        """Checks that it is the same run; returns the caps that are higher than the stored ones."""
+        """Check that it is the same run; return the caps that are higher than the stored ones."""
         from fedone_sdk.budget import Budget
         from fedone_sdk.spec import RunSpec
         from fedone_sdk.vocabulary import Vocabulary

@@ -43,7 +43,7 @@ async def run_here(
     tracking: Tracking | None = None,
     first: First | None = None,
 ) -> RunResult:
-    """Runs a federation to its end, or to the first Ctrl-C; see `simulate`.
+    """Run a federation to its end, or to the first Ctrl-C; see `simulate`.
 
     Errors name `source`, the run's file.
     """
@@ -87,7 +87,7 @@ async def run_here(
 def next_steps(
     spec: RunSpec, result: RunResult, state: RunState | None, known: KnownRun | None
 ) -> Iterator[str]:
-    """The lines below a result: where the run is kept, and the command that continues it."""
+    """Yield the lines below a result: where the run is kept, and the command that continues it."""
     if state is None:
         if is_resumable(result):
             cache = spec.backend.cache
@@ -125,7 +125,7 @@ def abortable(state: RunState | None) -> AbstractContextManager[None]:
 
 
 def same_command() -> str:
-    """The user's command without ``--fresh``, which would start over."""
+    """Return the user's command without ``--fresh``, which would start over."""
     return shlex.join(["fedone", *(word for word in sys.argv[1:] if word != "--fresh")])
 
 
@@ -139,7 +139,7 @@ class KeptRun:
         self.store: Store = MemoryStore() if path is None else SqlStore.sqlite(path)
 
     def run(self, run_id: str) -> ReportedRun:
-        """The stored run."""
+        """Return the stored run."""
         if self._path is not None:
             return stored_run(run_id, store=str(self._path))
         return asyncio.run(self._from_memory(run_id))

@@ -138,7 +138,7 @@ def export_run(
 
 
 def load_own(run_path: Path | None) -> None:
-    """Loads the method of the user's own that a run's file names, for what is stored of the run."""
+    """Load the method of the user's own that a run's file names, for what is stored of the run."""
     if run_path is not None:
         RunFile.load(run_path)
 
@@ -146,7 +146,7 @@ def load_own(run_path: Path | None) -> None:
 def stored_run(
     run_id: str, *, server: str | None = None, token: str | None = None, store: str | None = None
 ) -> ReportedRun:
-    """A run of a server or a store, for reports.
+    """Return a run of a server or a store, for reports.
 
     Raises:
         ArchiveError: There is no such run.
@@ -235,7 +235,7 @@ def _in_store(where: str, serving: bool, work: Callable[[SqlStore], Awaitable[T]
 
 
 def _snapshot(data: bytes, run_id: str, source: str) -> RunSnapshot:
-    """An archive's run, not yet replayed.
+    """Return an archive's run, not yet replayed.
 
     Raises:
         ArchiveError: It is not an archive, or that of another run.

@@ -123,7 +123,7 @@ def release(
 def _chosen(
     leases: list[tuple[OpenLease, OwnerState]], lease_ids: list[str] | None, *, force: bool
 ) -> list[tuple[OpenLease, OwnerState]]:
-    """The named leases, else those of processes that have ended.
+    """Return the named leases, else those of processes that have ended.
 
     Raises:
         SpecError: A lease is not open, or its process is running. No lease is released then.
@@ -147,7 +147,7 @@ def _chosen(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[SqliteLedger]:
-    """Opens the ledger in an existing file.
+    """Open the ledger in an existing file.
 
     Raises:
         SpecError: The file is not a ledger, or cannot be used.
@@ -213,7 +213,7 @@ def _print(
 
 
 def _text(usage: Usage) -> str:
-    """An amount as text: the units that are not 0."""
+    """Return an amount as text: the units that are not 0."""
     counts = {
         "queries": usage.queries,
         "requests": usage.requests,

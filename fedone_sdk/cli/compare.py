@@ -157,7 +157,7 @@ class _Place:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Creates and locks the folder.
+        """Create and lock the folder.
 
         Raises:
             SpecError: Another process runs the comparison, or the folder cannot be created.
@@ -201,7 +201,7 @@ async def _run(
     *,
     yes: bool,
 ) -> _Records:
-    """Runs the missing trials that the caps allow, and returns all records."""
+    """Run the missing trials that the caps allow, and return all records."""
     from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.comparison import affordable, costs_of, is_free
     from fedone_sdk.task import form_of
@@ -250,7 +250,7 @@ async def _run(
 async def _run_trials(
     ahead: list[Trial], backend: LLMBackend, place: _Place, records: _Records, *, total: int
 ) -> None:
-    """Runs trials, and appends their records."""
+    """Run trials, and append their records."""
     from fedone_sdk.comparison import run_trials
     from fedone_sdk.experiments.engine import Progress
 
@@ -275,7 +275,7 @@ async def _run_trials(
 
 
 def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
-    """The guard of the caps on all trials, which survives a crash."""
+    """Return the guard of the caps on all trials, which survives a crash."""
     from fedone_sdk.budget import Budget, SqliteLedger
     from fedone_sdk.comparison import TotalGuard
 
@@ -289,7 +289,7 @@ def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
 
 
 def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
-    """The estimated cost of all trials, as lines."""
+    """Yield the lines with the estimated cost of all trials."""
     kept, beyond = total - missing, missing - costs.trials
     yield (
         f"{costs.trials} of {total} trials to run"

@@ -105,7 +105,7 @@ def _interactive() -> bool:
 
 
 def _chosen(option: str, given: str | None, likely: Sequence[str], known: Sequence[str]) -> str:
-    """A column: as given, as answered, or the most likely one."""
+    """Return a column: as given, as answered, or the most likely one."""
     if given is None and _interactive():
         others = ", ".join(likely[1:])
         question = f"Column of the {option[2:]}s{f' (or {others})' if others else ''}"
@@ -127,7 +127,7 @@ def _model(given: str | None) -> str:
 
 
 def _backend_of(model: str, folder: Path) -> dict[str, Any]:
-    """The ``backend`` of RUN.yaml for a model."""
+    """Return the ``backend`` of RUN.yaml for a model."""
     if model in LOCAL_MODELS:
         known = LOCAL_MODELS[model]
         return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
@@ -149,7 +149,7 @@ class _Word:
 async def _label_words(
     backend: Mapping[str, Any], folder: Path, values: Sequence[str]
 ) -> dict[str, _Word]:
-    """A word for each label: one that the model supports, else a guess with a note."""
+    """Return a word for each label: one that the model supports, else a guess with a note."""
     from pydantic import TypeAdapter
 
     from fedone_sdk.backends.build import build_backend
@@ -188,7 +188,7 @@ def _run_yaml(
     clients: int,
     queries: int,
 ) -> str:
-    """The contents of the file, which are a valid run."""
+    """Return the contents of the file, which are a valid run."""
     import yaml
 
     from fedone_sdk.spec import RunSpec, validate_spec
@@ -221,7 +221,7 @@ def _run_yaml(
 
 
 def _plain(name: str) -> str:
-    """A column's name as words of a template."""
+    """Return a column's name as words of a template."""
     kept = "".join(c if c.isalnum() else " " for c in name)
     return " ".join(kept.split())[:100] or "text"
 

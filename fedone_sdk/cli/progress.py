@@ -44,7 +44,7 @@ class _Bar:
 
 
 def _time_left(began: float, done: float, left: float) -> str:
-    """The remaining time of work at its speed since `began`; nothing if it is not known."""
+    """Return the remaining time of work at its speed since `began`; nothing if it is not known."""
     if done <= 0 or left <= 0:
         return ""
     seconds = (time.monotonic() - began) * left / done
@@ -62,7 +62,7 @@ class Progress(_Bar):
         self._began: tuple[float, float] | None = None
 
     def __call__(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-        """Handles an effect. It is called for every message, and therefore cheap."""
+        """Handle an effect. It is called for every message, and therefore cheap."""
         from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 
         if self._began is None:
@@ -88,7 +88,7 @@ class Progress(_Bar):
             self.show(end=True)
 
     def show(self, *, end: bool) -> None:
-        """Called when `text` has changed; `end` marks a text that must be shown."""
+        """Show a changed `text`; `end` marks a text that must be shown."""
 
     def _has_new_metric(self, run: ServedRun) -> bool:
         """Whether there is a new point of the curve."""
@@ -117,7 +117,7 @@ class Progress(_Bar):
 
 
 def _share(run: ServedRun) -> float:
-    """The completed share of the run, by rounds or by budget, whichever ends first."""
+    """Return the completed share of the run, by rounds or by budget, whichever ends first."""
     budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:
@@ -137,7 +137,7 @@ class _Lines(Progress):
         self._rounds = False
 
     def show(self, *, end: bool) -> None:
-        """Prints the line if it is time for one."""
+        """Print the line if it is time for one."""
         now = time.monotonic()
         first = not self._rounds and self.text.startswith("round")
         if end or first or now - self._printed >= _LINE_EVERY_S:
@@ -148,7 +148,7 @@ class _Lines(Progress):
 
 @contextmanager
 def progress(title: str) -> Iterator[Progress]:
-    """Shows progress on stderr inside the context."""
+    """Show progress on stderr inside the context."""
     console = terminal(stderr=True)
     if not console.is_terminal:
         yield _Lines(title, console)
@@ -177,7 +177,7 @@ class _Trials(_Bar):
 
 @contextmanager
 def trial_progress(title: str) -> Iterator[Callable[[TrialProgress], None]]:
-    """Shows progress on stderr inside the context; each failure is a separate line."""
+    """Show progress on stderr inside the context; each failure is a separate line."""
     console, trials = terminal(stderr=True), _Trials(title)
 
     def note(progress: TrialProgress) -> None:

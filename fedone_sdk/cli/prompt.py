@@ -225,7 +225,7 @@ def _examples(data: str, task: TaskSpec) -> list[Example]:
 
 
 def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Example]:
-    """A JSON object or a text from each line that is not blank."""
+    """Return a JSON object or a text from each line that is not blank."""
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode().strip("\r\n")

@@ -94,7 +94,7 @@ def quickstart(
 
 
 def _available(model: _Model) -> _Model:
-    """The model, fetched if necessary; the embedded one if that fails."""
+    """Return the model, fetched if necessary; the embedded one if that fails."""
     if model is _Model.mini:
         return model
     from fedone_sdk.backends.local_models import is_present, local_model
@@ -110,7 +110,7 @@ def _available(model: _Model) -> _Model:
 
 
 def _as_own_run(path: Path) -> str:
-    """A built-in run as a file that works from any folder."""
+    """Return a built-in run as a file that works from any folder."""
     text = path.read_text(encoding="utf-8")
     folder = path.parent.as_posix()
     return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
@@ -119,7 +119,7 @@ def _as_own_run(path: Path) -> str:
 async def _both_exchanges(
     run: RunFile, federation: Federation
 ) -> tuple[RunResult, RunResult | None, list[Change] | None]:
-    """The run in either exchange, and the answers that its prompt changes.
+    """Return the run in either exchange, and the answers that its prompt changes.
 
     The last two are None if the first run was stopped.
     """

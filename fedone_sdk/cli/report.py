@@ -85,7 +85,7 @@ def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
 
 
 def check_report(option: str, target: Path) -> None:
-    """Checks, before the work, that a report can be written.
+    """Check, before the work, that a report can be written.
 
     Raises:
         MissingExtraError: The extra ``report`` is not installed.
@@ -106,7 +106,7 @@ def check_page(option: str, target: Path) -> None:
 
 
 def write_report(option: str, target: Path, run: ReportedRun) -> list[Path]:
-    """Writes a report.
+    """Write a report.
 
     Returns:
         The files that were written.

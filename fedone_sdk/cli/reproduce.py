@@ -205,7 +205,7 @@ def _known_tasks(tasks: list[str]) -> tuple[str, ...]:
 
 
 def _known_options(experiment: Experiment, given: list[str]) -> dict[str, str]:
-    """The settings of `--set`, by name."""
+    """Return the settings of `--set`, by name."""
     found = {}
     for text in given:
         option, separator, value = text.partition("=")
@@ -219,7 +219,7 @@ def _known_options(experiment: Experiment, given: list[str]) -> dict[str, str]:
 
 
 def _check(experiment: Experiment, settings: Settings) -> None:
-    """Checks the settings before any work."""
+    """Check the settings before any work."""
     model = None if settings.is_gguf and settings.model_folder.is_file() else settings.model
     for option, folder in (("--model", model), ("--data", settings.data)):
         if folder is not None and not folder.is_dir():
@@ -240,7 +240,7 @@ def _check(experiment: Experiment, settings: Settings) -> None:
 
 
 def _check_writable(folder: Path) -> None:
-    """Checks the folder before any work."""
+    """Check the folder before any work."""
     above = next(path for path in (folder, *folder.parents) if path.exists())
     if not above.is_dir():
         raise ArgumentError(f"--out: {above} is no folder")
@@ -249,7 +249,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _command(experiment: Experiment, seeds: int | None, settings: Settings) -> str:
-    """The command that reproduces the results."""
+    """Return the command that reproduces the results."""
     given: list[tuple[object, ...]] = [
         ("--model", settings.model),
         ("--data", settings.data),

@@ -212,7 +212,7 @@ def _is_of(target: Path, name: str) -> bool:
 
 
 async def _plan(model: RunFile, move: Retuning) -> RetunePlan:
-    """The plan, by a separate backend without a cache, so that paid answers count too."""
+    """Return the plan, by a separate backend without a cache, so that paid answers count too."""
     backend = model.spec.backend.model_copy(update={"cache": None, "record": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:

@@ -166,7 +166,7 @@ def _task(run: RunFile | None, name: str | None) -> TaskSpec:
 
 
 def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
-    """The prompt to measure: a text, or the contents of the task's slots."""
+    """Return the prompt to measure: a text, or the contents of the task's slots."""
     if not slots:
         if prompt and task.slots:
             names = ", ".join(task.slots)
@@ -189,7 +189,7 @@ def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
 
 
 def _label_free(run: RunFile | None, bias: str | None, wanted: str | None) -> LabelFree | None:
-    """The method of estimating a label bias; None if a bias is given."""
+    """Return the method of estimating a label bias; None if a bias is given."""
     if wanted is None:
         return None if run is None or bias is not None else run.spec.calibration.label_free
     if bias is not None and wanted != "none":

@@ -74,7 +74,7 @@ def serve(
 
 
 async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> str:
-    """Runs all steps of serving before listening, on a store in memory."""
+    """Run all steps of serving before listening, on a store in memory."""
     from fedone_sdk.aggregator import Aggregator
     from fedone_sdk.stores import MemoryStore
 
@@ -233,7 +233,7 @@ def _traced(config: ServeConfig) -> bool:
 
 @contextmanager
 def _listening(key: str, address: str) -> Iterator[None]:
-    """Adds the key of the address to errors of listening on it."""
+    """Add the key of the address to errors of listening on it."""
     try:
         yield
     except OSError as exc:

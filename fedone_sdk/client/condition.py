@@ -71,7 +71,7 @@ class Gate:
         self._waiting = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Return once a request may be sent.
+        """Wait until a request may be sent.
 
         Raises:
             Declining: The deadline comes first.

@@ -162,7 +162,7 @@ class Worker:
             rows = self._capabilities.compare(run, held)
             _log.warning(f"your rows fit {assignment.run_id} 0 of {rows.total}", reason=rows.reason)
             self._unfit[assignment.run_id] = run.task
-            raise Unfit(f"no row fits: {rows.told}")
+            raise Unfit(f"no row fits: {rows.public_reason}")
         scored = 0
 
         async def score(number: int, batch: Minibatch, prompts: Array) -> Losses:

@@ -143,7 +143,7 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
 
 
 def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
-    """The run with the shipped instructions as choices, and other slots fixed to `_plain`."""
+    """Return the run with the shipped instructions as choices; other slots are `_plain`."""
     slots = [slot for slot in base.prompt.slots if slot.name != LABELS]
     chosen = next((s for s in slots if isinstance(s.candidates, InstructionsSource)), None)
     chosen = chosen or (slots[0] if slots else None)
@@ -157,13 +157,13 @@ def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
 
 
 def _plain(slot: SlotSpec) -> dict[str, Any]:
-    """A slot with one candidate: blank, or its first if blank is not listed."""
+    """Return a slot with one candidate: blank, or its first if blank is not listed."""
     listed = getattr(slot.candidates, "candidates", ("",))
     return {"name": slot.name, "candidates": ["" if "" in listed else listed[0]]}
 
 
 def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The settings that another method shares with RUN.yaml's, if their values are valid."""
+    """Return the settings that another method shares with RUN.yaml's, if their values are valid."""
     model = _MODELS[name]
     kept = {key: own[key] for key in model.model_fields.keys() & own.keys() if key != "name"}
     try:

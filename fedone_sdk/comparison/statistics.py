@@ -132,7 +132,7 @@ def _less(first: float | None, second: float | None) -> float:
 
 
 def _linear(apart: _Floats) -> _Drawn | None:
-    """The difference of a mean over examples; `apart` has shape (S, R)."""
+    """Return the difference of a mean over examples; `apart` has shape (S, R)."""
     answered = ~np.isnan(apart).any(axis=0)
     if not answered.any():
         return None
@@ -162,7 +162,7 @@ def _collected(once: _Floats, num_examples: int, by_seed: Callable[[_Ints], _Flo
 def _of_tables(
     metric: str, first: Sequence[TrialRecord], second: Sequence[TrialRecord], num_labels: int
 ) -> _Drawn | None:
-    """The difference of a function of the confusion table."""
+    """Return the difference of a function of the confusion table."""
     rows = [record.predicted for record in (*first, *second)]
     answered = [place for place, column in enumerate(zip(*rows, strict=True)) if None not in column]
     if not answered:
@@ -177,7 +177,7 @@ def _of_tables(
         cells.append(into)
 
     def by_seed(examples: _Ints) -> _Floats:
-        """The difference with each seed, shape (draws, S)."""
+        """Return the difference with each seed, shape (draws, S)."""
         values = [
             metrics_of_tables(metric, (examples @ into).reshape(-1, num_labels, width))
             for into in cells

@@ -22,7 +22,7 @@ _HEADER = (
 
 
 def header_of(results: Results) -> list[str]:
-    """The columns of the table."""
+    """Return the columns of the table."""
     first = results.standings[0].entrant.name
     return [name.format(metric=results.task.metric, first=first) for name in _HEADER]
 

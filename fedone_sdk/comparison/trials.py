@@ -91,7 +91,7 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
     def measured(
         state: RunState, examples: Sequence[Example], *, biased: bool = True
     ) -> Prediction | None:
-        """A state's prompt by the answers of the run's evaluation; None if it was not evaluated."""
+        """Return a state's prompt by the run's evaluation; None if it was not evaluated."""
         machine = run.base.at(state)  # with its candidates
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)

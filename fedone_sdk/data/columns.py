@@ -16,7 +16,7 @@ _MAX_LABEL_CHARS = 60
 
 
 def label_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns that may hold labels, the likeliest first.
+    """Return the columns that may hold labels, the likeliest first.
 
     A label is a short text or a number, of 2 to 50 kinds, each in two rows on average.
 
@@ -39,7 +39,7 @@ def label_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text_columns(rows: Sequence[Mapping[str, Any]], label: str) -> list[str]:
-    """The columns that may hold the texts, the likeliest first.
+    """Return the columns that may hold the texts, the likeliest first.
 
     Raises:
         DataError: There is no column in addition to the label.
@@ -58,7 +58,7 @@ def text_columns(rows: Sequence[Mapping[str, Any]], label: str) -> list[str]:
 def split_dev(
     rows: Sequence[Mapping[str, Any]], label: str, *, share: float, seed: int = 0
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Splits a share of each label off, at least one row of each, in the order of the rows.
+    """Split a share of each label off, at least one row of each, in the order of the rows.
 
     Raises:
         DataError: A label has only one row.

@@ -34,7 +34,7 @@ class Misfit:
 
 
 def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) -> Misfit | None:
-    """The first reason why a task cannot be put to a row; None where it can.
+    """Return the first reason why a task cannot be put to a row; None where it can.
 
     A label is compared as text, so that a CSV's ``"1"`` is the label 1. `most_chars` bounds texts.
     """
@@ -94,17 +94,17 @@ class Rows:
     """How many rows fit a task.
 
     Attributes:
-        total: Rows.
-        fit: Those that a task can be put to.
-        reason: Why most of the others do not fit, for those whose rows they are; None where all do.
-        told: The same for others: it quotes nothing of a row but a label that stands in several
-            of them and looks like one.
+        total: Number of rows.
+        fit: Number of rows that fit the task.
+        reason: Why most of the others do not fit, for the owner of the rows; None if all fit.
+        public_reason: The same for the server: the only quotation is a label that occurs in
+            several rows and looks like one.
     """
 
     total: int
     fit: int
     reason: str | None
-    told: str | None
+    public_reason: str | None
 
     @classmethod
     def of(
@@ -115,7 +115,7 @@ class Rows:
         most_chars: int | None = None,
         quotes: bool = True,
     ) -> Rows:
-        """Compares rows with a task; `quotes` is whether `told` may quote a label at all."""
+        """Compare rows with a task; without `quotes`, `public_reason` quotes no label."""
         total, problems, labels = 0, Counter[tuple[str, str]](), Counter[str]()
         first: dict[tuple[str, str], Misfit] = {}
         shown: dict[str, Misfit] = {}
@@ -132,14 +132,14 @@ class Rows:
                 labels[text] += 1
                 shown.setdefault(text, found)
         if not problems:
-            return cls(total=total, fit=total, reason=None, told=None)
+            return cls(total=total, fit=total, reason=None, public_reason=None)
         ((kind, _),) = problems.most_common(1)
-        misfit, told = first[kind], f"field {kind[0]!r} {kind[1]}"
+        misfit, public_reason = first[kind], f"field {kind[0]!r} {kind[1]}"
         if misfit.label is not None:
             ((text, count),) = labels.most_common(1)
             misfit = shown[text]
             looks_like_one = len(text) <= _MAX_LABEL_CHARS and len(labels) <= _MAX_LABELS
             if quotes and count > 1 and looks_like_one:
-                told = str(misfit)
+                public_reason = str(misfit)
         fit = total - problems.total()
-        return cls(total=total, fit=fit, reason=str(misfit), told=told)
+        return cls(total=total, fit=fit, reason=str(misfit), public_reason=public_reason)

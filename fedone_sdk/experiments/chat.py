@@ -87,7 +87,7 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
-    """A trial's federation, with the first ``dev_rows`` of the dev split."""
+    """Return a trial's federation, with the first ``dev_rows`` of the dev split."""
     data = {name: str(workspace.inputs[name]) for name in ("train", "dev")}
     task = glue_task(options["task"], "chat").model_dump(mode="json")
     document = {
@@ -100,7 +100,7 @@ def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation
 
 
 def row_run(run: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's document with the prompt of a row, and with the row's keys of the method."""
+    """Return a run's document with the prompt of a row, and with the row's keys of the method."""
     return {
         **run,
         "prompt": row.get("prompt", run["prompt"]),
@@ -120,7 +120,7 @@ async def _paid(
     federation: Federation,
     find: Callable[[LLMBackend], Awaitable[Result]],
 ) -> Result:
-    """A result with what the trial has spent, also if the model does not show the label words."""
+    """Return a result with the trial's spending, also if the model hides the label words."""
     refusals: list[LabelsNotShown] = []
 
     @contextmanager
@@ -146,7 +146,7 @@ async def _paid(
 
 
 def _budget(*caps: dict[str, Any]) -> Budget:
-    """The caps of a trial's parts together, without that of training queries."""
+    """Return the caps of a trial's parts together, without that of training queries."""
     usd = [cap["usd"] for cap in caps]
     return Budget(
         requests=sum(cap["requests"] for cap in caps),
@@ -164,7 +164,7 @@ async def _predict(
 
 
 async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> Bias:
-    """The label bias of no prompt that fits rows of the clients."""
+    """Return the label bias of no prompt that fits rows of the clients."""
     rows = bias_examples(federation, num_rows)
     found = await _predict(backend, replace(federation, dev=rows), "")
     return label_bias(found.task, found.rows, found.examples)

@@ -165,7 +165,7 @@ async def _costs(
 def _share(
     cap: float | None, training: Usage, measuring: Usage, least: Usage, *, priced: bool
 ) -> Decimal:
-    """The share of their worst case that the runs may spend under the cap in money.
+    """Return the share of their worst case that the runs may spend under the cap in money.
 
     Measuring is paid first: a run without a measurement has no result.
     """
@@ -183,7 +183,7 @@ def _share(
 
 
 def _cap(worst: Usage, share: Decimal | None) -> dict[str, Any]:
-    """A cap as JSON holds it: money as text; None where it has no price."""
+    """Return a cap as JSON holds it: money as text; None where it has no price."""
     usd = None
     if share is not None:
         usd = worst.usd if share == 1 else (worst.usd * share).quantize(_STEP, ROUND_DOWN)

@@ -83,7 +83,7 @@ def find_digits(folder: Path | None = None) -> None:
 
 
 def _files(folder: Path) -> dict[str, tuple[Path, int]]:
-    """The IDX files and their dimensions, by split and kind."""
+    """Return the IDX files and their dimensions, by split and kind."""
     if not folder.is_dir():
         raise DataError(f"{folder}: is no folder")
     return {

@@ -76,7 +76,7 @@ def run_experiment(
     watch: Watch | None = None,
     run_missing: bool = True,
 ) -> Finished:
-    """Runs the missing trials of an experiment, and writes its report.
+    """Run the missing trials of an experiment, and write its report.
 
     Args:
         experiment: What to run.
@@ -132,7 +132,7 @@ class _Session:
         return {key: record.result for key, record in self.found.items()}
 
     def new(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials that no earlier stage had."""
+        """Return the trials that no earlier stage had."""
         if len({trial.key for trial in trials}) < len(trials):
             raise ValueError("two trials of one stage share a key")
         new = [trial for trial in trials if trial.key not in self._seen]

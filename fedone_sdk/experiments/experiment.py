@@ -45,7 +45,7 @@ class Workspace:
     folder: Path
 
     def file(self, name: str) -> Path:
-        """A file in the trial's folder."""
+        """Return a file in the trial's folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / name
 
@@ -117,7 +117,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """The trials that are known so far.
+        """Return the trials that are known so far.
 
         Called again when they are done, until it returns no new ones: later trials may depend on
         the results of earlier ones (a learning rate on its search).
@@ -132,7 +132,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def report(self, settings: Settings, results: Results) -> Report:
-        """The report. Trials that failed are absent from `results`."""
+        """Return the report. Trials that failed are absent from `results`."""
 
 
 EXPERIMENTS: Mapping[str, str] = {
@@ -151,7 +151,7 @@ EXPERIMENTS: Mapping[str, str] = {
 
 
 def find_experiment(name: str) -> Experiment:
-    """An experiment by its name.
+    """Return an experiment by its name.
 
     Raises:
         SpecError: There is none of that name.

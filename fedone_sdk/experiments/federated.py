@@ -74,14 +74,14 @@ class Tuning:
 
 
 def tuning_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
-    """The trial of a tuning run; errors as of `run_trial`."""
+    """Return the trial of a tuning run; errors as of `run_trial`."""
     return run_trial(key, settings, tuning, run_tuning, held_out=tuning.held_out)
 
 
 def run_trial(
     key: str, settings: Settings, tuning: Tuning, run: TrialFunction, **options: Any
 ) -> Trial:
-    """A trial on a federation's run, which is its option ``run`` next to `options`.
+    """Return a trial on a federation's run, which is its option ``run`` next to `options`.
 
     Raises:
         SpecError: There is no data for the task, or no such run.
@@ -127,7 +127,7 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def run_facts(federation: Federation, result: RunResult) -> Result:
-    """What the results of all trials on a run have."""
+    """Return the fields that the results of all trials on a run have."""
     return {
         "seed": result.seed,
         "status": result.status,
@@ -158,7 +158,7 @@ def run_timed(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
-    """The run of a trial with its data in place; arguments as for `run_tuning`."""
+    """Return the run of a trial with its data in place; arguments as for `run_tuning`."""
     run, held_out = options["run"], options.get("held_out")
     train, dev = workspace.inputs["train"], workspace.inputs.get("dev")
     if held_out is not None:
@@ -168,7 +168,7 @@ def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federati
 
 
 def untrained_prompt(federation: Federation) -> str:
-    """The deployable prompt before the first round, which the seed draws."""
+    """Return the deployable prompt before the first round, which the seed draws."""
     spec, vocabulary = federation.spec, federation.vocabulary
     method = method_from_spec(
         spec.method,
@@ -187,7 +187,7 @@ def trial_backend(
     *,
     guard: BudgetGuard | None = None,
 ) -> LLMBackend:
-    """The model of a trial, relative to the input ``model`` if that is a file or a folder.
+    """Return the model of a trial, relative to the input ``model`` if that is a file or a folder.
 
     A file keeps its answers for the next attempt at the trial.
     """
@@ -196,7 +196,7 @@ def trial_backend(
 
 
 def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
-    """The run as RUN.yaml has it, without the paths, which are a trial's inputs."""
+    """Return the run as RUN.yaml has it, without the paths, which are a trial's inputs."""
     vocabulary = tuning.vocab_size and {"kind": "pmi", "size": tuning.vocab_size}
     positions = {"length": tuning.prompt_len, "vocabulary": vocabulary}
     return {
@@ -234,7 +234,7 @@ def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
 async def _simulate(
     federation: Federation, workspace: Workspace
 ) -> tuple[RunResult, dict[str, Any]]:
-    """The run's result, and the memory of its model."""
+    """Return the run's result, and the memory of its model."""
     document = federation.spec.backend.model_dump(mode="json")
     async with trial_backend(document, workspace) as backend:
         result = await simulate(

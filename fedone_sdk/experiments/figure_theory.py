@@ -42,7 +42,7 @@ class FigureTheory(TableQueries):
     default_seeds = 5
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
-        """The contenders whose alpha has an expected loss, which the formula is about.
+        """Return the contenders whose alpha has an expected loss, which the formula is about.
 
         Raises:
             SpecError: None of them has, or an option is wrong.
@@ -57,7 +57,7 @@ class FigureTheory(TableQueries):
         return {**grid, "contender": names}
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """The measured medians, the curve through the one of K*=1, and the fit."""
+        """Return the measured medians, the curve through the one of K*=1, and the fit."""
         found = {name: _Measured(each) for name, each in self.repeats(settings, results).items()}
         figure = [f"![{self.title}]({self.name}.svg)\n"] if found else []
         sections = [each.markdown() for each in found.values()]
@@ -102,7 +102,7 @@ class _Measured:
         self.fit = fitted(rounds)
 
     def formula(self, clients: float) -> float | None:
-        """The curve through the measured median of K*=1; None where it is censored."""
+        """Return the curve through the measured median of K*=1; None where it is censored."""
         one = self.medians.get(1)
         if one is None or not math.isfinite(one.value):
             return None
@@ -112,14 +112,14 @@ class _Measured:
         return one.value * here / there
 
     def fit_queries(self, clients: float) -> float | None:
-        """The fit, as queries."""
+        """Return the fit, as queries."""
         if self.fit is None:
             return None
         c1, c2 = self.fit
         return self.per_client * clients * (c1 + c2 / clients) ** 2
 
     def markdown(self) -> str:
-        """The table and a sentence on the fit."""
+        """Return the table and a sentence on the fit."""
         repeats = self.repeats
         rows = table(
             "K*",
@@ -138,7 +138,7 @@ class _Measured:
         )
 
     def data(self) -> dict[str, Any]:
-        """The same numbers, as JSON holds them; null is infinite."""
+        """Return the same numbers, as JSON holds them; null is infinite."""
         repeats = self.repeats
         return {
             "target": {repeats.target: repeats.gains[repeats.target]},

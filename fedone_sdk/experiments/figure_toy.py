@@ -61,7 +61,7 @@ class FigureToy(Study):
         return super().trials(settings, results)
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """The trial of a toy; both figures have the IID runs."""
+        """Return the trial of a toy; both figures have the IID runs."""
         return Trial(
             key=key,
             run=run_toy,
@@ -125,7 +125,7 @@ def _to_targets(runs: Mapping[int, Mapping[int, Result]]) -> dict[int, dict[int,
 
 
 def _section(repeats: Repeats) -> str:
-    """The medians, and whether K*=1 needs the fewest queries to each target."""
+    """Return the medians, and whether K*=1 needs the fewest queries to each target."""
 
     def cell(target: str, clients: int, _: Any) -> str:
         return repeats.median_text(clients, target)
@@ -153,7 +153,7 @@ def _at_the_end(runs: Mapping[int, Result]) -> list[float]:
 
 
 def _panel(repeats: Repeats) -> Panel:
-    """The mean test accuracy over queries of each K*, in a band of one standard deviation."""
+    """Return the mean test accuracy over queries of each K*, +/- one standard deviation."""
     lines = []
     for clients, runs in repeats.runs.items():
         # Without the start, which a logarithmic axis does not have.

@@ -120,7 +120,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def images_of(draw: Draw) -> Iterator[tuple[str, bytes]]:
-    """A figure's bytes by kind of file; the same figure gives the same bytes."""
+    """Yield a figure's bytes by kind of file; the same figure gives the same bytes."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -79,42 +79,42 @@ class MethodTable(Study):
         return {**super().grid(settings), "row": rows}
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int | None]:
-        """The seeds of a method; None where its result does not depend on it."""
+        """Return the seeds of a method; None where its result does not depend on it."""
         return range(settings.seeds) if METHODS[point["row"]].seeded else (None,)
 
     def key(self, point: Point) -> str:
-        """The task, the method and its seed."""
+        """Return the task, the method and its seed."""
         name = f"{point['task']}_{point['row']}"
         return name if point["seed"] is None else f"{name}_s{point['seed']}"
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """The trial of a method."""
+        """Return the trial of a method."""
         run = {**self.run(settings), **point, "seed": point["seed"] or 0}
         return METHODS[point["row"]].trial(key, settings, run, point["rate"])
 
     def rates(self, settings: Settings, point: Point) -> Sequence[float]:
-        """The learning rates of a method, unless the user gives one."""
+        """Return the learning rates of a method, unless the user gives one."""
         searched = self.run(settings)["searches"] and "learning_rate" not in settings.options
         return METHODS[point["row"]].rates if searched else ()
 
     def pilot(self, settings: Settings, key: str, point: Point) -> Trial:
-        """A run at K* = 1 for any K*: ten times the cost would buy little here."""
+        """Return a run at K* = 1 for any K*: ten times the cost would buy little here."""
         pilot = {**point, "held_out": HELD_OUT, "every": 0, "clients_per_round": 1}
         return replace(self.trial(settings, key, pilot), home=Table1.name)
 
     def loss(self, settings: Settings, point: Point, pilots: Sequence[Result]) -> tuple[float, ...]:
-        """The metric on held-out rows, negated."""
+        """Return the metric on held-out rows, negated."""
         return (-pilots[0]["metric"]["after"],)
 
     def rate(self, settings: Settings, point: Point, results: Results) -> float | None:
-        """The learning rate that pilots chose; else the user's, or the method's first one."""
+        """Return the learning rate that pilots chose; else the user's, or the method's first."""
         rates = METHODS[point["row"]].rates
         if self.rates(settings, point) or not rates:
             return super().rate(settings, point, results)
         return number(settings.options, "learning_rate", rates[0])
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """The table, the rates, what the runs cost, and the curves."""
+        """Return the table, the rates, what the runs cost, and the curves."""
         grid, all_rows = self.grid(settings), self._rows(settings)
         tasks, titles = grid["task"], {row.name: self._title(row) for row in all_rows}
         absent = {titles[r.name]: why for r in all_rows if (why := missing(r, settings))}
@@ -172,7 +172,7 @@ class MethodTable(Study):
         )
 
     def _rows(self, settings: Settings) -> list[Method]:
-        """The rows that the user wants."""
+        """Return the rows that the user wants."""
         rows = [METHODS[name] for name in self.design.axes["row"]]
         names = wanted(settings, (row.name for row in rows))
         return [row for row in rows if (row.usual if names is None else row.name in names)]
@@ -239,7 +239,7 @@ def _legend(settings: Settings, run: Mapping[str, Any]) -> str:
 
 
 def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
-    """Notes on single cells."""
+    """Return the notes on single cells."""
     lines = [f"- {title} is left out: {why}." for title, why in absent.items()]
     each = [
         (title, TASK_NAMES[task], seed, result)

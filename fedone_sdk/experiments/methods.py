@@ -81,14 +81,14 @@ class Method:
         return self.standing is None
 
     def variant(self, title: str, *, changes: Mapping[str, Any], **fields: Any) -> Method:
-        """The method with other settings and attributes, by default no row of the paper."""
+        """Return the method with other settings and attributes, by default no row of the paper."""
         method = {**self.method, **changes}
         return replace(
             self, **{"title": title, "paper": "", "rates": (), **fields, "method": method}
         )
 
     def tuning(self, **attributes: Any) -> Tuning:
-        """A run of it; `attributes` are those of `Tuning`."""
+        """Return a run of it; `attributes` are those of `Tuning`."""
         vocabulary = {} if self.vocabulary else {"vocab_size": None}
         own = {"backend_kind": self.kind, "slots": self.slots, **vocabulary}
         return Tuning(**{**attributes, **own})
@@ -96,7 +96,7 @@ class Method:
     def trial(
         self, key: str, settings: Settings, run: Mapping[str, Any], rate: float | None = None
     ) -> Trial:
-        """The trial of one run at a learning rate.
+        """Return the trial of one run at a learning rate.
 
         `run` has attributes of `Tuning` without the method, ``batch_size`` and ``num_samples`` of
         the method, and ``searches``: whether learning rates are searched.
@@ -127,7 +127,7 @@ def missing(row: Method, settings: Settings) -> str | None:
 
 
 def wanted(settings: Settings, known: Iterable[str]) -> tuple[str, ...] | None:
-    """The names in ``--set methods``; None if the user names none.
+    """Return the names in ``--set methods``; None if the user names none.
 
     Raises:
         SpecError: One is not known.

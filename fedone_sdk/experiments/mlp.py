@@ -58,7 +58,7 @@ class Mlp:
         return stays.astype(np.float32) / np.float32(1 - self.dropout)
 
     def predict(self, parameters: Floats, images: Floats) -> NDArray[np.int64]:
-        """The likeliest class of each image; without dropout."""
+        """Return the likeliest class of each image; without dropout."""
         w1, b1, w2, b2 = self._layers(parameters)
         scores = np.maximum(images @ w1 + b1, 0) @ w2 + b2
         classes: NDArray[np.int64] = np.argmax(scores, axis=1)
@@ -67,7 +67,7 @@ class Mlp:
     def loss_and_gradient(
         self, parameters: Floats, images: Floats, labels: NDArray[np.int64], mask: Floats
     ) -> tuple[float, Floats]:
-        """The mean cross-entropy of a mini-batch, nats, and its gradient.
+        """Return the mean cross-entropy of a mini-batch, nats, and its gradient.
 
         Args:
             parameters: Shape (size,).
@@ -100,7 +100,7 @@ class Mlp:
         return -float(log_probs[rows, labels].mean()), gradient
 
     def _layers(self, parameters: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-        """Views of the weights and biases."""
+        """Return views of the weights and biases."""
         shapes = (
             (self.num_inputs, self.num_hidden),
             (self.num_hidden,),

@@ -23,7 +23,7 @@ _QUIET: Mapping[str, str] = {
 
 
 def run_on_ray(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
-    """Runs jobs as tasks of Ray, one CPU each; yields outcomes as they arrive.
+    """Run jobs as tasks of Ray, one CPU each, and yield outcomes as they arrive.
 
     The nodes of a cluster must see inputs and the output folder under the same paths.
 

@@ -28,7 +28,7 @@ def _all() -> Mapping[str, Any]:
 
 
 def printed(name: str) -> Mapping[str, Any]:
-    """The printed numbers of an experiment, or of ``setup`` or ``datasets``.
+    """Return the printed numbers of an experiment, or of ``setup`` or ``datasets``.
 
     They have a ``place`` and, for a table, ``setting``, ``columns`` and ``rows``; a cell is a
     number, or a mean and its spread.
@@ -38,7 +38,7 @@ def printed(name: str) -> Mapping[str, Any]:
 
 
 def about(name: str) -> str:
-    """The place of the numbers in the paper, and their setting."""
+    """Return the place of the numbers in the paper, and their setting."""
     found = printed(name)
     says = f" It says: {found['says']}." if "says" in found else ""
     return f"The paper: {found['place']}; {found['setting']}.{says}"
@@ -47,7 +47,7 @@ def about(name: str) -> str:
 def paper_row(
     name: str, row: str, columns: Sequence[object], *, average: bool = False
 ) -> list[str]:
-    """The cells of a method in some columns of an experiment, ``-`` where the paper has none.
+    """Return a method's cells in some columns, ``-`` where the paper has none.
 
     With `average`, the printed average of all columns comes last.
     """
@@ -68,7 +68,7 @@ def paper_row(
 def score_table(
     name: str, titles: Mapping[str, str], scores: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> str:
-    """A table of methods and tasks, with the paper's row below each of ours.
+    """Return a table of methods and tasks, with the paper's row below each of ours.
 
     The last column is the mean over tasks, where a method has results of all of them. Scores are
     metrics over seeds, by method and task.

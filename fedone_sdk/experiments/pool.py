@@ -64,7 +64,7 @@ class Outcome:
 
 
 def perform(job: Job) -> Outcome:
-    """Runs a job; an exception becomes a `Failure`."""
+    """Run a job; an exception becomes a `Failure`."""
     began = time.monotonic()
     found: Result | Failure
     try:
@@ -77,7 +77,7 @@ def perform(job: Job) -> Outcome:
 
 
 def run_in_processes(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
-    """Runs jobs in at most `workers` processes; yields outcomes as they arrive.
+    """Run jobs in at most `workers` processes, and yield outcomes as they arrive.
 
     A process that dies fails its trial and is replaced. Closing the iterator kills running jobs.
     """
@@ -127,13 +127,13 @@ class _Worker:
         self._began = 0.0
 
     def give(self, job: Job) -> None:
-        """Sends a job."""
+        """Send a job."""
         self._job, self._began = job, time.monotonic()
         with suppress(BrokenPipeError):  # it has died: `take` returns the failure
             self.connection.send(job)
 
     def take(self) -> Outcome:
-        """The outcome of the job, once the pipe has something to read."""
+        """Return the outcome of the job, once the pipe has something to read."""
         assert self._job is not None
         try:
             outcome = self.connection.recv()
@@ -149,7 +149,7 @@ class _Worker:
             return Outcome(self._job.key, failure, time.monotonic() - self._began)
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """End the process at once."""
         self.alive = False
         self.connection.close()
         self._process.kill()
@@ -158,7 +158,7 @@ class _Worker:
 
 
 def _work(connection: Connection) -> None:
-    """The loop of a worker process, until the other end of the pipe is closed."""
+    """Run the jobs of a worker process until the other end of the pipe is closed."""
     # Ctrl-C reaches every process of the terminal; the parent stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -54,18 +54,18 @@ class Repeats:
         return list(self.runs)
 
     def queries(self, clients: int, target: str) -> dict[int, float]:
-        """Queries to a target by seed; infinite where a repeat did not reach it."""
+        """Query to a target by seed; infinite where a repeat did not reach it."""
         return {
             seed: math.inf if (found := run["reached"][target]) is None else float(found)
             for seed, run in self.runs[clients].items()
         }
 
     def median(self, clients: int, target: str) -> Median:
-        """The median over the repeats, the censored ones infinite."""
+        """Return the median over the repeats, the censored ones infinite."""
         return median_interval(list(self.queries(clients, target).values()))
 
     def median_text(self, clients: int, target: str) -> str:
-        """The median, and how many repeats did not reach the target."""
+        """Return the median, and how many repeats did not reach the target."""
         found = list(self.queries(clients, target).values())
         text, missed = queries_text(median_interval(found).value, self.cap), found.count(math.inf)
         return f"{text} ({missed} of {len(found)} never)" if missed else text
@@ -77,7 +77,7 @@ class Repeats:
         return compared([one[s] for s in seeds], [other[s] for s in seeds], cap=self.cap)
 
     def numbers(self, clients: int, target: str) -> dict[str, Any]:
-        """The queries, their median and K*=1 against this K*, as JSON holds them."""
+        """Return the queries, their median and K*=1 against this K*, as JSON holds them."""
         found: dict[str, Any] = {
             "queries": finite({str(s): v for s, v in self.queries(clients, target).items()}),
             "median": finite(self.median(clients, target)._asdict()),
@@ -138,16 +138,16 @@ class Repeats:
         return next(iter(self.gains))
 
     def trimmed(self, clients: int, target: str) -> TrimmedMean:
-        """The mean without the extremes."""
+        """Return the mean without the extremes."""
         values = list(self.queries(clients, target).values())
         return trimmed_mean(values, share=TRIM, cap=self.cap)
 
     def markdown(self) -> str:
-        """The tables and their verdicts."""
+        """Return the tables and their verdicts."""
         return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
 
     def data(self) -> dict[str, Any]:
-        """The same numbers, as JSON holds them; null is infinite."""
+        """Return the same numbers, as JSON holds them; null is infinite."""
         return {
             "learning_rates": {str(k): rate for k, rate in self.learning_rates.items()},
             "cap": self.cap,
@@ -161,7 +161,7 @@ class Repeats:
         }
 
     def panels(self) -> tuple[Panel, Panel]:
-        """Queries to the target over K*, and the curves that led there.
+        """Query to the target over K*, and the curves that led there.
 
         The first one has medians with their intervals and a dot per repeat, censored ones at the
         top edge. The second one has the mean loss of the repeats over their queries.
@@ -243,7 +243,7 @@ class Repeats:
         )
 
     def _prompts(self, clients: int, place: int) -> list[float]:
-        """The metric of the deployable prompt at a place of every curve."""
+        """Return the metric of the deployable prompt at a place of every curve."""
         return [run["curve"][place]["prompt_metric"] for run in self.runs[clients].values()]
 
     def _data(self, clients: int, target: str) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _start(curve: Sequence[Mapping[str, float]]) -> float:
-    """The untrained expected loss; without one, that of the untrained prompt."""
+    """Return the untrained expected loss; without one, that of the untrained prompt."""
     return curve[0].get("expected_loss", curve[0]["prompt_loss"])
 
 

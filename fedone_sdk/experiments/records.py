@@ -59,7 +59,7 @@ class Records:
         self._name = name
 
     def find(self, trial: Trial) -> Record | None:
-        """The record with the same function, options and contents of inputs.
+        """Return the record with the same function, options and contents of inputs.
 
         Raises:
             SpecError: An input cannot be read.
@@ -72,7 +72,7 @@ class Records:
         return None
 
     def keep(self, trial: Trial, result: Result, wall_s: float) -> Record:
-        """Writes a trial's result.
+        """Write a trial's result.
 
         A result with other options (a quick run, another model) under the same key is set aside:
         it may have taken hours, and `find` returns it for those options.
@@ -100,7 +100,7 @@ class Records:
         return record
 
     def keep_failure(self, trial: Trial, text: str) -> None:
-        """Writes why a trial failed."""
+        """Write why a trial failed."""
         write_whole(self._failure_file(trial), text)
 
     def workspace(self, trial: Trial) -> Workspace:
@@ -126,7 +126,7 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def _read(file: Path) -> Record | None:
-    """A record; None if the file is missing or no record."""
+    """Return a record; None if the file is missing or no record."""
     try:
         return Record(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -154,7 +154,7 @@ def _digests(inputs: Mapping[str, Path]) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    """The digest of a file, or of all files in a folder with their names."""
+    """Return the digest of a file, or of all files in a folder with their names."""
     try:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         total = hashlib.sha256()
@@ -170,6 +170,6 @@ def _digest(path: Path) -> str:
 
 @cache
 def _file_digest(file: Path, size: int, mtime_ns: int) -> str:
-    """The digest of a file, cached until the file changes."""
+    """Return the digest of a file, cached until the file changes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

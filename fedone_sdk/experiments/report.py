@@ -25,7 +25,7 @@ def write_report(
     *,
     command: str | None = None,
 ) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """Writes a report's Markdown, JSON and figures, each whole or not at all.
+    """Write a report's Markdown, JSON and figures, each whole or not at all.
 
     Returns:
         The JSON document, and the files.

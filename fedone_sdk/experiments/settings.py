@@ -72,11 +72,11 @@ class Settings:
         return (folder / "config.json").is_file() and weights
 
     def preset(self, task: str) -> str:
-        """The built-in task in the form that the model reads: with a mask, or continued."""
+        """Return the built-in task in the form that the model reads: with a mask, or continued."""
         return f"{task}/causal" if self.is_gguf else task
 
     def backend(self, kind: Literal["onnx", "transformers"] | None = None) -> dict[str, Any]:
-        """The model as a run describes it, relative to its folder (a trial's input ``model``).
+        """Return the model as a run describes it, relative to its folder (input ``model``).
 
         Args:
             kind: Who runs it; None takes onnxruntime where the folder is made for it. Soft
@@ -90,7 +90,7 @@ class Settings:
         return {"kind": "transformers", "model": ".", "device": self.device}
 
     def task_folder(self, task: str) -> Path:
-        """The folder of a GLUE task's train.jsonl and dev.jsonl.
+        """Return the folder of a GLUE task's train.jsonl and dev.jsonl.
 
         Raises:
             SpecError: There is none.
@@ -107,7 +107,7 @@ class Settings:
         return folder
 
     def inputs(self, task: str) -> dict[str, Path]:
-        """What a trial on a GLUE task reads: ``train``, ``dev`` and ``model``."""
+        """Return what a trial on a GLUE task reads: ``train``, ``dev`` and ``model``."""
         folder = self.task_folder(task)
         return {
             "train": folder / "train.jsonl",
@@ -117,5 +117,5 @@ class Settings:
 
 
 def onnx_file(folder: Path) -> Path | None:
-    """The file in a model's folder that onnxruntime loads; None where there is none."""
+    """Return the file in a model's folder that onnxruntime loads; None where there is none."""
     return next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)

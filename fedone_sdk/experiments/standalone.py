@@ -42,7 +42,7 @@ _WHOLE_SHARE = 0.9
 
 
 def prompt_trial(key: str, settings: Settings, task: str, prompt: str) -> Trial:
-    """The trial that measures a given prompt on the dev split."""
+    """Return the trial that measures a given prompt on the dev split."""
     folder = settings.task_folder(task)
     return Trial(
         key=key,
@@ -68,7 +68,7 @@ def run_untrained(options: dict[str, Any], workspace: Workspace) -> Result:
 
 
 def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> Trial:
-    """The trial of in-context learning: solved training rows stand before each input."""
+    """Return the trial of in-context learning: solved training rows stand before each input."""
     return Trial(
         key=key,
         run=run_demonstrations,
@@ -149,7 +149,7 @@ def _text(task: TaskSpec, examples: Sequence[Example]) -> str:
 
 
 def _solved(task: TaskSpec, example: Example) -> str:
-    """An example in its template, with its label word at the mask or the end."""
+    """Return an example in its template, with its label word at the mask or the end."""
     target = target_of(task, example)
     assert isinstance(target, int)
     word = task.label_words[target]
@@ -162,7 +162,7 @@ def _solved(task: TaskSpec, example: Example) -> str:
 
 
 async def _tokens(backend: LLMBackend, task: TaskSpec, text: str) -> int:
-    """The tokens of a text within the template, at most as many as the model takes."""
+    """Return the tokens of a text within the template, at most as many as the model takes."""
     # In the place of a field: what is too long is then cut, as a prompt would not be.
     empty: dict[str, str] = dict.fromkeys(task.fields, "")
     filled = {**empty, task.fields[0]: text}
@@ -170,6 +170,6 @@ async def _tokens(backend: LLMBackend, task: TaskSpec, text: str) -> int:
 
 
 async def _length(backend: LLMBackend, task: TaskSpec, prompt: str, example: Example) -> int:
-    """The tokens of one input, at most as many as the model takes."""
+    """Return the tokens of one input, at most as many as the model takes."""
     quoted = await backend.quote(query_for(task, prompt, [example], backend=backend))
     return quoted.prompt_tokens

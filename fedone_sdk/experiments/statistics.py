@@ -77,7 +77,7 @@ class Comparison:
 
 
 def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Median:
-    """The lower median and the interval between two order statistics (`scipy`'s `quantile_test`).
+    """Return the lower median and its interval between order statistics (SciPy `quantile_test`).
 
     Args:
         values: One per repeat; infinite where it was censored.
@@ -96,7 +96,7 @@ def median_interval(values: Sequence[float], *, confidence: float = 0.95) -> Med
 
 
 def trimmed_mean(values: Sequence[float], *, share: float, cap: float) -> TrimmedMean:
-    """The mean without the least and the greatest `share` of the values.
+    """Return the mean without the least and the greatest `share` of the values.
 
     Args:
         values: One per repeat; infinite where it was censored.
@@ -115,7 +115,7 @@ def trimmed_mean(values: Sequence[float], *, share: float, cap: float) -> Trimme
 
 
 def proportion_interval(hits: int, count: int) -> tuple[float, float, float]:
-    """A share and its exact 95 % interval (Clopper and Pearson 1934).
+    """Return a share and its exact 95 % interval (Clopper and Pearson 1934).
 
     Raises:
         ValueError: There are fewer tries than hits, or none.
@@ -129,7 +129,7 @@ def proportion_interval(hits: int, count: int) -> tuple[float, float, float]:
 def compared(
     first: Sequence[float], second: Sequence[float], *, cap: float = math.inf
 ) -> Comparison:
-    """Compares two settings whose repeats had the same seeds.
+    """Compare two settings whose repeats had the same seeds.
 
     Args:
         first: One number per seed; infinite where it was censored.
@@ -167,5 +167,5 @@ def _ordered(values: Sequence[float]) -> list[float]:
 
 
 def _ratio(a: float, b: float) -> float:
-    """The quotient b / a, where both may be 0: a target that was met at the start."""
+    """Return the quotient b / a, where both may be 0: a target that was met at the start."""
     return b / a if a else 1.0 if b == 0.0 else math.inf

@@ -56,7 +56,7 @@ class Study(Experiment):
     design: ClassVar[Design]
 
     def run(self, settings: Settings) -> dict[str, Any]:
-        """What all runs share, with the numbers that the user gives.
+        """Return what all runs share, with the numbers that the user gives.
 
         Raises:
             SpecError: One is not positive, or not whole where it must be.
@@ -68,37 +68,37 @@ class Study(Experiment):
         return changed(run, {**asked, **({"method": inner} if inner else {})})
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
-        """The values on each axis."""
+        """Return the values on each axis."""
         grid = {**self.design.axes, **(self.design.small_axes if settings.quick else {})}
         return {**grid, "task": settings.tasks} if "task" in grid and settings.tasks else grid
 
     def seeds(self, settings: Settings, point: Point) -> Iterable[int | None]:
-        """The seeds of a point; None where the result does not depend on it."""
+        """Return the seeds of a point; None where the result does not depend on it."""
         return range(settings.seeds)
 
     def key(self, point: Point) -> str:
-        """The key of the trial of a point."""
+        """Return the key of the trial of a point."""
         return self.design.key.format(**point)
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """The trial of a point: by default a tuning run of its attributes."""
+        """Return the trial of a point: by default a tuning run of its attributes."""
         tuning = {name: value for name, value in point.items() if name != "rate"}
         return tuning_trial(key, settings, Tuning(**changed(self.run(settings), tuning)))
 
     def rates(self, settings: Settings, point: Point) -> Sequence[float]:
-        """The learning rates that pilots choose from; none where nothing is chosen."""
+        """Return the learning rates that pilots choose from; none where nothing is chosen."""
         return ()
 
     def pilot(self, settings: Settings, key: str, point: Point) -> Trial:
-        """The trial of a pilot."""
+        """Return the trial of a pilot."""
         return self.trial(settings, key, point)
 
     def loss(self, settings: Settings, point: Point, pilots: Sequence[Result]) -> tuple[float, ...]:
-        """What the best of the learning rates has the least of; the first of equals."""
+        """Return the value that the best learning rate has the least of; ties go to the first."""
         raise NotImplementedError
 
     def rate(self, settings: Settings, point: Point, results: Results) -> float | None:
-        """The learning rate of a point: the best of its pilots; None without any result."""
+        """Return the learning rate of a point: the best of its pilots; None without any result."""
         losses = {}
         for rate in self.rates(settings, point):
             keys = [key for key, _ in self._pilots(point, rate)]
@@ -107,7 +107,7 @@ class Study(Experiment):
         return min(losses, key=lambda rate: losses[rate], default=None)
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """The pilots; then one trial per point and seed, first all points with the first seed.
+        """Return the pilots, then one trial per seed and point.
 
         An interrupted study has whole rows of its table.
         """
@@ -128,7 +128,7 @@ class Study(Experiment):
         return [*pilots, *(self.trial(settings, self.key(point), point) for point in repeats)]
 
     def runs(self, settings: Settings, results: Results, **outer: Any) -> Runs:
-        """The results along the last axis, at values `outer` of the others; without empty ones."""
+        """Return the results along the last axis, at values `outer` of the others, if any."""
         last = [*self.grid(settings)][-1]
         points = [point for point in self._points(settings) if outer.items() <= point.items()]
         found = {
@@ -153,7 +153,7 @@ class Study(Experiment):
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A description with changes; a mapping within it is changed key by key."""
+    """Return a description with changes; a mapping within it is changed key by key."""
     found = dict(base)
     for name, value in changes.items():
         held = found.get(name)

@@ -16,7 +16,7 @@ Column = Callable[[Any, Any], str]
 
 
 def mean_sd(values: Iterable[float]) -> tuple[float, float | None]:
-    """The mean and the sample standard deviation (None for a single value).
+    """Return the mean and the sample standard deviation (None for a single value).
 
     Raises:
         ValueError: There are no values.
@@ -46,7 +46,7 @@ def mean_sd_text(values: Iterable[float], *, scale: float = 100.0, digits: int =
 def mean_curve(
     curves: Sequence[Sequence[tuple[float, float]]], grid: Sequence[float] | None = None
 ) -> tuple[list[float], list[float], list[float]]:
-    """The mean of curves, which are interpolated, and the sample deviation.
+    """Return the mean of curves, which are interpolated, and the sample deviation.
 
     After the end of the shortest curve the mean would be of fewer runs.
 
@@ -67,7 +67,7 @@ def mean_curve(
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table: the first column to the left, the others to the right."""
+    """Return a Markdown table: the first column to the left, the others to the right."""
     alignment = ["---", *["---:"] * (len(header) - 1)]
     lines = (
         "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
@@ -77,7 +77,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def table(first: str | None, rows: Mapping[Any, Any], columns: Mapping[str, Column]) -> str:
-    """A Markdown table of results.
+    """Return a Markdown table of results.
 
     Args:
         first: Name of the first column, which holds the keys; None leaves it out.
@@ -91,7 +91,7 @@ def table(first: str | None, rows: Mapping[Any, Any], columns: Mapping[str, Colu
 
 
 def number(options: Mapping[str, str], name: str, default: Number) -> Number:
-    """The positive number that ``--set`` gives, whole where the default is; else the default.
+    """Return the positive number of ``--set``, whole if the default is; else the default.
 
     Raises:
         SpecError: It is no such number.

@@ -163,7 +163,7 @@ class FigurePromptLength(Sweep):
 
 
 def _any(runs: Runs) -> Mapping[str, Any]:
-    """The metric's name and the value without a prompt, which all runs share."""
+    """Return the metric's name and the value without a prompt, which all runs share."""
     found: Mapping[str, Any] = next(iter(next(iter(runs.values())).values()))["metric"]
     return found
 

@@ -64,7 +64,7 @@ class Table2(Study):
         return (0,) if asks or point["exchange"] == "alpha" else ()
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """The count of a method's messages."""
+        """Return the count of a method's messages."""
         row, run = _ROWS[point["row"]], self.run(settings)
         return Trial(
             key=key,
@@ -99,7 +99,7 @@ class Table2(Study):
         ]
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """The counts next to the paper's, and the seconds."""
+        """Return the counts next to the paper's, and the seconds."""
         run = self.run(settings)
         shapes = {name: run[name] for name in _SHAPES}
         lines = []
@@ -144,7 +144,7 @@ class Table2(Study):
 
 
 def _line(row: Method, clients: int, counts: Mapping[str, Result]) -> _Line:
-    """A row of the table, of the counts by exchange."""
+    """Return a row of the table, of the counts by exchange."""
     alpha = counts["alpha"]
     elements = alpha["elements_up"] // alpha["visits"]
     return {
@@ -162,14 +162,14 @@ def _line(row: Method, clients: int, counts: Mapping[str, Result]) -> _Line:
 
 
 def _timed(settings: Settings) -> list[Method]:
-    """The methods whose runs are timed."""
+    """Return the methods whose runs are timed."""
     if settings.data is None:
         return []
     return [row for row in _FEDERATED if missing(row, settings) is None]
 
 
 def _paper(row: Method, clients: int) -> dict[str, Any] | None:
-    """The paper's numbers at one K*, by its columns, and the sizes on a client."""
+    """Return the paper's numbers at one K*, by its columns, and the sizes on a client."""
     printed_table, name = printed(Table2.name), row.name if row.paper is None else row.paper
     numbers = printed_table["rows"].get(name, {}).get(clients)
     if numbers is None:
@@ -179,7 +179,7 @@ def _paper(row: Method, clients: int) -> dict[str, Any] | None:
 
 
 def _papers_p_tuning(shapes: Mapping[str, int]) -> int:
-    """The numbers that the paper counts for P-tuning v2.
+    """Return the numbers that the paper counts for P-tuning v2.
 
     An input prompt, and in each layer n rows of the weights and biases of queries, keys and values.
     """

@@ -103,7 +103,7 @@ class Table3(Study):
         return range(settings.seeds if _ROWS[point["row"]].seeded else 1)
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """A row's run or measurement on a task, its caps left open."""
+        """Return a row's run or measurement on a task, its caps left open."""
         name, task, seed = point["row"], point["task"], point["seed"]
         folder = settings.task_folder(task)
         options: dict[str, Any] = {
@@ -124,7 +124,7 @@ class Table3(Study):
         )
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """The table, and what each row has spent."""
+        """Return the table, and what each row has spent."""
         tasks, found = self.grid(settings)["task"], dict[str, dict[str, list[Result]]]()
         for name, row in _ROWS.items():
             runs = self.runs(settings, results, row=name)
@@ -174,7 +174,7 @@ class Table3(Study):
         )
 
     def _document(self, settings: Settings) -> dict[str, Any]:
-        """A run without its task and data.
+        """Return a run without its task and data.
 
         Raises:
             SpecError: The endpoint or the model is missing.
@@ -253,13 +253,13 @@ class Table3(Study):
 
 
 def _own(row: Method) -> dict[str, Any]:
-    """The parts of the run that are a row's own."""
+    """Return the parts of the run that are a row's own."""
     prompt = {"prompt": {"slots": list(row.slots)}} if row.slots else {}
     return {"method": dict(row.method), **prompt}
 
 
 def _questions(settings: Settings) -> dict[str, Any]:
-    """What differs from the presets, by task.
+    """Return the differences from the presets, by task.
 
     Raises:
         SpecError: There are no such questions.

@@ -111,7 +111,7 @@ class TableQueries(Study):
         return grid
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
-        """The trial of a run to the contender's targets."""
+        """Return the trial of a run to the contender's targets."""
         contender, run = self.contender(settings, point["contender"]), self.run(settings)
         clients, rate = point["clients_per_round"], point["rate"]
         tuning = contender.tuning(
@@ -127,25 +127,25 @@ class TableQueries(Study):
         return replace(trial, home=TableQueries.name)
 
     def rates(self, settings: Settings, point: Point) -> Sequence[float]:
-        """The learning rates of a contender that has several."""
+        """Return the learning rates of a contender that has several."""
         return self.contender(settings, point["contender"]).rates
 
     def loss(self, settings: Settings, point: Point, pilots: Sequence[Result]) -> tuple[float, ...]:
-        """The mean queries of the pilots, and their mean loss at the end to break ties."""
+        """Return the mean queries of the pilots, and their mean loss at the end to break ties."""
         contender = self.contender(settings, point["contender"])
         target = next(iter(contender.gains))
         queries = [run["reached"][target] or contender.cap for run in pilots]
         return fmean(queries), fmean(run["curve"][-1][target] for run in pilots)
 
     def rate(self, settings: Settings, point: Point, results: Results) -> float | None:
-        """The learning rate of a point: the one that pilots chose, or the contender's own."""
+        """Return the learning rate of a point: chosen by pilots, or the contender's own."""
         contender = self.contender(settings, point["contender"])
         if contender.rates:
             return super().rate(settings, point, results)
         return contender.method.get("learning_rate")
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """The table, every repeat, K*=1 against the others, and the curves."""
+        """Return the table, every repeat, K*=1 against the others, and the curves."""
         found = self.repeats(settings, results).values()
         probing = self.probing(settings)
         above, below = zip(*(repeats.panels() for repeats in found), strict=True)
@@ -165,7 +165,7 @@ class TableQueries(Study):
         )
 
     def repeats(self, settings: Settings, results: Results) -> dict[str, Repeats]:
-        """The repeats by contender, without contenders that have none."""
+        """Return the repeats by contender, without contenders that have none."""
         grid, found = self.grid(settings), {}
         for name in grid["contender"]:
             contender, rates = self.contender(settings, name), {}
@@ -185,7 +185,7 @@ class TableQueries(Study):
         return found
 
     def contender(self, settings: Settings, name: str) -> Method:
-        """A contender with what the user asked for.
+        """Return a contender with what the user asked for.
 
         Raises:
             SpecError: An option is wrong.
@@ -210,7 +210,7 @@ class TableQueries(Study):
         return replace(found, cap=asked)
 
     def probing(self, settings: Settings) -> Probing:
-        """The measurements of a run."""
+        """Return the measurements of a run."""
         return Probing(**self.run(settings)["probing"])
 
 
@@ -220,7 +220,7 @@ def _num_samples(contender: Method) -> int:
 
 
 def _paper(contender: Method) -> dict[int, float]:
-    """Queries by K*."""
+    """Query by K*."""
     paper = printed(TableQueries.name)
     column = paper["columns"].index("queries")
     rows = paper["rows"].get(contender.paper, {})
@@ -228,7 +228,7 @@ def _paper(contender: Method) -> dict[int, float]:
 
 
 def _rules(settings: Settings, run: Mapping[str, Any], probing: Probing) -> str:
-    """The rules that were fixed before the repeats."""
+    """Return the rules that were fixed before the repeats."""
     method = {**GsBdplSpec().model_dump(), **run["method"]}
     seeds = ", ".join(map(str, PILOTS))
     given = {name: settings.options.get(name) for name in ("learning_rate", "gain", "cap")}

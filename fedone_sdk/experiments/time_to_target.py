@@ -61,7 +61,7 @@ class Probing:
 
 
 def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
-    """The trial of a run that ends at its targets, else after its rounds."""
+    """Return the trial of a run that ends at its targets, else after its rounds."""
     options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
     trial = run_trial(key, settings, tuning, run_to_target, **options)
     # Records name the function by its former place.
@@ -69,7 +69,7 @@ def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing)
 
 
 def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Runs a federation until its targets are reached.
+    """Run a federation until its targets are reached.
 
     Args:
         options: As of `run_tuning`, and ``probing``.
@@ -180,7 +180,7 @@ class _Probe:
         prompts: Iterable[NDArray[np.int64]],
         rows: Sequence[list[Example]],
     ) -> dict[str, float]:
-        """The loss (nats) and the metric of prompts, each on its rows."""
+        """Return the loss (nats) and the metric of prompts, each on its rows."""
         assert self._run is not None
         task, show = self._run.spec.task, await self._run.show(backend)
         queries = [
@@ -212,7 +212,7 @@ class _Probe:
 
 
 def noises(shape: tuple[int, int], *, count: int, seed: int) -> NDArray[np.float32]:
-    """The Gumbel noises of `count` prompts, shape (count, n, N), where `shape` is n and N."""
+    """Return the Gumbel noises of `count` prompts, shape (count, n, N); `shape` is (n, N)."""
     generator = stream(stream_seed(seed, "probe", 0))
     return generator.gumbel(size=(count, *shape)).astype(np.float32)
 

@@ -45,7 +45,7 @@ class Toy:
 
 
 def run_toy(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Runs a toy federation to the end of its queries.
+    """Run a toy federation to the end of its queries.
 
     A query is what a call of the language model is to the paper's methods: the forward pass of one
     mini-batch. A client's visit makes ``local_epochs * ceil(rows / batch_size)`` of them.
@@ -108,13 +108,13 @@ class ToyClients:
             self.shards = dirichlet(labels, toy.num_clients, toy.dirichlet_alpha, seed)
 
     def cost(self, chosen: Sequence[int]) -> int:
-        """Queries of a round."""
+        """Query of a round."""
         toy = self._toy
         batches = (math.ceil(len(self.shards[client]) / toy.batch_size) for client in chosen)
         return toy.local_epochs * sum(batches)
 
     def rounds(self) -> Iterator[list[int]]:
-        """The clients of each round, by index, up to the cap on queries."""
+        """Yield the clients of each round, by index, up to the cap on queries."""
         held = {client: len(shard) for client, shard in enumerate(self.shards)}
         round_number, spent = 0, 0
         while True:
@@ -137,7 +137,7 @@ class ToyClients:
         return aggregate(trained, [len(self.shards[client]) for client in chosen])
 
     def accuracy(self, parameters: NDArray[np.float32]) -> float:
-        """The share of the test split that is classified correctly."""
+        """Return the share of the test split that is classified correctly."""
         found = self.network.predict(parameters, self._digits.test_images)
         return float(np.mean(found == self._digits.test_labels))
 

@@ -161,7 +161,7 @@ class NodeServer:
         )
 
     async def wait(self) -> None:
-        """Return when the run's last evaluation has ended."""
+        """Wait until the run's last evaluation has ended."""
         await self.run.wait()
 
     # Nodes

@@ -132,11 +132,11 @@ class PromptArtefact(_Part):
         return task if self.prompt.bias is None else task.with_bias(self.prompt.bias)
 
     def signed(self) -> Self:
-        """A copy with its digest."""
+        """Return a copy with its digest."""
         return self.model_copy(update={"sha256": self.digest})
 
     def dump(self) -> str:
-        """The artefact as the contents of a file."""
+        """Return the artefact as the contents of a file."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -149,7 +149,7 @@ def ledger_sha256(lines: Sequence[LogEntry]) -> str:
 
 
 def artefact_of(run: ReportedRun) -> PromptArtefact:
-    """The artefact of a run in its current state.
+    """Return the artefact of a run in its current state.
 
     Args:
         run: A run from an archive or a store.
@@ -202,7 +202,7 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
 
 
 def read_artefact(path: Path, *, checked: bool = True) -> PromptArtefact:
-    """Reads an artefact.
+    """Read an artefact.
 
     Args:
         path: The file.

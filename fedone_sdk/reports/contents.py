@@ -65,7 +65,7 @@ class Contents:
 
 
 def contents_of(run: ReportedRun) -> Contents:
-    """Computes the contents of a run's report."""
+    """Compute the contents of a run's report."""
     result, spec, verdict = run.result, run.spec, run.result.verdict
     after = run.outcomes.get("after")
     table = None
@@ -141,7 +141,7 @@ def _cap(cap: int | None) -> str:
 
 
 def _clients(run: ReportedRun) -> list[Client]:
-    """The clients' contributions, largest first."""
+    """Return the clients' contributions, largest first."""
     losses = defaultdict[str, list[float]](list)
     for entry in run.result.history:
         for name in entry.client_id.split(","):
@@ -183,7 +183,7 @@ def changed_answers(
     examples: Sequence[Example],
     plain_bias: Bias | None,
 ) -> list[Change]:
-    """The examples whose answer differs from that without a prompt, in their order.
+    """Return the examples whose answer differs from that without a prompt, in their order.
 
     Args:
         task: The task.

@@ -33,7 +33,7 @@ _STYLE: Any = {
 
 
 def curves_svg(run: ReportedRun) -> str:
-    """The SVG of metric and loss over training queries; the same run gives the same figure.
+    """Return the SVG of metric and loss over training queries; the same run gives the same figure.
 
     The two plots are stacked, fit the width of a phone, and support light and dark mode.
     """
@@ -50,7 +50,7 @@ def curves_svg(run: ReportedRun) -> str:
 def svg_of(
     draw: Callable[[Figure], None], *, size: tuple[float, float], style: Mapping[str, Any]
 ) -> str:
-    """The SVG of axes over training queries; the same drawing gives the same bytes.
+    """Return the SVG of axes over training queries; the same drawing gives the same bytes.
 
     Args:
         draw: Draws on an empty figure.
@@ -74,7 +74,7 @@ def svg_of(
 
 
 def printable(name: str) -> str:
-    """A metric's name, which is arbitrary, without characters that XML does not allow."""
+    """Return a metric's name, which is arbitrary, without characters that XML does not allow."""
     return "".join(char if char.isprintable() else " " for char in name)
 
 
@@ -110,7 +110,7 @@ def _draw_metric(axes: Axes, run: ReportedRun) -> None:
 
 
 def _along(run: ReportedRun) -> str:
-    """The legend of the curve, which may cover a part of the dev split only."""
+    """Return the legend of the curve, which may cover a part of the dev split only."""
     after = run.outcomes.get("after")
     if after is None or run.spec is None:
         return "along the way"

@@ -22,7 +22,7 @@ _MAX_WRITTEN = 16
 def _messages(
     task: TaskSpec, prompt: TextPrompt, plain: Callable[[str], str], field: str
 ) -> list[dict[str, str]]:
-    """The messages of `ready_messages`, with other escapes and fields.
+    """Return the messages of `ready_messages`, with other escapes and fields.
 
     Args:
         task: The task.
@@ -49,7 +49,7 @@ def _messages(
 
 
 def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
-    """The task's messages with the prompt inserted, and fields for ``str.format``.
+    """Return the task's messages with the prompt inserted, and fields for ``str.format``.
 
     A template becomes one user message. System and assistant messages without content are omitted.
     Braces in the prompt are doubled.
@@ -58,7 +58,7 @@ def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
 
 
 def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
-    """The task's template with the prompt inserted; for a chat its messages, as JSON.
+    """Return the task's template with the prompt inserted; for a chat its messages, as JSON.
 
     Braces in the prompt are doubled for ``str.format``.
     """
@@ -67,7 +67,7 @@ def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
 
 
 def dspy_state(artefact: PromptArtefact) -> dict[str, Any]:
-    """The state for `dspy.Predict("FIELD, ... -> LABEL_FIELD").load(FILE)`.
+    """Return the state for `dspy.Predict("FIELD, ... -> LABEL_FIELD").load(FILE)`.
 
     DSPy puts its own frame around an input, so the prompt's measurement does not apply, and a label
     bias is not supported.
@@ -177,7 +177,7 @@ FORMS: Mapping[str, Callable[[PromptArtefact], str]] = {
 
 
 def in_form(artefact: PromptArtefact, form: str) -> str:
-    """An artefact in another form, one of `FORMS`.
+    """Return an artefact in another form, one of `FORMS`.
 
     ``text`` is the prompt's exact text; ``template`` is `ready_text`; ``dspy``, ``mlflow``,
     ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`, `mlflow_prompt`, `langfuse_prompt`
@@ -212,7 +212,7 @@ def _right(task: TaskSpec) -> str:
 
 
 def _template(artefact: PromptArtefact, plain: Callable[[str], str]) -> str | list[dict[str, str]]:
-    """The task's text or messages with the prompt in its place and ``{{name}}`` for a field."""
+    """Return the task's text or messages with the prompt, and ``{{name}}`` for a field."""
     messages = _messages(artefact.asked, artefact.prompt.prompt, plain, "{{%s}}")
     return messages if artefact.task.template is None else messages[0]["content"]
 

@@ -43,13 +43,13 @@ def html_page(
 
 
 def html_report(run: ReportedRun) -> str:
-    """The report as one HTML page."""
+    """Return the report as one HTML page."""
     svg = curves_svg(run) if run.result.history else None
     return html_page("report.html.j2", svg, report=contents_of(run))
 
 
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
-    """The report as Markdown, and its SVG.
+    """Return the report as Markdown, and its SVG.
 
     Args:
         run: The run.
@@ -78,7 +78,7 @@ def _inline(text: object) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """A text as a Markdown code block, with a fence that the text does not contain."""
+    """Return a text as a Markdown code block, with a fence that the text does not contain."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     # A carriage return or another line separator would end the block's line.

@@ -65,7 +65,7 @@ def retune_page(
 
 
 def retune_html(page: RetunePage) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     from fedone_sdk.reports.render import html_page
 
     return html_page("retune.html.j2", page=page)

@@ -110,7 +110,7 @@ async def measure_retuned(
     finished: bool,
     bare: TextPrompt = "",
 ) -> Retuned:
-    """Compares prompts by answers that the run's evaluation paid for; nothing is asked.
+    """Compare prompts by answers that the run's evaluation paid for; nothing is asked.
 
     Args:
         backend: The new model, with the cache that it was asked through.
@@ -189,7 +189,7 @@ class _Reader:
         self._spec = federation.spec
 
     async def known(self, prompt: TextPrompt) -> Prediction:
-        """The cached answers to a prompt; missing answers count as failed."""
+        """Return the cached answers to a prompt; missing answers count as failed."""
         task, free = self._spec.task, self._spec.calibration.label_free
         dev, size = self._federation.dev, self._spec.method.batch_size
         score, measure = self._federation.score, self._federation.measure
@@ -219,11 +219,11 @@ class _Reader:
         )
 
     def under(self, found: Prediction, bias: Bias | None) -> Prediction:
-        """The same answers with another bias."""
+        """Return the same answers with another bias."""
         return replace(found, task=self._spec.task.with_bias(bias))
 
     def measured(self, found: Prediction) -> MeasuredPrompt:
-        """The metric of a prompt."""
+        """Return the metric of a prompt."""
         if not found.scored:
             return MeasuredPrompt(bias=found.task.bias)
         task = found.task
@@ -236,7 +236,7 @@ class _Reader:
         )
 
     def gain(self, better: Prediction, worse: Prediction) -> Spread | None:
-        """The paired gain of one prompt over another on the same examples; positive is better."""
+        """Return the paired gain of one prompt over another; positive is better."""
         if not (better.scored and worse.scored):
             return None
         metric, count = self._spec.task.metric, len(self._spec.task.labels)
@@ -258,7 +258,7 @@ def _on_old_model(artefact: PromptArtefact) -> MeasuredPrompt:
 
 
 def _apart(metric: str, here: MeasuredPrompt, there: MeasuredPrompt) -> Spread | None:
-    """The difference of two unpaired measurements.
+    """Return the difference of two unpaired measurements.
 
     The interval combines those of both (MOVER, Zou and Donner 2008). For measurements on the same
     dev split it is conservative.

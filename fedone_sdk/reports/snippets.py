@@ -102,7 +102,7 @@ def snippets(
 
 
 def _local(task: TaskSpec, spec: RunSpec, prompt: PromptReport) -> Snippet:
-    """A program that calls any backend by the SDK."""
+    """Return a program that calls any backend by the SDK."""
     asked = task.with_bias(prompt.bias) if prompt.bias else task
     settings = spec.backend.model_dump(
         mode="json", exclude_defaults=True, exclude={"cache", "record"}
@@ -122,7 +122,7 @@ def _local(task: TaskSpec, spec: RunSpec, prompt: PromptReport) -> Snippet:
 
 
 def _url(backend: BackendSpec) -> str | None:
-    """The URL of OpenAI's API; None is the clients' default."""
+    """Return the URL of OpenAI's API; None is the clients' default."""
     url: str | None = getattr(backend, "base_url", None)
     if isinstance(backend, VllmSpec) and url is not None and not url.endswith("/v1"):
         return f"{url}/v1"
@@ -130,13 +130,13 @@ def _url(backend: BackendSpec) -> str | None:
 
 
 def _shown(task: TaskSpec, spec: RunSpec) -> int:
-    """The number of ``top_logprobs``; 0 if the program reads the answer's text."""
+    """Return the number of ``top_logprobs``; 0 if the program reads the answer's text."""
     silent = isinstance(spec.backend, OpenAISpec) and not spec.backend.log_probs
     return 0 if task.generates or silent else _TOP
 
 
 def _max_name(spec: RunSpec) -> str:
-    """The server's name of the limit of completion tokens, which differs for OpenAI."""
+    """Return the server's name of the limit of completion tokens, which differs for OpenAI."""
     url = getattr(spec.backend, "base_url", None)
     host = urlsplit(url or "").netloc
     ours = url is None or host == "openai.com" or host.endswith(".openai.com")

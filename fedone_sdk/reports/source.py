@@ -67,7 +67,7 @@ class ReportedRun:
 
 
 async def run_of_archive(data: bytes) -> ReportedRun:
-    """A run from an archive, without replaying it.
+    """Return a run from an archive, without replaying it.
 
     Args:
         data: An archive, written by `fedone runs export`.
@@ -99,7 +99,7 @@ async def run_of_archive(data: bytes) -> ReportedRun:
 
 
 async def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
-    """A run from a file: an archive, or a result that `--json` wrote.
+    """Return a run from a file: an archive, or a result that `--json` wrote.
 
     Args:
         path: The file.
@@ -128,7 +128,7 @@ async def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
 
 
 def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
-    """A run's alpha in the form of `PromptSpec.start`; for a result file, its prompt's tokens.
+    """Return a run's alpha as a `PromptSpec.start`; for a result file, its prompt's tokens.
 
     Each position has its most likely tokens, as far as they are more likely than the average one,
     because the new run may have other candidates.

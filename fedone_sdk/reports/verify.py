@@ -37,7 +37,7 @@ class Check:
 
 
 def check_artefact(artefact: PromptArtefact) -> list[Check]:
-    """Checks an artefact by itself."""
+    """Check an artefact by itself."""
     prompt, labels = artefact.prompt, artefact.task.labels
     return [
         _same("digest of the file", artefact.sha256, artefact.digest),
@@ -55,7 +55,7 @@ def check_artefact(artefact: PromptArtefact) -> list[Check]:
 
 
 def check_against(artefact: PromptArtefact, run: ReportedRun) -> list[Check]:
-    """Checks an artefact against its run.
+    """Check an artefact against its run.
 
     For an archive or a store, the checks cover hashes, the ledger, and alpha by a replay of the
     log. If the run has continued, alpha and prompt are replayed up to the artefact's round. A
@@ -106,7 +106,7 @@ def _same_end(artefact: PromptArtefact, run: ReportedRun) -> Iterator[Check]:
 def _end_at_round(
     artefact: PromptArtefact, spec: RunSpec, vocabulary: Vocabulary, snapshot: RunSnapshot
 ) -> Iterator[Check]:
-    """Checks alpha and the prompt at the artefact's round."""
+    """Check alpha and the prompt at the artefact's round."""
     lines = snapshot.log[: artefact.ledger.lines]
     then = _attempt(lambda: at_round(spec, vocabulary, lines, artefact.rounds))
     if isinstance(then, str):
@@ -129,7 +129,7 @@ def _replayed(snapshot: RunSnapshot) -> Check:
 
 
 def _attempt(compute: Callable[[], T]) -> T | str:
-    """The replay, or why it failed."""
+    """Return the replay, or why it failed."""
     try:
         return compute()
     except (FedOneError, ValueError) as exc:
@@ -137,7 +137,7 @@ def _attempt(compute: Callable[[], T]) -> T | str:
 
 
 def _covers(what: str, artefact: PromptArtefact, run: ReportedRun) -> Check:
-    """Checks that the run has spent at least the artefact's amount, as an account only grows."""
+    """Check that the run has spent at least the artefact's amount, as an account only grows."""
     # Compared as JSON, because the artefact's money was converted to a float.
     theirs = run.result.spent.model_dump(mode="json")
     ours = artefact.ledger.spent.model_dump(mode="json")

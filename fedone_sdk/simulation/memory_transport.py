@@ -87,7 +87,7 @@ class MemoryTransport:
         return _decoded(ASSIGNMENT.validate_json, answer)
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
-        """Lists the runs that the client may work for."""
+        """List the runs that the client may work for."""
         client = await self._service.client(credential)
         return [
             s.for_devices

@@ -107,14 +107,14 @@ class _Counter:
         self._backend = backend
 
     async def rows(self, prompt: TextPrompt | SoftPrompt, rows: Sequence[Example]) -> list[int]:
-        """The tokens of each row under one prompt."""
+        """Return the tokens of each row under one prompt."""
         distinct = {id(row): row for row in rows}  # Clients may share rows.
         counts = await self._counts([self._query(prompt, row) for row in distinct.values()])
         known = dict(zip(distinct, counts, strict=True))
         return [known[id(row)] for row in rows]
 
     async def added(self) -> int:
-        """The most tokens that a prompt of n candidates adds to a row."""
+        """Return the most tokens that a prompt of n candidates adds to a row."""
         row = min(self._federation.shards[0], key=lambda row: sum(map(len, map(str, row.values()))))
         if self._federation.vocabulary.slots:
             return await self._added_by_slots(row)

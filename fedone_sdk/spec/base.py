@@ -27,7 +27,7 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
-    """Validates a mapping, with readable errors.
+    """Validate a mapping, with readable errors.
 
     Raises:
         SpecError: One line per mistake: source, key, what is allowed.
@@ -39,7 +39,7 @@ def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
 
 
 def load_yaml(path: str | Path) -> Any:
-    """Reads a YAML file; duplicate keys are an error.
+    """Read a YAML file; duplicate keys are an error.
 
     Raises:
         SpecError: The file is missing or not YAML.
@@ -112,7 +112,7 @@ def _tags(model: type[BaseModel]) -> set[object]:
 def _siblings(
     model: type[BaseModel], location: tuple[str | int, ...], tags: set[object]
 ) -> set[str]:
-    """The allowed keys at the level of the last step of `location`."""
+    """Return the allowed keys at the level of the last step of `location`."""
     models: list[type[BaseModel]] = [model]
     for step in location[:-1]:
         if step in tags:

@@ -25,7 +25,7 @@ class _Common(Spec):
         return prompt_len, vocab_size
 
     def prompt_width(self, prompt_len: int) -> int:
-        """Number of values of one candidate prompt."""
+        """Return the number of values of one candidate prompt."""
         return prompt_len
 
     @property
@@ -133,7 +133,7 @@ class PoolSpec(_MethodSpec):
     )
 
     def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """The prompts in int64, or their losses (4 are kept for each prompt)."""
+        """Return the prompts in int64, or their losses (4 are kept for each prompt)."""
         return self.pool_size * max(2 * prompt_len, 4 * max(points, 2))
 
 
@@ -206,7 +206,7 @@ class BbtSpec(_MethodSpec):
         return 1, self.intrinsic_dim
 
     def prompt_width(self, prompt_len: int) -> int:
-        """The d numbers."""
+        """Return the d numbers."""
         return self.intrinsic_dim
 
     @property
@@ -215,7 +215,7 @@ class BbtSpec(_MethodSpec):
         return self.memory == "client"
 
     def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """A triangle of the covariance, in float64."""
+        """Return a triangle of the covariance, in float64."""
         return self.intrinsic_dim * (self.intrinsic_dim + 1) if self.memory == "run" else 0
 
 
@@ -240,7 +240,7 @@ class OwnMethodSpec(_MethodSpec):
         return self.object or self.name
 
     def for_devices(self) -> OwnMethodSpec:
-        """The same without what only the server uses."""
+        """Return the same without what only the server uses."""
         return self.model_copy(update={"object": None, "options": {}})
 
 

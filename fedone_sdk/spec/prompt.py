@@ -47,7 +47,7 @@ _RESERVED = ("prompt", "mask")
 
 
 def _written_short(value: object) -> object:
-    """Expands the short forms: a list, and a name for ``{kind: ...}``."""
+    """Expand the short forms: a list, and a name for ``{kind: ...}``."""
     if isinstance(value, str):
         return {"kind": value}
     if isinstance(value, (list, tuple)):
@@ -253,7 +253,7 @@ class PromptSpec(Spec):
     def build(
         self, task: TaskSpec, texts: Iterable[str] = (), base_dir: str | Path = "."
     ) -> Vocabulary:
-        """Builds the candidates for a task.
+        """Build the candidates for a task.
 
         Training texts are for sources that use their statistics. `base_dir` is the base of relative
         paths.
@@ -334,7 +334,7 @@ def _candidates(
 def _own_candidates(
     source: OwnSource, task: TaskSpec, texts: Sequence[str], base_dir: Path
 ) -> tuple[str, ...]:
-    """Returns the candidates of the user's function."""
+    """Return the candidates of the user's function."""
     make = load_object("candidates.object", source.object, base_dir, group="fedone.candidates")
     try:
         found = tuple(make(task=task, texts=texts, **source.options))

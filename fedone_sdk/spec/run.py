@@ -75,7 +75,7 @@ class RunSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _name_slots(cls, value: object) -> object:
-        """Sets the names of the prompt's slots on the task."""
+        """Set the names of the prompt's slots on the task."""
         if not isinstance(value, dict):
             return value
         task, prompt = value.get("task"), value.get("prompt")
@@ -111,8 +111,8 @@ class RunSpec(Spec):
                 f"task.slots: are {', '.join(self.task.slots)}; those of prompt.slots are "
                 f"{', '.join(self.prompt.text_slots) or 'none'}"
             )
-        told = self.participation.exchange == "losses" and self.method.pools
-        if self.prompt.proposer is not None and not told:
+        message = self.participation.exchange == "losses" and self.method.pools
+        if self.prompt.proposer is not None and not message:
             raise ValueError(
                 "prompt.proposer: needs participation.exchange losses and a method that keeps a "
                 f"pool of prompts; {self.method.name} with exchange "
@@ -257,7 +257,7 @@ class RunSpec(Spec):
         return self == self._completed(other).model_copy(update=same)
 
     def differences(self, other: RunSpec) -> Iterator[str]:
-        """The differences that prevent a stored run from continuing with the other spec.
+        """Yield the differences that prevent a stored run from continuing with the other spec.
 
         Yields:
             ``key OWN -> OTHER`` for short values, ``key`` for long ones.
@@ -276,7 +276,7 @@ class RunSpec(Spec):
 
     @classmethod
     def stored(cls, document: str) -> Self:
-        """Reads a stored run, which may have keys that were removed since.
+        """Read a stored run, which may have keys that were removed since.
 
         Raises:
             ValueError: The document is damaged.
@@ -285,7 +285,7 @@ class RunSpec(Spec):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a RUN.yaml.
+        """Read a RUN.yaml.
 
         Raises:
             SpecError: One line per mistake: file, key, what is allowed.
@@ -328,7 +328,7 @@ class _File(Spec):
 
 
 def load_backend(path: str | Path) -> BackendSpec:
-    """Reads a `backend` section from a YAML file.
+    """Read a `backend` section from a YAML file.
 
     The file has the keys of the section; or the key ``backend``, and other keys of a RUN.yaml,
     which are ignored.

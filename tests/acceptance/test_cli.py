@@ -255,8 +255,8 @@ def test_plan_times_a_local_model_and_leaves_nothing(fedone: Fedone, folder: Pat
     assert found["probe_queries"] > 0
     parts = found["startup_s"] + found["training_s"] + found["evaluation_s"]
     assert found["seconds"] == pytest.approx(parts, abs=0.2)
-    told = f"about {found['seconds']:.0f} s on this machine (from a probe of "
-    assert told + f"{found['probe_queries']} queries," in " ".join(out.split())
+    message = f"about {found['seconds']:.0f} s on this machine (from a probe of "
+    assert message + f"{found['probe_queries']} queries," in " ".join(out.split())
     assert (folder / "asked.jsonl").read_bytes() == b""
     # Nothing that the probe asked is known to the run.
     fedone("tune", run, "--transport", "memory", "--json", folder / "after.json")
@@ -388,7 +388,7 @@ def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("num_samples: 4", "num_sample: 4", "method.num_sample: unknown key (allowed: "),
         ("rounds: 10", "rounds: ten", "rounds: input should be a valid integer"),
@@ -408,19 +408,19 @@ def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("command", ["plan", "tune"])
 def test_a_mistake_is_one_line(
-    fedone: Fedone, folder: Path, command: str, old: str, new: str, told: str
+    fedone: Fedone, folder: Path, command: str, old: str, new: str, message: str
 ) -> None:
     path = folder / "run.yaml"
     path.write_text(RUN.replace(old, new))
     code, out, err = fedone(command, path)
     assert (code, out) == (2, "")
     *progress, line = err.splitlines()
-    assert line.startswith(f"{path}: {told}")
+    assert line.startswith(f"{path}: {message}")
     assert all(said.startswith("tiny: ") for said in progress)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["plan", "missing.yaml"], "missing.yaml: cannot be read: No such file or directory"),
         (["tune", "run.yaml", "--cap", -1], "arguments: budget.queries: input should be greater"),
@@ -490,13 +490,13 @@ def test_a_wrong_argument_is_one_line(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(folder)
     code, out, err = fedone(*arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
-    assert err.startswith(told)
+    assert err.startswith(message)
     assert "secret" not in err
 
 
@@ -533,7 +533,7 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         (
             "enrolment_tokens: [enrol-me-please], admin_token: {env: TEST_ADMIN_TOKEN}",
@@ -573,11 +573,11 @@ def test_serve_check(
     configured: Path,
     old: str,
     new: str,
-    told: str | None,
+    message: str | None,
 ) -> None:
     (configured / "config.yaml").write_text(CONFIG.replace(old, new))
     code, out, err = fedone("serve", "config.yaml", "--check")
-    if told is None:
+    if message is None:
         assert (code, err) == (0, "")
         store = "other.db" if new == "other.db" else "fedone.db"
         assert out == (
@@ -586,7 +586,7 @@ def test_serve_check(
         )
     else:
         assert (code, out) == (2, "")
-        assert err.startswith(told)
+        assert err.startswith(message)
         assert len(err.splitlines()) == 1
     assert not (configured / "fedone.db").exists()
     assert "enrol-me-please" not in out + err
@@ -594,7 +594,7 @@ def test_serve_check(
 
 
 @pytest.mark.parametrize(
-    ("config", "run", "told"),
+    ("config", "run", "message"),
     [
         ("", "", "tiny: measured on 16 rows"),
         ("", "dev: dev.jsonl, ", "tiny: not measured: RUN.yaml names no data.dev"),
@@ -611,14 +611,14 @@ def test_serve_check_reports_what_is_measured(
     configured: Path,
     config: str,
     run: str,
-    told: str,
+    message: str,
 ) -> None:
     (configured / "config.yaml").write_text(CONFIG + config)
     other = "gone.jsonl" if run == "dev.jsonl" else ""
     (configured / "run.yaml").write_text(RUN.replace(run, other) if run else RUN)
     code, out, err = fedone("serve", "config.yaml", "--check")
     assert (code, err) == (0, "")
-    assert out.splitlines()[1:] == [told]
+    assert out.splitlines()[1:] == [message]
 
 
 def test_serve_refuses_dev_rows_that_do_not_fit(fedone: Fedone, configured: Path) -> None:

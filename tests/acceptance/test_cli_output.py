@@ -70,23 +70,23 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
     result, prompt, report = FILES
     tune = ("tune", "run.yaml", "--transport", "memory", "--artefact", prompt, "--report", report)
     with where() as stdout:
-        told = fedone_into(stdout, folder, *tune, "--json", result)
+        done = fedone_into(stdout, folder, *tune, "--json", result)
     assert RunResult.model_validate_json((folder / result).read_bytes()).rounds == 4
     assert all((folder / name).exists() for name in FILES)
     full_line = "output cannot be written: No space left on device"
-    assert told.returncode == code
-    assert (full_line in told.stderr.splitlines()) == (where is full)
-    assert "Traceback" not in told.stderr
+    assert done.returncode == code
+    assert (full_line in done.stderr.splitlines()) == (where is full)
+    assert "Traceback" not in done.stderr
     for name in FILES:
         (folder / name).unlink()
     with where() as stdout:
-        told = fedone_into(stdout, folder, *tune, "--json", "-")
+        done = fedone_into(stdout, folder, *tune, "--json", "-")
     assert all((folder / name).exists() for name in (prompt, report))
-    assert (told.returncode, "Traceback" in told.stderr) == (code, False)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
     with where() as stdout:
-        told = fedone_into(stdout, folder, "prompt", "use", prompt)
-    assert told.returncode == code
-    assert told.stderr == (f"{full_line}\n" if where is full else "")
+        done = fedone_into(stdout, folder, "prompt", "use", prompt)
+    assert done.returncode == code
+    assert done.stderr == (f"{full_line}\n" if where is full else "")
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
 )
 def test_the_json_comes_first(folder: Path, command: list[str]) -> None:
     with unread() as stdout:
-        told = fedone_into(stdout, folder, *command, "run.yaml", "--json", "found.json")
-    assert told.returncode == 1
+        done = fedone_into(stdout, folder, *command, "run.yaml", "--json", "found.json")
+    assert done.returncode == 1
     assert json.loads((folder / "found.json").read_text())
 
 

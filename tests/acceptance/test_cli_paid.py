@@ -88,7 +88,7 @@ def write_run(folder: Path, url: str, *, budget: str = "{queries: 100}", more: s
     return path
 
 
-def told(err: str) -> list[str]:
+def error_lines(err: str) -> list[str]:
     """What is printed, without the log's warnings."""
     return [line for line in err.splitlines() if not line.startswith("[warning")]
 
@@ -175,7 +175,7 @@ class TestPaused:
         # All its rounds are done: a larger cap would change nothing.
         code, _, err = fedone(*tune, "--cap", 200)
         assert code == 2
-        assert "a higher cap gives it no more work" in told(err)[-1]
+        assert "a higher cap gives it no more work" in error_lines(err)[-1]
         assert fedone(*tune, "--cap", 200, "--fresh").code == 0
         assert provider.received == paid
         assert result_in(folder / "r.json").cap.queries == 200
@@ -193,7 +193,7 @@ class TestPaused:
         monkeypatch.setenv("PAID_KEY", "sk-wrong-12345678")
         code, _, err = fedone(*tune)
         assert code == 2
-        assert len(told(err)) == 1, err
+        assert len(error_lines(err)) == 1, err
         assert "PAID_KEY" in err
         assert "sk-wrong" not in err
         monkeypatch.setenv("PAID_KEY", "sk-right-12345678")
@@ -234,7 +234,7 @@ class TestTroubles:
         run.write_text(bad)
         code, _, err = fedone(*tune)
         assert code == 2
-        (line,) = told(err)
+        (line,) = error_lines(err)
         assert all(name in line for name in named), line
         run.write_text(good)
         code, _, err = fedone(*tune)
@@ -272,7 +272,7 @@ class TestTroubles:
         run.write_text(run.read_text().replace(" terrible", " terribly long"))
         code, _, err = fedone("tune", run, "--store", folder / "run.db")
         assert code == 2
-        (line,) = told(err)
+        (line,) = error_lines(err)
         assert "task.labels: label word ' terribly long' is" in line
         assert provider.received == 0
 
@@ -343,7 +343,7 @@ class TestPlan:
         assert "warning: budget.usd: the price of this model is not known; set backend.pr" in out
         code, _, err = fedone("tune", run)
         assert code == 2
-        assert len(told(err)) == 1
+        assert len(error_lines(err)) == 1
         assert "run.yaml: budget.usd: the price of this model is not known" in err
         assert provider.answered == 0
 
@@ -390,7 +390,7 @@ def test_methods_are_compared_after_a_yes(fedone: Fedone, folder: Path, provider
     compare = ["compare", run, "--methods", "gs-bdpl,random,no-prompt", "--seeds", 1]
     code, _, err = fedone(*compare, "--json", folder / "c.json")
     assert code == 2
-    lines = told(err)
+    lines = error_lines(err)
     assert lines[0] == "3 of 3 trials to run"
     assert lines[1] == "  at most 48 training queries, and 44 on the dev split"
     assert lines[3].startswith("  at most ")

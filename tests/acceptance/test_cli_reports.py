@@ -336,13 +336,13 @@ def test_tune_tells_trackers(fedone: Fedone, folder: Path, monkeypatch: pytest.M
     assert (code, "status           completed" in out) == (0, True)
     assert "a tracker failed; the run continues without it" in err
     assert "the disk is full" in err
-    told = Path("told.txt").read_text().splitlines()
-    assert (told[0], told[-1]) == ("run tiny gs-bdpl", "end completed")
+    message = Path("told.txt").read_text().splitlines()
+    assert (message[0], message[-1]) == ("run tiny gs-bdpl", "end completed")
     # A measurement is reported once it exists, some rounds late.
-    assert [line for line in told if line.startswith("round")] == [
+    assert [line for line in message if line.startswith("round")] == [
         f"round {number} {4 * number + 4}" for number in range(4)
     ]
-    assert [line for line in told if line.startswith("metric")] == [
+    assert [line for line in message if line.startswith("metric")] == [
         "metric accuracy 8",
         "metric accuracy 16",
     ]

@@ -93,10 +93,10 @@ def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
             pairs = [
                 trials[name, seed][measure] - trials["thompson", seed][measure] for seed in (0, 1)
             ]
-            told = by_name[name][key]
-            assert told["mean"] == pytest.approx(sum(pairs) / 2)
-            assert told["low"] <= told["mean"] <= told["high"]
-            assert told["pairs"] == 2
+            output = by_name[name][key]
+            assert output["mean"] == pytest.approx(sum(pairs) / 2)
+            assert output["low"] <= output["mean"] <= output["high"]
+            assert output["pairs"] == 2
     assert by_name["thompson"]["difference"] is None
 
     # Queries are logical ones; an example call is one of a query's four.

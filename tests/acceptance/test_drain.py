@@ -56,7 +56,7 @@ class Served:
     process: asyncio.subprocess.Process
     url: str
     session: aiohttp.ClientSession
-    told: bool = False
+    signalled: bool = False
     seen: Counter[str] = field(default_factory=Counter)
     under_way: int = 0
     retry_after: list[str] = field(default_factory=list)
@@ -108,7 +108,7 @@ class Served:
     async def _counted(
         self, what: str, path: str, body: object, token: str
     ) -> tuple[int, str, Any]:
-        when = "after" if self.told else "before"
+        when = "after" if self.signalled else "before"
         try:
             status, text, headers = await self.call("POST", path, body, token)
         except aiohttp.ClientConnectorError as exc:
@@ -120,7 +120,7 @@ class Served:
         return status, text, headers
 
     def tell(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self.told = True
+        self.signalled = True
         self.process.send_signal(number)
 
     async def ended(self) -> int:
@@ -195,9 +195,9 @@ async def test_no_pending_call_is_lost(tmp_path: Path) -> None:
         assert (await served.call("GET", "/healthz"))[0] == 200
         assert await served.ended() == 0
         await asyncio.gather(*devices)
-        told = (await stream)[1]
-    assert "event: round" in told
-    assert "event: end" not in told
+        message = (await stream)[1]
+    assert "event: round" in message
+    assert "event: end" not in message
     seen = served.seen
     lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     answers = [line for line in lines if line["event"] == "request"]

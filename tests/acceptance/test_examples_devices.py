@@ -127,10 +127,10 @@ async def test_thread_app(tmp_path: Path) -> None:
         out, _ = await process.communicate()
         assert process.returncode == 0
         assert served.run.result().status == "completed"
-    told = out.decode().split("\n")
-    assert told[0] == "enrolled"
-    assert told.count("scored 4/4") == told.count("updated") == 5
-    assert told[-2:] == ["ended", ""]
+    events = out.decode().split("\n")
+    assert events[0] == "enrolled"
+    assert events.count("scored 4/4") == events.count("updated") == 5
+    assert events[-2:] == ["ended", ""]
 
 
 async def test_thread_app_continues_where_it_was(tmp_path: Path) -> None:
@@ -501,17 +501,17 @@ def test_the_stdlib_client_declines_refused_work(
             (410, {}, {"detail": "over"}),
         ]
     )
-    told: list[object] = []
+    events: list[object] = []
 
     def call(server: str, token: str, method: str, path: str, body: Any = None) -> Any:
         if path.endswith("/claim"):
             return next(claims)
         if path.endswith("/decline"):
-            told.append((path, body))
+            events.append((path, body))
         return next(answer for end, answer in answers.items() if path.endswith(end))
 
     monkeypatch.setattr(module, "call", call)
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=told.append))
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=events.append))
     module.main("http://x", "token", tmp_path / "rows.jsonl")
     assert capsys.readouterr().out == "7 422\nover\n"
-    assert told == [("/v1/assignments/a/decline", {"reason": "why"}), module.PAUSE_S]
+    assert events == [("/v1/assignments/a/decline", {"reason": "why"}), module.PAUSE_S]

@@ -181,14 +181,14 @@ async def test_a_metric_of_scikit_learn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "told"),
+    ("metric", "message"),
     [
         ("auc", "'auc' is not one of accuracy, f1, matthews, loss, or a package.module:function"),
         ("no_such:metric", "cannot import 'no_such:metric': ModuleNotFoundError"),
         ("costs:MISSED_COMPLAINT", "'costs:MISSED_COMPLAINT' is not a function"),
     ],
 )
-async def test_a_wrong_metric_is_one_line(tmp_path: Path, metric: str, told: str) -> None:
+async def test_a_wrong_metric_is_one_line(tmp_path: Path, metric: str, message: str) -> None:
     run = tmp_path / "RUN.yaml"
     text = (EXAMPLES / "own_metric" / "RUN.yaml").read_text()
     text = text.replace("costs:money_saved", metric).replace("../zero_one", "zero_one")
@@ -199,19 +199,19 @@ async def test_a_wrong_metric_is_one_line(tmp_path: Path, metric: str, told: str
     _, err = await process.communicate()
     assert process.returncode == 2
     (line,) = (line for line in err.decode().splitlines() if "task.metric" in line)
-    assert line.startswith(f"{run}: task.metric: {told}")
+    assert line.startswith(f"{run}: task.metric: {message}")
 
 
 async def test_a_broken_metric_pauses_the_run() -> None:
     spec = RunSpec.load(EXAMPLES / "own_metric" / "RUN.yaml")
-    for measure, told in {
+    for measure, message in {
         (lambda true, predicted: 1 / 0): "failed with ZeroDivisionError: division by zero",
         (lambda true, predicted: float("nan")): "returned nan; it must be a finite number",
     }.items():
         federation = Federation.load(spec, EXAMPLES / "own_metric", measure=measure)
         result = await simulate(federation, backend=ScriptedBackend(), transport="memory")
         assert result.status == "stopped"
-        assert result.reason == f"paused: task.metric: costs:money_saved {told}"
+        assert result.reason == f"paused: task.metric: costs:money_saved {message}"
 
 
 async def test_a_message_imports_nothing() -> None:

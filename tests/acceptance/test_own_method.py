@@ -329,9 +329,9 @@ class TestServed:
         assert (response.status, problem["code"]) == (409, "run_conflict")
         assert NOT_LOADED in problem["detail"]
         assert "fedone_test_climb" not in sys.modules
-        told = [line for line in logs if line["event"] == "a run cannot be read"]
-        assert NOT_LOADED in told[0]["reason"]
-        assert "traceback" not in told[0]
+        message = [line for line in logs if line["event"] == "a run cannot be read"]
+        assert NOT_LOADED in message[0]["reason"]
+        assert "traceback" not in message[0]
 
     async def test_http_names_none(
         self,

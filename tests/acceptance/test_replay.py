@@ -725,7 +725,7 @@ class TestCommands:
         assert err == "run 'run' cannot be imported: run 'run' exists already\n"
 
     @pytest.mark.parametrize(
-        ("arguments", "told"),
+        ("arguments", "message"),
         [
             (["replay", "run"], "arguments: give one of --server, --store"),
             (["replay", "run", "--store", "gone.db"], "--store: there is no file gone.db"),
@@ -750,12 +750,12 @@ class TestCommands:
         folder: Path,
         monkeypatch: pytest.MonkeyPatch,
         arguments: list[str],
-        told: str,
+        message: str,
     ) -> None:
         monkeypatch.chdir(folder)
         monkeypatch.delenv("FEDONE_ADMIN_TOKEN", raising=False)
         runs("export", "run", "--store", "here.db")
-        assert told in the_line(runs(*arguments))
+        assert message in the_line(runs(*arguments))
         assert not Path("there.db").exists() or arguments[0] == "import"
 
 
@@ -784,8 +784,8 @@ async def test_a_run_moves_between_servers() -> None:
         moved = await admin.import_run(data)
         assert (moved.status, moved.rounds) == ("stopped", 2)
         assert moved.alpha_sha256 == run.result().alpha_sha256
-        for broken, told in ((data[:-9], "damaged"), (data, "exists already")):
-            with pytest.raises(ProblemError, match=told) as caught:
+        for broken, message in ((data[:-9], "damaged"), (data, "exists already")):
+            with pytest.raises(ProblemError, match=message) as caught:
                 await admin.import_run(broken)
             assert caught.value.code == "invalid_run"
         await admin.resume("run")

@@ -305,7 +305,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "thompson": Contestant(label="thompson (default)", name="thompson"),
     "thompson-no-race": Contestant(label="thompson, no race", name="thompson", races=False),
     "thompson-told": Contestant(
-        label="thompson, told at best biases", name="thompson", calibrates=False, own_bias=True
+        label="thompson, updated at best biases", name="thompson", calibrates=False, own_bias=True
     ),
     "gs-bdpl-paper": _policy("gs-bdpl", "GS-BDPL, the paper's settings"),
     "gs-bdpl-best": _policy(
@@ -351,12 +351,12 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
         candidates = method.ask(state, rng, method.wanted(state))
         prompts = candidates.prompts
         spent += len(prompts)
-        told: Any = (
+        updated: Any = (
             federation.by_class(prompts, step)
             if contestant.calibrates
             else federation.plain(prompts, step, own_bias=contestant.own_bias)
         )
-        state = method.tell(state, candidates, told)
+        state = method.tell(state, candidates, updated)
         memories[client] = state.memory
     prompt = int(table.rows_of(np.array(method.prompt(state))[None])[0])
     bias = method.bias(state)

@@ -122,7 +122,7 @@ async def measure(
             *module, "--idle", "--seconds", str(seconds), stdout=asyncio.subprocess.PIPE
         )
         late, own = await beating(seconds)
-        told, _ = await idle.communicate()
+        updated, _ = await idle.communicate()
         if people.done():
             people.result()
         people.cancel()
@@ -130,7 +130,7 @@ async def measure(
         working.kill()
         await working.wait()
         rounds = {name: run.state.round for name, run in aggregator.service.runs.items()}
-    return late, own, json.loads(told)[0], rounds
+    return late, own, json.loads(updated)[0], rounds
 
 
 def _lengthen(store: MemoryStore, run_id: str, size: int) -> None:

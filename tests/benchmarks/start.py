@@ -50,8 +50,8 @@ def main() -> None:
         megabytes = sum(file.stat().st_size for file in Path(folder).iterdir()) / 1e6
         for _ in range(args.repeat):
             command = [sys.executable, "-m", "tests.benchmarks.start", "--start", str(store)]
-            told = subprocess.run(command, check=True, capture_output=True).stdout
-            found = json.loads(told.splitlines()[-1])  # after the lines of the log
+            updated = subprocess.run(command, check=True, capture_output=True).stdout
+            found = json.loads(updated.splitlines()[-1])  # after the lines of the log
             print(
                 f"| {args.runs} | {args.live} | {args.rounds} | {megabytes:.0f} "
                 f"| {found['listening']:.2f} | {found['loaded']:.2f} |"

@@ -324,14 +324,14 @@ async def test_devices_that_do_not_fit(chromium: Chromium, stage: Stage) -> None
     await stage.add_run(task=task)
     stage.start_devices(2)
     why = "no row fits: field 'label' is 0, not one of: low, high (2)"
-    for token, told in ((OPERATOR, f"0 fit: {why}"), (VIEWER, "0 fit.")):
+    for token, message in ((OPERATOR, f"0 fit: {why}"), (VIEWER, "0 fit.")):
         async with chromium.watching(stage.url) as watcher:
             page = watcher.page
             await watcher.sign_in(token)
             row = page.get_by_role("row").filter(has_text="sentiment")
             await expect(row).to_contain_text("2 devices0 fit")
             await page.get_by_role("link", name="sentiment").click()
-            line = page.get_by_text(f"2 devices connected, {told}", exact=True)
+            line = page.get_by_text(f"2 devices connected, {message}", exact=True)
             await expect(line).to_be_visible()
             await expect(page.get_by_text("Waiting for the first client")).to_be_hidden()
 

@@ -319,7 +319,7 @@ class KilledRun:
     async def _process(self, kill: Kill | None) -> bool:
         """Runs one process to its end, or to its death; tells whether it ended by itself."""
         command = ["-m", "fedone_sdk.cli", *self.plan.arguments, "--json", "result.json"]
-        told = len((self.folder / "err").read_text()) if (self.folder / "err").exists() else 0
+        message = len((self.folder / "err").read_text()) if (self.folder / "err").exists() else 0
         with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -369,7 +369,7 @@ class KilledRun:
             self._due = lambda _: None
         if kill is not None and sent and code in (STOPPED, -sent[-1]):
             # Before the handler of signals is in place, nothing is asked and nothing waited for.
-            heard = "stopping, " in (self.folder / "err").read_text()[told:]
+            heard = "stopping, " in (self.folder / "err").read_text()[message:]
             self._gently = heard and code == STOPPED and len(sent) == 1
             self._aborted = code == STOPPED and not self._gently
             self.figures.signals[kill.name] += 1

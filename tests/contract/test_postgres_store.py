@@ -354,7 +354,7 @@ class TestServerTrouble:
     async def test_a_killed_server_loses_nothing_acknowledged(
         self, url: str, restarted: Cluster
     ) -> None:
-        num_runs, told = 8, dict.fromkeys(range(8), 0)
+        num_runs, message = 8, dict.fromkeys(range(8), 0)
         async with replicas(url, 2) as stores:
             for number in range(num_runs):
                 await stores[0].add_run(replace(RUN, run_id=str(number)))
@@ -366,21 +366,21 @@ class TestServerTrouble:
                     entry = Commit(document="", log=line(version))
                     await stores[number % 2].commit(str(number), version, entry)
                     version += 1
-                    told[number] = version
+                    message[number] = version
 
             tasks = [asyncio.create_task(commit(number)) for number in range(num_runs)]
             for _ in range(2):
                 await asyncio.sleep(0.3)
                 await asyncio.to_thread(restarted.kill)
-                before = dict(told)
+                before = dict(message)
                 await asyncio.to_thread(restarted.start)
-                await until(lambda before=before: all(told[n] > before[n] for n in told), 15)
+                await until(lambda before=before: all(message[n] > before[n] for n in message), 15)
             stop = True
             await asyncio.gather(*tasks)
             for number in range(num_runs):
                 log = await stores[0].log(str(number))
-                assert [entry.body for entry in log] == [str(v) for v in range(told[number])]
-                assert [entry.version for entry in log] == list(range(1, told[number] + 1))
+                assert [entry.body for entry in log] == [str(v) for v in range(message[number])]
+                assert [entry.version for entry in log] == list(range(1, message[number] + 1))
 
     async def test_an_unreachable_server_is_reported(
         self, tcp_url: str, restarted: Cluster, monkeypatch: pytest.MonkeyPatch

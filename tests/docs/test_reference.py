@@ -27,8 +27,8 @@ def test_the_commands_are_those_of_the_program() -> None:
     command = ["typer", "fedone_sdk.cli.app", "utils", "docs", "--name", "fedone"]
     command = [sys.executable, "-m", *command, "--title", "Command line"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    told = f"write it again: {' '.join(command[1:])!r} --output {page.relative_to(ROOT)}"
-    assert words(page.read_text(encoding="utf-8")) == words(done.stdout), told
+    message = f"write it again: {' '.join(command[1:])!r} --output {page.relative_to(ROOT)}"
+    assert words(page.read_text(encoding="utf-8")) == words(done.stdout), message
 
 
 def test_every_package_has_a_page() -> None:

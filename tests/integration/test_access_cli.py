@@ -77,7 +77,7 @@ async def test_a_token_without_limits(fedone: Fedone) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["tokens", "create", "a", "--expires-in", "soon"], "--expires-in: must be a number with"),
         (["tokens", "create", "a:b"], "name: "),
@@ -85,11 +85,11 @@ async def test_a_token_without_limits(fedone: Fedone) -> None:
     ],
 )
 async def test_mistakes_are_reported_before_any_request(
-    fedone: Fedone, arguments: list[str], told: str
+    fedone: Fedone, arguments: list[str], message: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
         await fedone(*arguments)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert len(await fedone.aggregator.service.access.tokens()) == 1
 
 

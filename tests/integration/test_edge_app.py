@@ -66,18 +66,18 @@ def client_of(service: Service, **more: Any) -> EdgeClient:
 
 class TestEvents:
     async def test_the_events_of_a_run(self) -> None:
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         async with (
             serving(spec_of()) as service,
-            client_of(service, on_event=told.append) as client,
+            client_of(service, on_event=events.append) as client,
         ):
             await client.run_forever()
-        kinds = [event.kind for event in told]
+        kinds = [event.kind for event in events]
         work = ["waiting", "assigned", "scored", "updated"]
         assert kinds == ["enrolled", *work, *work, "waiting", "ended"]
-        (scored, _) = (event for event in told if event.kind == "scored")
+        (scored, _) = (event for event in events if event.kind == "scored")
         assert (scored.run_id, scored.round, scored.done, scored.total) == ("run", 0, 4, 4)
-        assert len({event.assignment_id for event in told if event.round == 1}) == 1
+        assert len({event.assignment_id for event in events if event.round == 1}) == 1
 
     async def test_a_failing_app_breaks_nothing(self) -> None:
         def broken(event: ClientEvent) -> None:
@@ -107,13 +107,13 @@ class TestEvents:
             assert (await client.run_once()).outcome == "worked"
 
     async def test_declined_and_refused(self) -> None:
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         async with serving(spec_of()) as service:
             rows = [{"text": "no label"}]
-            async with memory_client(service, data=rows, on_event=told.append) as client:
+            async with memory_client(service, data=rows, on_event=events.append) as client:
                 assert (await client.run_once()).outcome == "declined"
-        assert told[-1].kind == "declined"
-        assert told[-1].reason == "no row fits: field 'label' is missing"
+        assert events[-1].kind == "declined"
+        assert events[-1].reason == "no row fits: field 'label' is missing"
 
 
 class Flaky(MemoryTransport):
@@ -131,7 +131,7 @@ class TestOffline:
     @on_virtual_time
     async def test_it_waits_for_the_network(self) -> None:
         """Two hours without one: few attempts, then the work continues."""
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         tried: list[float] = []
 
         def away() -> bool:
@@ -141,10 +141,10 @@ class TestOffline:
         async with serving(spec_of()) as service:
             transport = Flaky(service)
             transport.away = away
-            async with client_of(service, transport=transport, on_event=told.append) as client:
+            async with client_of(service, transport=transport, on_event=events.append) as client:
                 await client.run_forever()
             assert service.runs["run"].state.status == "completed"
-        kinds = [event.kind for event in told]
+        kinds = [event.kind for event in events]
         assert kinds.count("offline") == kinds.count("online") == 1
         assert kinds.index("offline") < kinds.index("online") < kinds.index("assigned")
         # Five at once, then every five minutes or sooner: not a request a second.
@@ -199,7 +199,7 @@ class TestOffline:
 class TestOnlyWhen:
     @on_virtual_time
     async def test_nothing_is_claimed_while_it_does_not_hold(self) -> None:
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         claims: list[float] = []
 
         class Watched(MemoryTransport):
@@ -212,14 +212,14 @@ class TestOnlyWhen:
                 service,
                 transport=Watched(service),
                 only_when=lambda: now() >= 1000,
-                on_event=told.append,
+                on_event=events.append,
             )
             async with client:
                 assert (await client.run_once()).outcome == "paused"
                 await client.run_forever()
             assert service.runs["run"].state.status == "completed"
         assert 1000 <= min(claims) <= 1010
-        kinds = [event.kind for event in told]
+        kinds = [event.kind for event in events]
         assert kinds[:3] == ["paused", "resumed", "enrolled"]
         assert kinds.count("paused") == 1
 
@@ -244,14 +244,14 @@ class TestOnlyWhen:
     async def test_pending_work_waits_for_it(self) -> None:
         """It is lost during the work and returns after the deadline: the lease is kept."""
         backend = ScriptedBackend()
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         clock = ManualClock()
 
         def plugged_in() -> bool:
             return len(backend.asked) == 0 or now() > 250
 
         async with serving(spec_of(1, 200), backend, clock) as service:
-            client = client_of(service, only_when=plugged_in, on_event=told.append)
+            client = client_of(service, only_when=plugged_in, on_event=events.append)
             async with client:
                 working = asyncio.create_task(client.run_forever())
                 while not working.done():
@@ -260,7 +260,7 @@ class TestOnlyWhen:
                     await service.tick()
                 await working
             assert service.runs["run"].state.status == "completed"
-        kinds = [event.kind for event in told]
+        kinds = [event.kind for event in events]
         assert kinds.count("assigned") == kinds.count("updated") == 1
         assert kinds.index("scored") < kinds.index("paused") < kinds.index("resumed")
         assert len(backend.asked) == 200
@@ -294,13 +294,13 @@ class TestOnlyWhen:
     @on_virtual_time
     async def test_work_is_given_back_when_its_time_is_over(self) -> None:
         backend = ScriptedBackend()
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         spec = spec_of(1, 200, max_renewals=2)
         async with serving(spec, backend) as service:
-            client = client_of(service, only_when=lambda: not backend.asked, on_event=told.append)
+            client = client_of(service, only_when=lambda: not backend.asked, on_event=events.append)
             async with client:
                 assert (await client.run_once()).outcome == "declined"
-            assert told[-1].reason == "the device may not work now, and its time is over"
+            assert events[-1].reason == "the device may not work now, and its time is over"
             # Two renewals at half time, and the whole of the last deadline but a moment.
             assert now() == pytest.approx(50 + 50 + 100 - 2, abs=1)
             assert service.runs["run"].state.account.spent.queries == len(backend.asked) == 100
@@ -361,11 +361,11 @@ class TestThread:
             return found, served.run.state
 
     async def test_a_whole_run(self) -> None:
-        told: list[tuple[str, str]] = []
+        events: list[tuple[str, str]] = []
 
         def app(url: str, token: str) -> bool:
             def note(event: ClientEvent) -> None:
-                told.append((event.kind, threading.current_thread().name))
+                events.append((event.kind, threading.current_thread().name))
 
             working = EdgeClientThread(edge_client(url, token=token, data=DATA, on_event=note))
             working.start()
@@ -374,8 +374,8 @@ class TestThread:
         ended, state = await self.serve(app)
         assert ended
         assert state.status == "completed"
-        assert {name for _, name in told} == {"fedone edge client"}
-        assert told[-1][0] == "ended"
+        assert {name for _, name in events} == {"fedone edge client"}
+        assert events[-1][0] == "ended"
 
     async def test_with_a_block(self) -> None:
         def app(url: str, token: str) -> None:

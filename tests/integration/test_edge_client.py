@@ -247,8 +247,8 @@ class TestBeforeSend:
                 await worked(client)
                 assert run_of(service).state.status == "completed"
         assert "text 3" not in texts(backend.asked)
-        told = [entry for entry in logs if entry["event"] == "before_send failed"]
-        assert told[0] == {
+        events = [entry for entry in logs if entry["event"] == "before_send failed"]
+        assert events[0] == {
             "event": "before_send failed",
             "log_level": "warning",
             "error": "LookupError",
@@ -397,12 +397,14 @@ class TestOwnBackend:
             clock.advance(61)  # the first one has not been seen for long, and loses its seat
             await service.tick()
             other = ScriptedBackend(fingerprint="other")
-            told: list[ClientEvent] = []
-            async with client_of(service, backend=other, on_event=told.append) as second:
+            events: list[ClientEvent] = []
+            async with client_of(service, backend=other, on_event=events.append) as second:
                 turn = await second.run_once()
                 assert turn.outcome == "refused"
                 assert 0 < turn.next_turn_s <= 1
-            assert "the run scores with 'scripted', the device with 'other'" in str(told[-1].reason)
+            assert "the run scores with 'scripted', the device with 'other'" in str(
+                events[-1].reason
+            )
             state = run_of(service).state
             assert (state.round, state.model) == (1, "scripted")
             # Nothing was asked and nothing leased: the device named its model before.
@@ -505,8 +507,8 @@ class TestOwnBackend:
             assert "answers were given to" in line["reason"]
             return
         assert decline.reason == "the client failed with ZeroDivisionError"
-        (told,) = [entry for entry in logs if entry["event"] == "the work failed"]
-        assert told["traceback"].rstrip().splitlines()[-1].startswith("ZeroDivisionError")
+        (events,) = [entry for entry in logs if entry["event"] == "the work failed"]
+        assert events["traceback"].rstrip().splitlines()[-1].startswith("ZeroDivisionError")
 
     async def test_the_cost_of_a_bug_is_reported(self) -> None:
         spec = spec_of(participation={"trusted_clients": True})

@@ -154,7 +154,7 @@ class TestTls:
             await works(served, EdgeClient(url, token=TOKEN, data=DATA, network=network))
 
     @pytest.mark.parametrize(
-        ("wrong", "told"),
+        ("wrong", "events"),
         [
             ({"ca_file": "none.pem"}, "ca_file: none.pem cannot be used"),
             ({"ca_file": __file__}, "ca_file: .* cannot be used"),
@@ -164,8 +164,8 @@ class TestTls:
             ({"proxy": "socks5://a:b@c:1"}, "proxy: is not a proxy"),
         ],
     )
-    def test_mistakes_are_one_line(self, wrong: dict[str, Any], told: str) -> None:
-        with pytest.raises(SpecError, match=told) as excinfo:
+    def test_mistakes_are_one_line(self, wrong: dict[str, Any], events: str) -> None:
+        with pytest.raises(SpecError, match=events) as excinfo:
             HttpTransport("https://fedone.example", network=Network(**wrong))
         assert "\n" not in str(excinfo.value)
         assert "a:b" not in str(excinfo.value)
@@ -177,7 +177,7 @@ class TestTls:
             Network(ssl_context=context, ca_file="ca.pem").context()
 
     @pytest.mark.parametrize(
-        ("url", "told"),
+        ("url", "events"),
         [
             ("https://user:secret@fedone.example", None),
             ("https://[", None),
@@ -187,8 +187,8 @@ class TestTls:
             ("http://", "is not an http"),
         ],
     )
-    def test_a_url_that_will_not_do(self, url: str, told: str | None) -> None:
-        with pytest.raises(SpecError, match=told):
+    def test_a_url_that_will_not_do(self, url: str, events: str | None) -> None:
+        with pytest.raises(SpecError, match=events):
             HttpTransport(url)
 
 
@@ -218,19 +218,21 @@ class TestProxy:
             assert SECRET not in f"{logs}{network}{network!r}{client!r}"
 
     async def test_a_wrong_password_is_not_repeated(self, tmp_path: Path) -> None:
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         authority = Authority(tmp_path)
         async with HttpProxy() as proxy, aggregator(server_context(authority)) as (_, url):
             wrong = proxy.url.replace(SECRET, "wr0ng-passw0rd")
             network = Network(proxy=wrong, ca_file=authority.file)
-            client = edge_client(url, token=TOKEN, data=DATA, network=network, on_event=told.append)
+            client = edge_client(
+                url, token=TOKEN, data=DATA, network=network, on_event=events.append
+            )
             with capture_logs() as logs:
                 async with client:
                     client.stop()
                     assert (await client.run_once()).outcome == "offline"
             assert proxy.refused == 1
-        assert "407" in str(told[-1].reason)
-        assert "wr0ng" not in f"{told}{logs}{network!r}"
+        assert "407" in str(events[-1].reason)
+        assert "wr0ng" not in f"{events}{logs}{network!r}"
 
     def test_hosts_that_need_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
@@ -358,13 +360,13 @@ class TestHostileAnswers:
     )
     async def test_a_device_waits(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         """A hotel's login page is no reason to give up: the device is offline."""
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         async with answering(status, body, headers) as url:
-            client = edge_client(url, token=TOKEN, data=DATA, on_event=told.append)
+            client = edge_client(url, token=TOKEN, data=DATA, on_event=events.append)
             async with client:
                 client.stop()  # one attempt
                 assert (await client.run_once()).outcome == "offline"
-        assert [event.kind for event in told] == ["offline"]
+        assert [event.kind for event in events] == ["offline"]
 
     async def test_a_server_that_wants_a_newer_client(self) -> None:
         """Waiting does not help: the app gets an error."""

@@ -74,7 +74,7 @@ def itself() -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "events"),
     [
         ((math.nan, -1.0), "must be finite numbers, not [nan, -1.0]"),
         ((-1.0, -math.inf), "must be finite numbers, not [-1.0, -inf]"),
@@ -82,7 +82,7 @@ def itself() -> dict[Any, Any]:
     ],
 )
 async def test_a_model_that_has_gone_wrong(
-    tmp_path: Path, row: tuple[float, ...], told: str
+    tmp_path: Path, row: tuple[float, ...], events: str
 ) -> None:
     """One log line; the invalid number is not stored, and the next model works."""
     wrong = ScriptedBackend(lambda inputs, words: row)
@@ -91,7 +91,7 @@ async def test_a_model_that_has_gone_wrong(
             async with client_of(service, backend=wrong, state_dir=tmp_path) as client:
                 assert (await client.run_once()).outcome == "declined"
         (line,) = [line for line in logs if line["event"] == "the device's model failed"]
-        assert told in line["reason"]
+        assert events in line["reason"]
         assert not any("traceback" in line for line in logs)
         async with client_of(service, backend=ScriptedBackend(), state_dir=tmp_path) as client:
             assert (await client.run_once()).outcome == "worked"
@@ -99,7 +99,7 @@ async def test_a_model_that_has_gone_wrong(
 
 class TestOddData:
     @pytest.mark.parametrize(
-        ("data", "told"),
+        ("data", "events"),
         [
             ("rows.jsonl", "is str; it must be an iterable of rows; load_examples reads a file"),
             ({"text": "a", "label": 0}, "is dict; it must be an iterable of rows"),
@@ -107,8 +107,8 @@ class TestOddData:
             (7, "is int; it must be an iterable of rows"),
         ],
     )
-    async def test_another_shape(self, data: Any, told: str) -> None:
-        with pytest.raises(DataError, match=re.escape(told)):
+    async def test_another_shape(self, data: Any, events: str) -> None:
+        with pytest.raises(DataError, match=re.escape(events)):
             EdgeClient("http://x", token=TOKEN, data=data)
         async with serving() as service, client_of(service, lambda: data) as client:
             with capture_logs() as logs:
@@ -116,7 +116,7 @@ class TestOddData:
                 assert turn.outcome == "idle"
             assert turn.next_turn_s > 0
         (line,) = [line for line in logs if line["event"] == "the rows cannot be read"]
-        assert told in line["reason"]
+        assert events in line["reason"]
 
     async def test_a_function_that_raises(self) -> None:
         rows: list[Any] = []
@@ -245,14 +245,14 @@ class TestOddRows:
         assert [update.scored.vetoed for update in watched.updates] == [1]
 
     async def test_a_hook_that_makes_all_unfit_gives_the_work_back(self) -> None:
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         async with serving() as service:
-            options = {"before_send": lambda text: text * 2000, "on_event": told.append}
+            options = {"before_send": lambda text: text * 2000, "on_event": events.append}
             async with client_of(service, **options) as client:
                 assert (await client.run_once()).outcome == "declined"
             (seat,) = service.runs["run"].state.seats
             assert seat.assignment_id is None
-        assert told[-1].reason == "only 0 of 5 examples could be scored (0 failed, 5 vetoed)"
+        assert events[-1].reason == "only 0 of 5 examples could be scored (0 failed, 5 vetoed)"
 
     @pytest.mark.parametrize(
         "odd",
@@ -278,14 +278,14 @@ class TestOddRows:
         template = "{prompt} " + " ".join(f"{{{name}}}" for name in names) + " {mask}"
         task = {"template": template, "labels": {0: " no", 1: " yes"}}
         rows = [dict.fromkeys(names, JANE) | {"label": 0}]
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         async with serving(spec_of(task=task)) as service:
             watched = RecordingTransport(service)
-            options = {"transport": watched, "on_event": told.append}
+            options = {"transport": watched, "on_event": events.append}
             async with client_of(service, rows, **options) as client:
                 assert (await client.run_once()).outcome == "declined"
         (reason,) = [decline.reason for decline in watched.declines]
-        assert reason == told[-1].reason
+        assert reason == events[-1].reason
         assert reason.startswith("the step cannot be sent: examples.0: ")
         assert "Jane" not in reason
 
@@ -330,42 +330,42 @@ class TestWhatIsTold:
         def gate(query: Query) -> None:
             raise error
 
-        await self.told(reason, ScriptedBackend(gate=gate))
+        await self.declines_with(reason, ScriptedBackend(gate=gate))
 
     async def test_of_a_model_that_does_not_fit(self) -> None:
         class Picky(ScriptedBackend):
             async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
                 raise LabelWordError(SAID, ["n", "o"])
 
-        await self.told("a label word is not one token of the client's model", Picky())
+        await self.declines_with("a label word is not one token of the client's model", Picky())
 
-    async def told(self, reason: str, own: LLMBackend) -> None:
-        told: list[ClientEvent] = []
+    async def declines_with(self, reason: str, own: LLMBackend) -> None:
+        events: list[ClientEvent] = []
         async with serving() as service:
             watched = RecordingTransport(service)
-            options = {"transport": watched, "backend": own, "on_event": told.append}
+            options = {"transport": watched, "backend": own, "on_event": events.append}
             with capture_logs() as logs:
                 async with client_of(service, **options) as client:
                     assert (await client.run_once()).outcome == "declined"
         assert [decline.reason for decline in watched.declines] == [reason]
-        assert "Jane" not in repr(told)
-        assert told[-1].reason == reason
+        assert "Jane" not in repr(events)
+        assert events[-1].reason == reason
         assert "Jane" in repr(logs)  # for the people at the device
 
     async def test_of_a_model_behind_the_gateway(self) -> None:
         def gate(query: Query) -> None:
             raise BackendError("the request was refused", url="http://model", said=SAID)
 
-        told: list[ClientEvent] = []
+        events: list[ClientEvent] = []
         async with serving(backend=ScriptedBackend(gate=gate)) as service:
             watched = RecordingTransport(service)
-            options = {"transport": watched, "on_event": told.append}
+            options = {"transport": watched, "on_event": events.append}
             async with client_of(service, **options) as client:
                 assert (await client.run_once()).outcome == "declined"
         assert [decline.reason for decline in watched.declines] == [
             "backend_failed: the request was refused"
         ]
-        assert "Jane" not in repr(told)
+        assert "Jane" not in repr(events)
 
 
 class TestRetryAfter:
@@ -426,7 +426,7 @@ class TestArguments:
                 await client.run_once()
 
     @pytest.mark.parametrize(
-        ("argument", "told"),
+        ("argument", "events"),
         [
             ({"wait_s": 100}, "wait_s: .* less than or equal to 60 "),
             ({"wait_s": -1}, "wait_s: .* greater than or equal to 0 "),
@@ -438,9 +438,9 @@ class TestArguments:
         ids=["wait_s", "negative", "nan", "name", "no name", "run_id"],
     )
     def test_what_no_message_can_carry(
-        self, tmp_path: Path, argument: dict[str, Any], told: str
+        self, tmp_path: Path, argument: dict[str, Any], events: str
     ) -> None:
-        with pytest.raises(SpecError, match=f"^arguments: {told}"):
+        with pytest.raises(SpecError, match=f"^arguments: {events}"):
             edge_client("http://h", token=TOKEN, data=DATA, state_dir=tmp_path / "a", **argument)
         assert not (tmp_path / "a").exists()
 

@@ -177,9 +177,9 @@ class TestClient:
             assert 16_000 < len(sent.content) < 17_000
         # What is reported is what was sent, in whatever form.
         federated = [sent for sent in wire.sent if sent.call != "score"]
-        told = result.communication
-        assert told.download_bytes == sum(len(sent.answer) for sent in federated)
-        assert told.upload_bytes == sum(len(sent.content) for sent in federated)
+        shown = result.communication
+        assert shown.download_bytes == sum(len(sent.answer) for sent in federated)
+        assert shown.upload_bytes == sum(len(sent.content) for sent in federated)
 
     async def test_the_run_is_the_same_in_both_forms(self) -> None:
         found: dict[type[Recorded], Any] = {}
@@ -255,10 +255,10 @@ class TestClient:
             async with asyncio.timeout(60):
                 async with edge_client(url, token=TOKEN, data=data, transport=wire) as client:
                     await client.run_forever()
-            told = run_of(aggregator).result().gateway
+            shown = run_of(aggregator).result().gateway
         forms = {sent.answer_form for sent in wire.calls("score")}
         assert forms == {TENSORS}
-        assert told.download_bytes == sum(len(sent.answer) for sent in wire.calls("score"))
+        assert shown.download_bytes == sum(len(sent.answer) for sent in wire.calls("score"))
 
     @pytest.mark.parametrize("answer", [b"", b"\x02\0\0\0\0\0\0\0{}", b"\xff" * 40])
     async def test_an_answer_that_is_no_file(

@@ -46,8 +46,8 @@ class Loud(MemoryTransport):
 
     async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
         assert isinstance(message, LossesUpdate)
-        told = tuple(100 * loss for loss in message.losses)
-        attack = message.model_copy(update={"losses": told})
+        answer = tuple(100 * loss for loss in message.losses)
+        attack = message.model_copy(update={"losses": answer})
         return await super().update(credential, assignment_id, attack)
 
 

@@ -346,8 +346,8 @@ class TestBrokenClients:
     async def test_a_model_that_cannot_answer(self) -> None:
         model = ScriptedBackend(answers=["labels"])
         async with bench_of(spec_of("nll"), None) as bench:
-            told = await bench.unfit(backend=model)
-        assert "needs a backend that answers 'reference'; this one answers labels" in told
+            output = await bench.unfit(backend=model)
+        assert "needs a backend that answers 'reference'; this one answers labels" in output
 
     @pytest.mark.parametrize("answer", [None, 3, "", "x" * 20_001])
     async def test_examples_without_a_fit_reference_are_left_out(self, answer: object) -> None:
@@ -370,7 +370,7 @@ class TestBrokenClients:
 
 class TestGateway:
     @pytest.mark.parametrize(
-        ("loss", "references", "told"),
+        ("loss", "references", "output"),
         [
             ("nll", (), "references: 0 were sent, loss nll takes 2"),
             ("nll", (" a",), "references: 1 were sent, loss nll takes 2"),
@@ -380,14 +380,14 @@ class TestGateway:
         ],
     )
     async def test_as_many_references_as_the_loss_takes(
-        self, loss: str, references: tuple[str, ...], told: str
+        self, loss: str, references: tuple[str, ...], output: str
     ) -> None:
         model = ScriptedBackend()
         async with bench_of(spec_of(loss), model) as bench:
             device = await device_of(bench.service)
             assert await device.claim() is not None
             problem = await device.refused(references=references)
-            assert (problem.code, problem.detail) == ("invalid_message", told)
+            assert (problem.code, problem.detail) == ("invalid_message", output)
         assert model.asked == []
 
     @pytest.mark.parametrize("gateway", [True, False])
@@ -408,7 +408,7 @@ class TestGateway:
 
 class TestRefusedAtTheStart:
     @pytest.mark.parametrize(
-        ("loss", "answers", "told"),
+        ("loss", "answers", "output"),
         [
             ("cross_entropy", ["choice"], "cross_entropy needs log-probabilities, which this"),
             ("hinge", ["choice", "text"], "zero_one does without"),
@@ -417,9 +417,9 @@ class TestRefusedAtTheStart:
             ("zero_one", ["text"], "needs a backend that answers 'labels'"),
         ],
     )
-    async def test_a_model_that_cannot_answer(self, loss: str, answers: Any, told: str) -> None:
+    async def test_a_model_that_cannot_answer(self, loss: str, answers: Any, output: str) -> None:
         model = ScriptedBackend(answers=answers)
-        with pytest.raises(SpecError, match=told) as caught:
+        with pytest.raises(SpecError, match=output) as caught:
             await simulate(federation_of(spec_of(loss)), backend=model, transport="memory")
         assert caught.value.problems[0].startswith(f"task.loss: {loss} needs ")
         assert model.asked == []
@@ -456,13 +456,13 @@ class TestRefusedAtTheStart:
 
 class TestEvaluation:
     @pytest.mark.parametrize(
-        ("score", "told"),
+        ("score", "output"),
         [
             (lambda *_: 7.0, "task.score: the score function returned 7.0"),
             (lambda _, row: row["nothing"], "the score function failed with KeyError: 'nothing'"),
         ],
     )
-    async def test_a_broken_score_function_pauses_the_run(self, score: Any, told: str) -> None:
+    async def test_a_broken_score_function_pauses_the_run(self, score: Any, output: str) -> None:
         """More queries would not help, and those that were sent are charged."""
 
         def only_on_dev(generated: str, example: Example) -> float:
@@ -478,7 +478,7 @@ class TestEvaluation:
             )
         assert result.status == "stopped"
         assert str(result.reason).startswith("paused: ")
-        assert told in str(result.reason)
+        assert output in str(result.reason)
         assert result.spent.requests == len(model.asked)
         assert result.metric.after is None
 
@@ -514,7 +514,7 @@ class TestLoading:
         return Federation.load(spec, folder)
 
     @pytest.mark.parametrize(
-        ("row", "told"),
+        ("row", "output"),
         [
             ('{"text": "b"}', "row 2: field 'answer' is missing"),
             ('{"text": "b", "answer": 3}', "row 2: field 'answer' is int; it must be text"),
@@ -524,9 +524,9 @@ class TestLoading:
         ],
     )
     def test_references_are_checked_before_any_query(
-        self, tmp_path: Path, row: str, told: str
+        self, tmp_path: Path, row: str, output: str
     ) -> None:
-        with pytest.raises(DataError, match=f"data.train: rows.jsonl: {told}"):
+        with pytest.raises(DataError, match=f"data.train: rows.jsonl: {output}"):
             self.load(tmp_path, "nll", f'{{"text": "a", "answer": " x"}}\n{row}\n')
 
     def test_rows_of_generation_are_all_of_one_class(self, tmp_path: Path) -> None:
@@ -560,7 +560,7 @@ class TestLoading:
             load_score(TaskSpec.model_validate({**task, "score": "no-marks"}))
 
     @pytest.mark.parametrize(
-        ("name", "told"),
+        ("name", "output"),
         [
             (None, "task.score: is required for loss score: package.module:function"),
             ("fedone_no_such_module:f", "ModuleNotFoundError: No module named 'fedone_no_such"),
@@ -570,7 +570,7 @@ class TestLoading:
         ],
     )
     def test_a_score_function_that_cannot_be_had(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, told: str
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, output: str
     ) -> None:
         monkeypatch.setattr(sys, "path", sys.path.copy())
         module = f"broken_{tmp_path.name}"
@@ -580,7 +580,7 @@ class TestLoading:
             task = {**task, "score": name.format(module=module)}
         with pytest.raises(FedOneError) as caught:
             load_score(TaskSpec.model_validate(task), tmp_path)
-        assert told in str(caught.value)
+        assert output in str(caught.value)
         assert "\n" not in str(caught.value)
 
 

@@ -188,7 +188,7 @@ class TestAdminClient:
             await admin.roll_back("run", 0, "")
 
     @pytest.mark.parametrize(
-        ("url", "token", "told"),
+        ("url", "token", "message"),
         [
             ("ftp://host", "admin", "is not an http"),
             ("http://user:secret@host", "admin", "must not have a user"),
@@ -196,8 +196,8 @@ class TestAdminClient:
             ("http://host", "line\n", "printable ASCII"),
         ],
     )
-    def test_bad_arguments(self, url: str, token: str, told: str) -> None:
-        with pytest.raises(SpecError, match=told) as caught:
+    def test_bad_arguments(self, url: str, token: str, message: str) -> None:
+        with pytest.raises(SpecError, match=message) as caught:
             AdminClient(url, token)
         assert "secret" not in str(caught.value)
 

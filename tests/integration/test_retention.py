@@ -62,13 +62,13 @@ class TestDelete:
     async def test_a_run_goes_with_all_that_belongs_to_it(self, server: Server) -> None:
         token, work = await round_of(server)
         await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
-        _, told, _ = await server.call("DELETE", "/v1/runs/run?dry_run=true", token=ADMIN)
-        dry = Removal.model_validate(told)
+        _, answer, _ = await server.call("DELETE", "/v1/runs/run?dry_run=true", token=ADMIN)
+        dry = Removal.model_validate(answer)
         assert (dry.deleted, dry.log_lines, dry.closed_work) == (False, 1, 1)
         assert dry.spent.queries == 4
         assert (await server.call("GET", "/v1/runs/run", token=ADMIN))[0] == 200
-        status, told, _ = await server.call("DELETE", "/v1/runs/run", token=ADMIN)
-        assert (status, Removal.model_validate(told)) == (
+        status, answer, _ = await server.call("DELETE", "/v1/runs/run", token=ADMIN)
+        assert (status, Removal.model_validate(answer)) == (
             200,
             dry.model_copy(update={"deleted": True}),
         )

@@ -184,16 +184,16 @@ class TestReasons:
             assert code == "run_conflict"
             yield server, second
 
-    async def told(self, server: Server, token: str) -> list[str]:
+    async def answers_to(self, server: Server, token: str) -> list[str]:
         """What a caller reads of the run: its result, and the end of its stream of events."""
         headers = {"Authorization": f"Bearer {token}"}
         path = f"{server.url}/v1/runs/acme-1"
-        told = []
+        seen = []
         for what in ("", "/events"):
             async with server.session.get(path + what, headers=headers) as response:
                 assert response.status == 200
-                told.append(await response.text())
-        return told
+                seen.append(await response.text())
+        return seen
 
     @pytest.mark.parametrize(
         "failure", [BackendBlocked(f"no access for input '{JANE}'"), WHOLE], ids=["plain", "whole"]
@@ -203,7 +203,7 @@ class TestReasons:
             run = server.aggregator.service.runs["acme-1"]
             assert run.state.paused
             assert JANE in str(run.state.reason)
-            for text in await self.told(server, credential):
+            for text in await self.answers_to(server, credential):
                 assert '"status":"stopped"' in text
                 assert '"reason":null' in text
                 for secret in (JANE, "model.internal", "TEAM_KEY"):
@@ -211,12 +211,12 @@ class TestReasons:
 
     async def test_viewers_learn_what_happened_and_operators_all(self) -> None:
         async with self.paused(WHOLE) as (server, _):
-            for text in await self.told(server, LOOK):
+            for text in await self.answers_to(server, LOOK):
                 assert (
                     '"reason":"paused: the key may not use this model: change its rights"' in text
                 )
             for token in (OPS, ROOT):
-                for text in await self.told(server, token):
+                for text in await self.answers_to(server, token):
                     for fact in (JANE, "https://model.internal/v1: the key", "TEAM_KEY"):
                         assert fact in text
 
@@ -224,7 +224,7 @@ class TestReasons:
         async with self.paused(WHOLE) as (server, _):
             run = server.aggregator.service.runs["acme-1"]
             await run.apply(PauseRequested(reason="the model is another one"))
-            for text in await self.told(server, LOOK):
+            for text in await self.answers_to(server, LOOK):
                 assert "change its rights; the model is another one" in text
                 assert JANE not in text
 
@@ -308,8 +308,8 @@ class TestTokensAndClients:
             ) as stream,
         ):
             await server.ok("POST", f"/v1/clients/{client_id}/revoke", token=ROOT)
-            told = await stream.text()
-        assert "event: end" not in told
+            seen = await stream.text()
+        assert "event: end" not in seen
 
     async def test_a_device_renews_its_secret(self, server: Server) -> None:
         _, old = await server.enrol(FLEET)
@@ -788,7 +788,7 @@ async def test_no_secret_is_ever_shown(caplog: pytest.LogCaptureFixture) -> None
             await server.call("GET", "/v1/runs", token=credential)
             answers += [repr(server.aggregator.service.access.authority.enrolment_tokens)]
             answers += [repr(await server.store.clients()), repr(await server.store.tokens())]
-    told = "\n".join([*answers, repr(logs), caplog.text])
-    assert "enrolled" in told  # It was listened to.
+    seen = "\n".join([*answers, repr(logs), caplog.text])
+    assert "enrolled" in seen  # It was listened to.
     for secret in secrets:
-        assert secret not in told
+        assert secret not in seen

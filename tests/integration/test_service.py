@@ -588,14 +588,14 @@ class TestStoreFailures:
         async with serving(store=store) as service:
             run = await service.add_run(spec_of(), WORDS)
             client, work = await working(service, await enrol(service, 1))
-            told: list[Any] = []
-            service.listeners.append(lambda run, effect: told.append(effect))
+            seen: list[Any] = []
+            service.listeners.append(lambda run, effect: seen.append(effect))
             before = run.state
             store.broken = True
             with pytest.raises(FedOneError, match="disk"):
                 await service.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert run.state is before
-            assert told == []
+            assert seen == []
             store.broken = False
             await service.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert run.state.round == 1

@@ -238,12 +238,12 @@ class TestHostileServers:
         assert "antigravity" not in sys.modules
 
     async def declined(self, method: dict[str, Any], reason: str, **lies: Any) -> None:
-        told = []
+        events = []
         async with serving(spec_of(method), ScriptedBackend(space=SPACE)) as service:
             lying = Lying(service, **lies)
-            async with client_of(service, transport=lying, on_event=told.append) as client:
+            async with client_of(service, transport=lying, on_event=events.append) as client:
                 assert (await client.run_once()).outcome == "declined"
-        assert [reason in event.reason for event in told if event.kind == "declined"] == [True]
+        assert [reason in event.reason for event in events if event.kind == "declined"] == [True]
 
 
 class TestTrainers:
@@ -462,16 +462,16 @@ async def test_the_search_does_not_block_requests(monkeypatch: pytest.MonkeyPatc
     threads: list[tuple[str, int]] = []
     ask, tell = BBT.ask, BBT.tell
 
-    def asked(self: BBT, *args: Any) -> Any:
+    def recording_ask(self: BBT, *args: Any) -> Any:
         threads.append(("ask", threading.get_ident()))
         return ask(self, *args)
 
-    def told(self: BBT, state: State, candidates: Any, losses: Sequence[float]) -> State:
+    def recording_tell(self: BBT, state: State, candidates: Any, losses: Sequence[float]) -> State:
         threads.append(("tell", threading.get_ident()))
         return tell(self, state, candidates, losses)
 
-    monkeypatch.setattr(BBT, "ask", asked)
-    monkeypatch.setattr(BBT, "tell", told)
+    monkeypatch.setattr(BBT, "ask", recording_ask)
+    monkeypatch.setattr(BBT, "tell", recording_tell)
     spec = spec_of(BBT_SPEC, rounds=2, exchange="losses")
     async with serving(spec, ScriptedBackend(space=SPACE)) as service:
         async with client_of(service) as client:

@@ -108,8 +108,8 @@ class TestLogs:
     async def test_a_run_is_rolled_back_in_pages(self, server: Server) -> None:
         store = store_of(server)
         body = {"to_round": 1, "reason": "a client lied"}
-        status, told, _ = await server.call("POST", "/v1/runs/run/rollback", body, token=ADMIN)
-        assert (status, told["rounds"]) == (200, 1)
+        status, answer, _ = await server.call("POST", "/v1/runs/run/rollback", body, token=ADMIN)
+        assert (status, answer["rounds"]) == (200, 1)
         assert store.largest < 2 * 1024 * 1024
 
     @pytest.mark.parametrize("what", ["log", "export"])
@@ -155,18 +155,18 @@ class TestClients:
             )
         found, path = [], "/v1/clients?limit=2"
         while True:
-            status, told, _ = await server.call("GET", path, token=ADMIN)
-            page = ClientList.model_validate(told)
+            status, answer, _ = await server.call("GET", path, token=ADMIN)
+            page = ClientList.model_validate(answer)
             assert (status, len(page.clients) <= 2) == (200, True)
             found += page.clients
             if page.next is None:
                 break
             path = f"/v1/clients?limit=2&after={page.next}"
         assert len(found) == 5
-        _, told, _ = await server.call("GET", "/v1/clients", token=ADMIN)
-        assert ClientList.model_validate(told) == ClientList(clients=tuple(found))
-        _, told, _ = await server.call("GET", "/v1/clients?after=4", token=ADMIN)
-        assert told == {"clients": [], "next": None}
+        _, answer, _ = await server.call("GET", "/v1/clients", token=ADMIN)
+        assert ClientList.model_validate(answer) == ClientList(clients=tuple(found))
+        _, answer, _ = await server.call("GET", "/v1/clients?after=4", token=ADMIN)
+        assert answer == {"clients": [], "next": None}
 
     @pytest.mark.parametrize("query", ["limit=0", "limit=x", "after=-1", "limit=" + "9" * 5000])
     async def test_what_is_no_number_is_refused(self, query: str, server: Server) -> None:

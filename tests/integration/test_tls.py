@@ -250,7 +250,7 @@ class TestChangedFiles:
 
 class TestConfig:
     @pytest.mark.parametrize(
-        ("changes", "told"),
+        ("changes", "message"),
         [
             ({"key": "missing.key"}, "tls: the certificate or key cannot be used"),
             ({"key": "authority.key"}, "tls: the certificate or key cannot be used"),
@@ -259,9 +259,9 @@ class TestConfig:
         ],
     )
     def test_files_that_cannot_be_used(
-        self, setting: Setting, changes: dict[str, str], told: str
+        self, setting: Setting, changes: dict[str, str], message: str
     ) -> None:
-        with pytest.raises(SpecError, match=told):
+        with pytest.raises(SpecError, match=message):
             setting.tls(**changes)
 
     def test_certificates_of_devices_need_an_authority(self) -> None:

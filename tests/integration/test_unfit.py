@@ -91,8 +91,8 @@ async def test_devices_of_another_run_do_not_end_this_one() -> None:
         assert runs["urgency"].state.status == "running"
         assert outcomes.count("declined") == 6  # each of them once
         assert runs["urgency"].state.account.held.queries == 0
-        told = (await result_of(url, "operator", "urgency"))["devices"]
-        assert told == {
+        output = (await result_of(url, "operator", "urgency"))["devices"]
+        assert output == {
             "connected": 6,
             "fit": 0,
             "unfit": [{"reason": f"no row fits: {WHY}", "devices": 6}],
@@ -193,7 +193,7 @@ async def test_a_device_of_another_model_is_refused_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "output"),
     [
         (TICKETS, WHY),
         ([{"text": "a", "label": "I am Jane Roe"}], "field 'label' is none of: low, high"),
@@ -208,10 +208,10 @@ async def test_a_device_of_another_model_is_refused_once() -> None:
         ([{"Jane": "a", "label": "low"}], "field 'text' is missing"),
     ],
 )
-def test_what_others_learn_of_rows(rows: list[dict[str, str]], told: str) -> None:
+def test_what_others_learn_of_rows(rows: list[dict[str, str]], output: str) -> None:
     task = spec_of("urgency", ("low", "high")).task
-    assert Rows.of(task, rows).told == told
-    assert Rows.of(task, rows, quotes=False).told == told.replace(
+    assert Rows.of(task, rows).public_reason == output
+    assert Rows.of(task, rows, quotes=False).public_reason == output.replace(
         "is 'billing', not one of", "is none of"
     )
 

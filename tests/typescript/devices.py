@@ -16,15 +16,15 @@ class NodeDevice:
 
     Attributes:
         process: The process.
-        events: What it has told, in order.
+        events: The events that it emitted, in order.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.events: list[dict[str, Any]] = []
 
-    async def told(self, kind: str) -> None:
-        """Reads on until it has told an event of this kind.
+    async def wait_for(self, kind: str) -> None:
+        """Read until an event of this kind.
 
         Raises:
             AssertionError: It ended before.
@@ -39,7 +39,7 @@ class NodeDevice:
     async def ended(self) -> int:
         """Its exit code, once it is over."""
         with suppress(AssertionError):
-            await self.told("nothing that is ever told")
+            await self.wait_for("no such event")
         return await self.process.wait()
 
 

@@ -122,7 +122,7 @@ async def fleet(
                 place = folder / f"device-{number}"
                 started = node_device(package, served.url, served.token, rows, place, env=env)
                 device = await stack.enter_async_context(started)
-                await device.told("enrolled")
+                await device.wait_for("enrolled")
                 working.append(asyncio.create_task(device.ended()))
             else:
                 client = await stack.enter_async_context(served.client(rows, backend=own))

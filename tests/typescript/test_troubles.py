@@ -124,12 +124,12 @@ async def test_kills_restarts_and_lost_answers(tmp_path: Path, package: Path) ->
             return await stack.enter_async_context(started)
 
         first = await device(0, url)
-        await first.told("enrolled")
+        await first.wait_for("enrolled")
         other = await device(1, network.url)  # which cuts its connections again and again
         ending = asyncio.create_task(other.ended())
 
         await reached(session, 4)
-        await first.told("assigned")
+        await first.wait_for("assigned")
         first.process.kill()
         first = await device(0, url)
 

@@ -236,14 +236,14 @@ class TestEnrolment:
 
 class TestClients:
     async def test_a_revoked_client_is_shut_out_at_once(self) -> None:
-        clock, told = ManualClock(), []
+        clock, events = ManualClock(), []
         access = await access_of(clock=clock)
-        access.on_revoked.append(told.append)
+        access.on_revoked.append(events.append)
         enrolled = await access.enrol("fleet-secret", Enrol())
         await access.client(enrolled.credential)
         revoked = await access.revoke_client(enrolled.client_id)
         assert revoked.revoked_at == clock.now()
-        assert told == [revoked]
+        assert events == [revoked]
         assert not access.is_cached(enrolled.credential)
         for _ in range(2):
             assert await refused(access, enrolled.credential) == "this client was revoked"
@@ -254,17 +254,17 @@ class TestClients:
         assert caught.value.code == "not_found"
 
     async def test_changes_of_another_replica_are_read_at_its_signal(self) -> None:
-        store, told = CountedStore(), []
+        store, events = CountedStore(), []
         store.several = True
         here, there = await access_of(store), await access_of(store)
-        here.on_revoked.append(told.append)
+        here.on_revoked.append(events.append)
         enrolled = await there.enrol("fleet-secret", Enrol())
         client = await here.client(enrolled.credential)
         await there.revoke_client(enrolled.client_id)
         assert store.published == ['{"kind":"client","client_index":0}'] * 2  # enrolled, revoked
         await here.reload(client.index)
         await refused(here, enrolled.credential)
-        assert [revoked.client_id for revoked in told] == [enrolled.client_id]
+        assert [revoked.client_id for revoked in events] == [enrolled.client_id]
 
     async def test_after_lost_signals_everything_is_read_again(self) -> None:
         store = MemoryStore()

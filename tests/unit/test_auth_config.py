@@ -65,7 +65,7 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         ({"enrolment_tokens": "s3cret"}, "enrolment_tokens: must be a list of tokens"),
         ({"enrolment_tokens": [7]}, "enrolment_tokens.0.token: must be a token in quotes"),
@@ -122,8 +122,8 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
         ({"signature_window_s": 1}, "signature_window_s: "),
     ],
 )
-def test_errors_do_not_contain_the_token(document: Any, told: str) -> None:
+def test_errors_do_not_contain_the_token(document: Any, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         config_of(document)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "s3cret" not in str(caught.value)

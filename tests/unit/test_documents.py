@@ -57,7 +57,7 @@ def test_the_rest_is_its_reader_s(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b'{"a":"\xff"}', "not UTF-8"),
         (b"\xff\xfe{\x00}\x00", "not UTF-8"),
@@ -76,8 +76,8 @@ def test_the_rest_is_its_reader_s(body: bytes) -> None:
         (b"[" + b"[]," * MAX_PARTS + b"0]", "more than 1000000 commas"),
     ],
 )
-def test_what_readers_understand_differently_is_refused(body: bytes, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_readers_understand_differently_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         check_json(body)
 
 

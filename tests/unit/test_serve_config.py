@@ -106,7 +106,7 @@ class TestPrecedence:
 
 class TestMistakes:
     @pytest.mark.parametrize(
-        ("name", "value", "told"),
+        ("name", "value", "message"),
         [
             ("FEDONE_LISTEN", "here", "listen (from FEDONE_LISTEN): must be HOST:PORT"),
             ("FEDONE_DRAIN_S", "-1", "drain_s (from FEDONE_DRAIN_S): "),
@@ -126,12 +126,12 @@ class TestMistakes:
         ],
     )
     def test_they_name_the_variable(
-        self, file: Path, monkeypatch: Set, name: str, value: str, told: str
+        self, file: Path, monkeypatch: Set, name: str, value: str, message: str
     ) -> None:
         monkeypatch.setenv(name, value)
         with pytest.raises(SpecError) as caught:
             ServeConfig.load(file)
-        assert str(caught.value).startswith(f"{file}: {told}")
+        assert str(caught.value).startswith(f"{file}: {message}")
         assert len(caught.value.problems) == 1
         assert SECRET not in str(caught.value)
 
@@ -148,7 +148,7 @@ class TestMistakes:
             ServeConfig.load()
 
     @pytest.mark.parametrize(
-        ("line", "told"),
+        ("line", "message"),
         [
             ("metrics: {listen: here}", "metrics.listen: must be HOST:PORT"),
             ("metrics: {listen: 127.0.0.1:1, public: true}", "metrics: listen and public exclude"),
@@ -157,11 +157,11 @@ class TestMistakes:
             ("drain_notice_s: 5000", "drain_notice_s: "),
         ],
     )
-    def test_in_the_file(self, file: Path, line: str, told: str) -> None:
+    def test_in_the_file(self, file: Path, line: str, message: str) -> None:
         file.write_text(f"auth: {{enrolment_tokens: [{SECRET}]}}\n{line}\n")
         with pytest.raises(SpecError) as caught:
             ServeConfig.load(file)
-        assert str(caught.value).startswith(f"{file}: {told}")
+        assert str(caught.value).startswith(f"{file}: {message}")
         assert SECRET not in str(caught.value)
 
 
@@ -202,17 +202,17 @@ class TestStore:
         assert found._sql_url().password == "p@ss/word:1"
 
     @pytest.mark.parametrize(
-        ("store", "told"),
+        ("store", "message"),
         [
             (f"mysql://fedone:{SECRET}@x/y", "store: mysql is not supported"),
             (f"postgresql://fedone:{SECRET}@x:port/y", "store: must be a file, or a URL such as"),
             ({"url": "fedone.db", "password": SECRET}, "store.password: a SQLite file has none"),
         ],
     )
-    def test_mistakes(self, file: Path, store: object, told: str) -> None:
+    def test_mistakes(self, file: Path, store: object, message: str) -> None:
         with pytest.raises(SpecError) as caught:
             self.load(file, store).build(file.parent)
-        assert told in str(caught.value)
+        assert message in str(caught.value)
         assert SECRET not in str(caught.value)
 
     async def test_probing_a_file_changes_nothing(self, tmp_path: Path) -> None:

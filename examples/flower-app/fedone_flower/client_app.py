@@ -9,7 +9,7 @@ from fedone_sdk.task import Example
 
 
 def examples(context: Context) -> Sequence[Example]:
-    """A deployed node's file (``--node-config 'data="rows.jsonl"'``); a shard in a simulation."""
+    """Return a node's file (``--node-config 'data="rows.jsonl"'``); in a simulation, a shard."""
     if "data" in context.node_config:
         return node_file(context)
     from fedone_flower.run import configured  # the server's part, which a deployed node needs not

@@ -8,7 +8,7 @@ from fedone_sdk.simulation import Federation
 
 @cache  # Nodes of a simulation share a process.
 def federation(nodes: int, rounds: int, queries: int) -> Federation:
-    """The run with its data spread over the nodes, as the app's config says."""
+    """Return the run with its data spread over the nodes, as the app's config says."""
     path = assets.path("quickstart-mini.yaml")
     spec = RunSpec.load(path)
     assert spec.data is not None
@@ -23,6 +23,6 @@ def federation(nodes: int, rounds: int, queries: int) -> Federation:
 
 
 def configured(config: object) -> Federation:
-    """The run that Flower's run config describes."""
+    """Return the run that Flower's run config describes."""
     assert isinstance(config, dict)
     return federation(*(int(config[key]) for key in ("nodes", "rounds", "queries")))

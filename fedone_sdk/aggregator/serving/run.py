@@ -84,7 +84,7 @@ class RunOwner(Protocol):
     steering: Steering
 
     async def wait(self, run: ServedRun) -> None:
-        """Return when a run has ended and its final prompt is measured."""
+        """Wait until a run has ended and its final prompt is measured."""
         ...
 
 

@@ -117,7 +117,7 @@ class Tracing:
 
     @contextmanager
     def model_request(self, backend: LLMBackend, query: Query) -> Iterator[None]:
-        """Return the span of a request to the model."""
+        """Open the span of a request to the model."""
         from fedone_sdk.aggregator.routes.context import CONTEXT
 
         with self._span("model request", SpanKind.CLIENT) as span:

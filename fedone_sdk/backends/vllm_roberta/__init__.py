@@ -16,7 +16,7 @@ _ARCHITECTURE = "RobertaForMaskedLM"
 
 
 def register() -> None:
-    """Registers RoBERTa with its head (``vllm.general_plugins``, in every process)."""
+    """Register RoBERTa with its head (``vllm.general_plugins``, in every process)."""
     from vllm import ModelRegistry
 
     # vLLM imports "module:Class" only to serve a model of this architecture. An import

@@ -59,7 +59,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         self._labels: ContextVar[list[int]] = ContextVar("label_token_ids")
 
     def parse_data(self, data: object) -> MaskRequest:
-        """Parses and validates a request.
+        """Parse and validate a request.
 
         Raises:
             ValueError: The request is malformed; the message says where.
@@ -90,12 +90,12 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
     def pre_process(
         self, prompt: MaskRequest, request_id: str | None = None, **kwargs: Any
     ) -> Sequence[TokensPrompt]:
-        """The prompts for the engine, one per input."""
+        """Return the prompts for the engine, one per input."""
         self._labels.set(prompt.label_token_ids)
         return [TokensPrompt(prompt_token_ids=ids) for ids in prompt.token_ids]
 
     def merge_pooling_params(self, params: PoolingParams | None = None) -> PoolingParams:
-        """The parameters of the request that was last pre-processed in this context."""
+        """Return the parameters of the request that was last pre-processed in this context."""
         params = params or PoolingParams()
         params.task = "token_classify"
         params.step_tag_id = self._mask
@@ -108,7 +108,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         request_id: str | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The answer: ``log_probs`` (per input, those of the labels in nats) and ``prompt_tokens``.
+        """Return the answer: ``log_probs`` (nats of the labels, per input) and ``prompt_tokens``.
 
         Raises:
             ValueError: Another option of the request has truncated the mask.

@@ -135,7 +135,7 @@ class RobertaForMaskedLM(nn.Module):
         intermediate_tensors: Any = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The hidden states of all tokens of all requests, concatenated."""
+        """Return the hidden states of all tokens of all requests, concatenated."""
         return self.roberta(
             input_ids=input_ids,
             positions=positions,
@@ -144,7 +144,7 @@ class RobertaForMaskedLM(nn.Module):
         )
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Loads a checkpoint of transformers; vLLM does not start if a weight is missing."""
+        """Load a checkpoint of transformers; vLLM does not start if a weight is missing."""
         return AutoWeightsLoader(self).load_weights(
             self._with_tied_decoder(weights), mapper=self.hf_to_vllm_mapper
         )

@@ -46,7 +46,7 @@ class AnswerFile:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
     async def get(self, key: bytes) -> Answer | None:
-        """The answer to a key, or None.
+        """Return the answer to a key, or None.
 
         Raises:
             BackendBlocked: The file cannot be read, or an earlier answer cannot be written.
@@ -54,7 +54,7 @@ class AnswerFile:
         return await self._in_worker(lambda: self._get(key))
 
     async def put(self, key: bytes, fingerprint: str, answer: Answer) -> None:
-        """Stores an answer durably. The first answer to a key is kept.
+        """Store an answer durably. The first answer to a key is kept.
 
         The answer of a cancelled caller is written too.
 
@@ -66,7 +66,7 @@ class AnswerFile:
         await asyncio.shield(self._in_worker(self._flush, usage=answer.usage))
 
     async def aclose(self) -> None:
-        """Writes pending answers and closes the file."""
+        """Write pending answers and close the file."""
         try:
             await self._in_worker(self._flush)
         finally:

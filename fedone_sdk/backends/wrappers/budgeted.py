@@ -53,15 +53,15 @@ class BudgetedBackend(Wrapper):
                 self.bounds -= {"usd"}
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """The inner backend's bound, with its cost in money."""
+        """Return the inner backend's bound, with its cost in money."""
         return self._priced(self.inner.worst_case(batch_size, max_tokens))
 
     async def quote(self, query: Query) -> Usage:
-        """The inner backend's bound, with its cost in money."""
+        """Return the inner backend's bound, with its cost in money."""
         return self._priced(await self.inner.quote(query))
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer; its usage includes the cost in money.
+        """Return the inner backend's answer; its usage includes the cost in money.
 
         Raises:
             BudgetExhausted: The request does not fit a budget and was not sent; or the model's own

@@ -85,7 +85,7 @@ class CachedBackend(Wrapper):
         return await self.inner.quote(query)
 
     async def aclose(self) -> None:
-        """Closes the file and the inner backend."""
+        """Close the file and the inner backend."""
         try:
             if self._file is not None:
                 file, self._file = self._file, None

@@ -52,7 +52,7 @@ class RateLimitedBackend(Wrapper):
         self._timer: asyncio.TimerHandle | None = None
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer, once the limits allow the request."""
+        """Return the inner backend's answer, once the limits allow the request."""
         tokens = 0
         if self._counts_tokens:
             quote = await self.inner.quote(query)
@@ -169,7 +169,7 @@ class _Sent(NamedTuple):
     tokens: _Count
 
     def undo(self) -> None:
-        """Removes a request that was not sent."""
+        """Remove a request that was not sent."""
         self.requests.correct(0)
         self.tokens.correct(0)
 
@@ -214,7 +214,7 @@ class Meter:
         return 60.0 if self.per_minute is None else max(60.0, 60.0 / self.per_minute)
 
     def ready_at(self, amount: int, now: float) -> float:
-        """The time at which an amount may be sent; a past time means now."""
+        """Return the time at which an amount may be sent; a past time means now."""
         ready = 0.0
         if now < self._allowed_until and self._sum + amount > self._allowed:
             ready = self._allowed_until
@@ -234,7 +234,7 @@ class Meter:
         return ready
 
     def send(self, amount: int, now: float) -> _Count:
-        """Counts an amount as sent now."""
+        """Count an amount as sent now."""
         self._sum += amount
         count = _Count(self, now, amount, self._sum, recent=self.per_minute is not None)
         if count.recent:
@@ -243,7 +243,7 @@ class Meter:
         return count
 
     def allow(self, sent: _Count, left: int, until: float) -> None:
-        """Applies the provider's limit: `left` after `sent`, reset at `until`."""
+        """Apply the provider's limit: `left` after `sent`, reset at `until`."""
         if sent.sum >= self._allowed_by:  # Answers may be out of order.
             self._allowed_by = sent.sum
             self._allowed, self._allowed_until = sent.sum + left, until

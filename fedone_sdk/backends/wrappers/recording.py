@@ -47,7 +47,7 @@ class RecordingBackend(Wrapper):
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="cassette")
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer, after it is recorded.
+        """Return the inner backend's answer, after it is recorded.
 
         Raises:
             BackendBlocked: An earlier line cannot be written; this query was not sent.
@@ -71,7 +71,7 @@ class RecordingBackend(Wrapper):
         return answer
 
     async def aclose(self) -> None:
-        """Writes pending lines, then closes the file and the inner backend."""
+        """Write pending lines, then close the file and the inner backend."""
         try:
             await asyncio.to_thread(self._executor.shutdown)
             self._file.close()

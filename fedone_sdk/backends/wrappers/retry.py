@@ -67,7 +67,7 @@ class RetryingBackend(Wrapper):
         self._probe: asyncio.Future[None] | None = None
 
     async def score(self, query: Query) -> Answer:
-        """The answer of the first successful attempt.
+        """Return the answer of the first successful attempt.
 
         Raises:
             BackendBlocked: The breaker is open, or a setting, key or quota must change.
@@ -83,7 +83,7 @@ class RetryingBackend(Wrapper):
         return super().trouble
 
     def reset(self) -> None:
-        """Makes the next query the probe, without the pause before it."""
+        """Make the next query the probe, without the pause before it."""
         self._refuse_until = 0.0
         super().reset()
 

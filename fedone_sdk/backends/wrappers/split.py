@@ -55,7 +55,7 @@ class SplitBackend(Wrapper):
         return _merged([answers[index] for index in range(len(parts))])
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """The bound of all requests of `batch_size` inputs, as one query."""
+        """Return the bound of all requests of `batch_size` inputs, as one query."""
         most = self.inner.max_inputs
         if most is None or batch_size <= most:
             return self.inner.worst_case(batch_size, max_tokens)
@@ -64,7 +64,7 @@ class SplitBackend(Wrapper):
         return _as_one_query(usage + self.inner.worst_case(rest, max_tokens) if rest else usage)
 
     async def quote(self, query: Query) -> Usage:
-        """The quote of all requests of the query, as one query."""
+        """Return the quote of all requests of the query, as one query."""
         quotes = [await self.inner.quote(part) for part in self._parts(query)]
         return quotes[0] if len(quotes) == 1 else _as_one_query(reduce(Usage.__add__, quotes))
 
@@ -100,7 +100,7 @@ def _merged(answers: Sequence[Answer]) -> Answer:
 
 
 def _total(answers: Iterable[Answer], errors: Iterable[Exception]) -> Usage | None:
-    """The usage of all parts; None if that of one part is unknown."""
+    """Return the usage of all parts; None if that of one part is unknown."""
     usage = reduce(Usage.__add__, (answer.usage for answer in answers), NOTHING)
     for error in errors:
         if isinstance(error, BackendError):

@@ -18,7 +18,7 @@ class Wrapper(LLMBackend):
         self._describe()
 
     def _describe(self) -> None:
-        """Copies the inner backend's attributes, which `check` may change."""
+        """Copy the inner backend's attributes, which `check` may change."""
         self.bounds = self.inner.bounds
         self.answers = self.inner.answers
         self.max_inputs = self.inner.max_inputs
@@ -37,45 +37,45 @@ class Wrapper(LLMBackend):
 
     @property
     def fingerprint(self) -> str:
-        """The inner backend's."""
+        """Return the inner backend's."""
         return self.inner.fingerprint
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer."""
+        """Return the inner backend's answer."""
         return await self.inner.score(query)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """The inner backend's check."""
+        """Check with the inner backend."""
         await self.inner.check(label_words, form)
         self._describe()
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """The inner backend's."""
+        """Return the inner backend's."""
         return await self.inner.embedding_space()
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """The inner backend's."""
+        """Return the inner backend's."""
         return self.inner.worst_case(batch_size, max_tokens)
 
     async def quote(self, query: Query) -> Usage:
-        """The inner backend's."""
+        """Return the inner backend's."""
         return await self.inner.quote(query)
 
     async def shortened(self, query: Query) -> object | None:
-        """The inner backend's."""
+        """Return the inner backend's."""
         return await self.inner.shortened(query)
 
     @property
     def trouble(self) -> str | None:
-        """The inner backend's."""
+        """Return the inner backend's."""
         return self.inner.trouble
 
     def reset(self) -> None:
-        """Resets the inner backend."""
+        """Reset the inner backend."""
         self.inner.reset()
 
     async def aclose(self) -> None:
-        """Closes the inner backend."""
+        """Close the inner backend."""
         await self.inner.aclose()
 
 
@@ -91,6 +91,6 @@ class WatchedBackend(Wrapper):
         self._watch = watch
 
     async def score(self, query: Query) -> Answer:
-        """The inner backend's answer."""
+        """Return the inner backend's answer."""
         with self._watch(self.inner, query):
             return await self.inner.score(query)

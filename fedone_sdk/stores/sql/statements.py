@@ -398,7 +398,7 @@ def _admit(connection: Connection, guest: ClientRecord, count: int) -> int:
 
 
 def _lines(run_id: str, entries: Iterable[LogEntry]) -> Iterator[dict[str, Any]]:
-    """Return the rows of log entries; entries of one version are numbered in order."""
+    """Yield the rows of log entries; entries of one version are numbered in order."""
     for _, together in groupby(entries, key=lambda entry: entry.version):
         for position, entry in enumerate(together):
             yield {"run_id": run_id, "position": position, **asdict(entry)}

@@ -67,10 +67,10 @@ def test_does_my_data_fit(start: Start, folder: Path) -> None:
     stranger = client(url, "rows.jsonl", "--token", "of-another-server")
     path, unreachable = client(f"{url}/v2"), client(f"http://127.0.0.1:{free_port()}")
     assert fits.ended() == 0, fits.err
-    told = fits.log.splitlines()
-    assert told[:2] == [f"{url} accepts this client", "your rows fit tickets 12 of 12"]
+    message = fits.log.splitlines()
+    assert message[:2] == [f"{url} accepts this client", "your rows fit tickets 12 of 12"]
     why = "field 'label' is 'bad', not one of: low, high"
-    assert told[2:] == [f"your rows fit urgency 0 of 12 because {why}"]
+    assert message[2:] == [f"your rows fit urgency 0 of 12 because {why}"]
     assert field.ended() == 1
     missing = "field 'text' is missing (the row has: body, label)"
     assert f"your rows fit tickets 0 of 12 because {missing}\n" in field.log

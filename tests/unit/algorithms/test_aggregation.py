@@ -58,10 +58,10 @@ def test_robust_aggregates_leave_one_client_alone() -> None:
 
 
 def test_trimmed_mean_leaves_out_both_ends() -> None:
-    told = matrices(1.0, 2.0, 3.0, 7.0, 1e30)
-    assert (trimmed_mean(told, 0.1) == 4.0).all()  # rounded up: one at each end
-    assert (trimmed_mean(told, 0.2) == 4.0).all()
-    assert (trimmed_mean(told, 0.4) == 3.0).all()
+    updated = matrices(1.0, 2.0, 3.0, 7.0, 1e30)
+    assert (trimmed_mean(updated, 0.1) == 4.0).all()  # rounded up: one at each end
+    assert (trimmed_mean(updated, 0.2) == 4.0).all()
+    assert (trimmed_mean(updated, 0.4) == 3.0).all()
     assert (trimmed_mean(matrices(1.0, 5.0), 0.4) == 3.0).all()  # something stays
 
 

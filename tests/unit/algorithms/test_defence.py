@@ -32,7 +32,7 @@ def step(
     return -length * drawn / np.linalg.norm(drawn)
 
 
-def told(client: int, moved: NDArray[np.float64], **changes: object) -> Contribution:
+def brought_by(client: int, moved: NDArray[np.float64], **changes: object) -> Contribution:
     alpha = (ALPHA + moved).astype(np.float32)
     return Contribution(client=client, alpha=alpha, mean_loss=0.7, **changes)  # type: ignore[arg-type]
 
@@ -42,7 +42,7 @@ def honest(defence: Defence, rounds: int, memory: Memory | None = None, first: i
     rng = np.random.default_rng(first + 1)
     memory = {} if memory is None else memory
     for number in range(first, first + rounds):
-        _, memory = defence.admit(ALPHA, [told(number, step(rng))], memory)
+        _, memory = defence.admit(ALPHA, [brought_by(number, step(rng))], memory)
     return memory
 
 
@@ -59,7 +59,7 @@ def test_without_options_everything_passes_bit_for_bit() -> None:
     rng = np.random.default_rng(0)
     memory: Memory = {}
     for number in range(12):
-        wild = told(number % 3, 10.0 ** rng.integers(-6, 6) * step(rng))
+        wild = brought_by(number % 3, 10.0 ** rng.integers(-6, 6) * step(rng))
         (admitted,), memory = Defence(num_samples=20).admit(ALPHA, [wild], memory)
         assert admitted.alpha.tobytes() == wild.alpha.tobytes()
         assert (admitted.scale, admitted.outlier) == (1.0, False)
@@ -71,7 +71,7 @@ def test_honest_steps_pass_bit_for_bit() -> None:
     assert not any(line.outliers for line in ledger(memory))
     after_the_first = [line for line in ledger(memory) if line.client]
     assert not any(line.scaled for line in after_the_first)
-    fair = told(99, step(np.random.default_rng(77)))
+    fair = brought_by(99, step(np.random.default_rng(77)))
     assert one(STANDARD, fair, memory).alpha.tobytes() == fair.alpha.tobytes()
 
 
@@ -81,7 +81,7 @@ def test_honest_steps_pass_bit_for_bit() -> None:
 def test_a_long_step_ends_on_the_ball() -> None:
     defence = Defence(num_samples=20, trust_region=1.5)
     memory = honest(defence, 20)
-    long = told(99, 100 * step(np.random.default_rng(5)))
+    long = brought_by(99, 100 * step(np.random.default_rng(5)))
     admitted = one(defence, long, memory)
     moved = admitted.alpha.astype(np.float64) - ALPHA
     assert np.linalg.norm(moved) == pytest.approx(1.5 * 0.01, rel=1e-3)
@@ -99,7 +99,7 @@ def test_an_attacker_among_the_first_does_not_set_the_scale(place: int) -> None:
     total = np.linalg.norm(ALPHA)
     for number in range(8):
         huge = number == place
-        contribution = told(number, step(rng, length=10.0 if huge else 0.004))
+        contribution = brought_by(number, step(rng, length=10.0 if huge else 0.004))
         (admitted,), memory = STANDARD.admit(ALPHA, [contribution], memory)
         moved = np.linalg.norm(admitted.alpha.astype(np.float64) - ALPHA)
         if huge:
@@ -112,11 +112,11 @@ def test_an_attacker_among_the_first_does_not_set_the_scale(place: int) -> None:
 def test_updates_that_say_nothing_are_not_what_is_usual(spread: float | None) -> None:
     """Most prompts of a run that has nearly converged are the same."""
     memory = honest(STANDARD, 10)
-    nothing = told(50, np.zeros(SHAPE), spread=spread)
+    nothing = brought_by(50, np.zeros(SHAPE), spread=spread)
     for _ in range(WINDOW):
         (admitted,), memory = STANDARD.admit(ALPHA, [nothing], memory)
         assert not admitted.outlier
-    after = one(STANDARD, told(99, step(np.random.default_rng(77))), memory)
+    after = one(STANDARD, brought_by(99, step(np.random.default_rng(77))), memory)
     assert (after.scale, after.outlier) == (1.0, False)
 
 
@@ -127,14 +127,16 @@ def test_tiny_steps_cannot_stop_the_run() -> None:
     for number in range(10):
         silent = number < 2
         _, memory = STANDARD.admit(
-            ALPHA, [told(number, step(rng, length=1e-9 if silent else 0.01))], memory
+            ALPHA, [brought_by(number, step(rng, length=1e-9 if silent else 0.01))], memory
         )
-    assert one(STANDARD, told(50, step(rng)), memory).scale == 1.0
+    assert one(STANDARD, brought_by(50, step(rng)), memory).scale == 1.0
 
 
 def test_many_clients_measure_each_other() -> None:
     rng = np.random.default_rng(0)
-    brought = [told(client, step(rng, length=5.0 if client == 3 else 0.01)) for client in range(5)]
+    brought = [
+        brought_by(client, step(rng, length=5.0 if client == 3 else 0.01)) for client in range(5)
+    ]
     admitted, _ = Defence(num_samples=20, trust_region=1.5).admit(ALPHA, brought, {})
     assert [one.scale == 1.0 for one in admitted] == [True, True, True, False, True]
     assert np.linalg.norm(admitted[3].alpha.astype(float) - ALPHA) == pytest.approx(0.015, rel=1e-3)
@@ -145,14 +147,14 @@ def test_many_clients_measure_each_other() -> None:
 
 def test_nothing_is_an_outlier_before_something_is_known() -> None:
     rng = np.random.default_rng(3)
-    assert not one(STANDARD, told(0, -step(rng)), {}).outlier
+    assert not one(STANDARD, brought_by(0, -step(rng)), {}).outlier
     memory = honest(STANDARD, WARM_UP - 1)
-    assert not one(STANDARD, told(99, -step(rng)), memory).outlier
+    assert not one(STANDARD, brought_by(99, -step(rng)), memory).outlier
 
 
 def test_an_ascent_is_held_back() -> None:
     memory = honest(STANDARD, 20)
-    lie = told(99, -step(np.random.default_rng(5)))
+    lie = brought_by(99, -step(np.random.default_rng(5)))
     admitted = one(STANDARD, lie, memory)
     assert admitted.outlier
     assert admitted.scale == 0.0
@@ -165,19 +167,21 @@ def test_evidence_is_looked_at_before_the_step() -> None:
     """In the losses exchange the server sees the losses, whatever an optimiser does."""
     memory = honest(STANDARD, 20)
     rng = np.random.default_rng(5)
-    assert one(STANDARD, told(9, step(rng), advantage=-TRUTH, spread=0.01), memory).outlier
-    assert not one(STANDARD, told(9, -step(rng), advantage=TRUTH, spread=0.01), memory).outlier
+    assert one(STANDARD, brought_by(9, step(rng), advantage=-TRUTH, spread=0.01), memory).outlier
+    assert not one(
+        STANDARD, brought_by(9, -step(rng), advantage=TRUTH, spread=0.01), memory
+    ).outlier
 
 
 def test_losses_that_spread_far_too_much_are_held_back() -> None:
     memory: Memory = {}
     rng = np.random.default_rng(0)
     for number in range(20):
-        fair = told(
+        fair = brought_by(
             number, step(rng), advantage=TRUTH, spread=0.2 * float(np.exp(rng.normal() / 5))
         )
         _, memory = STANDARD.admit(ALPHA, [fair], memory)
-    wild, calm = (told(99, step(rng), advantage=TRUTH, spread=s) for s in (50.0, 1e-9))
+    wild, calm = (brought_by(99, step(rng), advantage=TRUTH, spread=s) for s in (50.0, 1e-9))
     assert one(STANDARD, wild, memory).outlier
     assert not one(STANDARD, calm, memory).outlier  # it moves nothing
 
@@ -186,7 +190,7 @@ def test_chance_makes_no_outlier() -> None:
     """With few prompts a correlation is uncertain, and honest clients that agree less stay in."""
     few, many = (Defence(num_samples=count, outliers=3.0) for count in (4, 10_000))
     memory = honest(few, 30)
-    weak = told(99, step(np.random.default_rng(5), truth=0.25))
+    weak = brought_by(99, step(np.random.default_rng(5), truth=0.25))
     agreement = one(few, weak, memory).agreement
     assert agreement is not None
     assert 0.0 < agreement < 0.6
@@ -197,7 +201,7 @@ def test_chance_makes_no_outlier() -> None:
 def test_one_loud_client_has_one_vote() -> None:
     defence = Defence(num_samples=20)
     quiet, loud = (
-        defence.admit(ALPHA, [told(0, factor * step(np.random.default_rng(0)))], {})[1]
+        defence.admit(ALPHA, [brought_by(0, factor * step(np.random.default_rng(0)))], {})[1]
         for factor in (1.0, 100.0)
     )
     np.testing.assert_allclose(loud["votes"], quiet["votes"], atol=1e-2)
@@ -211,7 +215,7 @@ def test_repeated_outliers_are_quarantined_and_honest_clients_are_not() -> None:
     memory = honest(STANDARD, 20)
     rng = np.random.default_rng(5)
     for times in range(1, 3):
-        _, memory = STANDARD.admit(ALPHA, [told(99, -step(rng))], memory)
+        _, memory = STANDARD.admit(ALPHA, [brought_by(99, -step(rng))], memory)
         assert STANDARD.quarantined(memory) == (frozenset({99}) if times == 2 else frozenset())
 
 
@@ -219,10 +223,10 @@ def test_a_client_is_quarantined_for_most_of_its_updates_not_for_some() -> None:
     memory = honest(STANDARD, 20)
     rng = np.random.default_rng(5)
     for sign in (1, 1, -1, -1):  # half of them
-        _, memory = STANDARD.admit(ALPHA, [told(99, sign * step(rng))], memory)
+        _, memory = STANDARD.admit(ALPHA, [brought_by(99, sign * step(rng))], memory)
     assert entry(memory, 99).outliers == 2
     assert STANDARD.quarantined(memory) == frozenset()
-    _, memory = STANDARD.admit(ALPHA, [told(99, -step(rng))], memory)
+    _, memory = STANDARD.admit(ALPHA, [brought_by(99, -step(rng))], memory)
     assert STANDARD.quarantined(memory) == {99}
 
 
@@ -230,7 +234,7 @@ def test_the_ledger_counts_what_counted() -> None:
     memory = honest(STANDARD, 20)
     rng = np.random.default_rng(5)
     for moved in (step(rng), 100 * step(rng), -step(rng)):
-        contribution = told(7, moved, spread=0.01)
+        contribution = brought_by(7, moved, spread=0.01)
         contribution = Contribution(client=70, alpha=contribution.alpha, mean_loss=0.9, spread=0.01)
         _, memory = STANDARD.admit(ALPHA, [contribution], memory)
     found = entry(memory, 70)
@@ -246,7 +250,7 @@ def test_influence_has_a_cap() -> None:
     memory: Memory = {}
     for number in range(60):
         client = 0 if number % 2 else 1 + number % 10
-        _, memory = defence.admit(ALPHA, [told(client, step(rng))], memory)
+        _, memory = defence.admit(ALPHA, [brought_by(client, step(rng))], memory)
     lines = ledger(memory)
     shares = {line.client: line.movement / sum(one.movement for one in lines) for line in lines}
     # It moved freely in the first 2 / 0.25 updates only.
@@ -259,7 +263,7 @@ def test_what_is_remembered_is_bounded_and_saved_exactly() -> None:
     memory = honest(STANDARD, WINDOW + 30)
     assert all(len(memory[name]) == WINDOW for name in ("steps", "sizes", "losses"))
     again = load_memory(dump_memory(memory))
-    lie = told(99, -step(np.random.default_rng(1)))
+    lie = brought_by(99, -step(np.random.default_rng(1)))
     ours, theirs = (STANDARD.admit(ALPHA, [lie], known) for known in (memory, again))
     assert dump_memory(ours[1]) == dump_memory(theirs[1])
     assert ledger(ours[1]) == ledger(theirs[1])
@@ -268,14 +272,16 @@ def test_what_is_remembered_is_bounded_and_saved_exactly() -> None:
 def test_inputs_are_left_alone() -> None:
     memory = honest(STANDARD, 10)
     before = dump_memory(memory)
-    STANDARD.admit(ALPHA, [told(1, step(np.random.default_rng(1)))], memory)
+    STANDARD.admit(ALPHA, [brought_by(1, step(np.random.default_rng(1)))], memory)
     assert dump_memory(memory) == before
     assert ledger({}) == []
 
 
 def test_a_client_with_two_seats_counts_twice() -> None:
     rng = np.random.default_rng(0)
-    admitted, memory = STANDARD.admit(ALPHA, [told(4, step(rng)), told(4, step(rng))], {})
+    admitted, memory = STANDARD.admit(
+        ALPHA, [brought_by(4, step(rng)), brought_by(4, step(rng))], {}
+    )
     assert len(admitted) == 2
     assert entry(memory, 4).rounds == 2
 

@@ -66,10 +66,10 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
     lies = np.arange(60) % 5 == 2 if lie else np.zeros(60, dtype=bool)
     for number, client in enumerate(everybody):
         tokens = np.array([[0], [1 + (2 * number) % 11], [1 + (2 * number + 1) % 11]])
-        told = client.losses(shifts[tokens[:, 0]], scales[tokens[:, 0]])
+        after = client.losses(shifts[tokens[:, 0]], scales[tokens[:, 0]])
         if lies[number]:
-            told = replace(told, means=ATTACKS[str(lie)](told.means, rng))
-        observed = observed.with_batch(tokens, told)
+            after = replace(after, means=ATTACKS[str(lie)](after.means, rng))
+        observed = observed.with_batch(tokens, after)
         evaluator, values = updated(observed, TWELVE, GRID, values)
         observed = evaluator.observed
         met.append(client.losses(shifts, scales))

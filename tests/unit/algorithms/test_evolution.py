@@ -17,7 +17,7 @@ def method(**options: object) -> Evolution:
     return Evolution(**(sizes | options))  # type: ignore[arg-type]
 
 
-def told(
+def after_tell(
     evolution: Evolution, state: State, prompts: list[list[int]], losses: list[float]
 ) -> State:
     p = np.full((6, 12), 1 / 12)
@@ -41,14 +41,14 @@ def test_one_lucky_batch_makes_no_leader() -> None:
     proven, lucky, poor = ([index] * 6 for index in range(3))
     state = evolution.init()
     for _ in range(5):
-        state = told(evolution, state, [proven, poor], [-1.0, 1.0])
-    state = told(evolution, state, [proven, poor, lucky], [-1.0, 1.0, -1.5])
+        state = after_tell(evolution, state, [proven, poor], [-1.0, 1.0])
+    state = after_tell(evolution, state, [proven, poor, lucky], [-1.0, 1.0, -1.5])
     assert evolution.prompt(state).tolist() == proven
 
 
 def test_known_prompts_are_evaluated_again() -> None:
     evolution = method()
-    state = told(evolution, evolution.init(), [[0] * 6, [1] * 6, [2] * 6], [0.0, 1.0, 2.0])
+    state = after_tell(evolution, evolution.init(), [[0] * 6, [1] * 6, [2] * 6], [0.0, 1.0, 2.0])
     again = evolution.ask(state, stream(0)).prompts[:2].tolist()
     assert again == [[0] * 6, [1] * 6]
 
@@ -70,7 +70,7 @@ def test_alpha_is_how_often_candidates_are_in_the_best_prompt_of_a_draw() -> Non
     rng = np.random.default_rng(1)
     for _ in range(12):
         prompts = rng.permuted(np.tile(np.arange(12), (8, 1)), axis=1)[:, :6]
-        state = told(evolution, state, prompts.tolist(), (prompts >= 6).sum(axis=1).tolist())
+        state = after_tell(evolution, state, prompts.tolist(), (prompts >= 6).sum(axis=1).tolist())
     np.testing.assert_allclose(state.alpha.sum(axis=1), 1.0, atol=1e-6)
     assert state.alpha[:, :6].sum() > 0.8 * 6
     assert state.alpha.min() == pytest.approx(1 / 12 / 17)
@@ -89,7 +89,7 @@ def test_blank_puts_no_prompt_in_the_search() -> None:
 
 
 def test_a_pool_of_other_sizes_is_refused() -> None:
-    state = told(method(), method().init(), [[10] * 6, [11] * 6], [0.0, 1.0])
+    state = after_tell(method(), method().init(), [[10] * 6, [11] * 6], [0.0, 1.0])
     with pytest.raises(ValueError, match="fit"):
         method(prompt_len=5).prompt(state)
     with pytest.raises(ValueError, match="tokens"):

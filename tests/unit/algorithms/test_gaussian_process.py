@@ -39,8 +39,8 @@ def test_the_posterior_is_that_of_all_losses_with_random_intercepts(part: float)
     covariance = Kernel(0.7, 0.3, 0.2, 4.0).matrix(present)
     batches = MiniBatches.of(ROWS, BATCHES, 6)
     contrasts = Contrasts.of(batches, unit_covariance(covariance), part)
-    told = Comparisons(batches, contrasts, batches.padded(losses), WEIGHTS)
-    found = posterior(told, inverted(covariance))
+    updated = Comparisons(batches, contrasts, batches.padded(losses), WEIGHTS)
+    found = posterior(updated, inverted(covariance))
     mean, unit, total = dense(covariance, part, losses)
     np.testing.assert_allclose(found.mean, mean, atol=1e-5)
     np.testing.assert_allclose(found.unit, unit, atol=1e-5)
@@ -55,8 +55,8 @@ def test_a_constant_on_a_mini_batch_changes_nothing() -> None:
     contrasts = Contrasts.of(batches, np.eye(6), 0.3)
     found = []
     for constant in (0.0, np.array([5.0, -3.0, 40.0, 0.0])[BATCHES]):
-        told = Comparisons(batches, contrasts, batches.padded(losses + constant), WEIGHTS)
-        found.append(posterior(told, np.eye(6)))
+        updated = Comparisons(batches, contrasts, batches.padded(losses + constant), WEIGHTS)
+        found.append(posterior(updated, np.eye(6)))
     np.testing.assert_allclose(found[0].mean, found[1].mean, atol=1e-10)
     assert found[0].noise == pytest.approx(found[1].noise)
 

@@ -10,7 +10,7 @@ from fedone_sdk.algorithms.space import Space
 SPACE = Space.of([(1, 5, None), (1, 3, 0)])
 
 
-def told(count: int, classes: int = 2) -> ClassLosses:
+def losses_of(count: int, classes: int = 2) -> ClassLosses:
     means = np.arange(count * classes * 3, dtype=float).reshape(count, classes, 3)
     return ClassLosses(means=means, counts=np.arange(1, classes + 1))
 
@@ -22,15 +22,15 @@ def rows(*prompts: tuple[int, int]) -> np.ndarray:
 def several() -> Observations:
     observed = Observations.empty(2, 2, 3)
     for prompts in (rows((0, 0), (1, 1)), rows((0, 0), (2, 1), (3, 2)), rows((4, 0), (1, 1))):
-        observed = observed.with_batch(prompts, told(len(prompts)))
+        observed = observed.with_batch(prompts, losses_of(len(prompts)))
     return observed
 
 
 def test_equal_prompts_share_a_row_and_count_once() -> None:
-    observed = Observations.empty(2, 2, 3).with_batch(rows((1, 1), (1, 1), (2, 0)), told(3))
+    observed = Observations.empty(2, 2, 3).with_batch(rows((1, 1), (1, 1), (2, 0)), losses_of(3))
     assert observed.prompts.tolist() == [[1, 1], [2, 0]]
     assert observed.rows.tolist() == [0, 1]
-    assert observed.means[1].tolist() == told(3).means[2].tolist()
+    assert observed.means[1].tolist() == losses_of(3).means[2].tolist()
 
 
 def test_the_oldest_losses_are_dropped_with_their_prompts() -> None:
@@ -98,4 +98,4 @@ def test_a_memory_is_read_back_or_refused() -> None:
     with pytest.raises(ValueError, match="fit"):
         Observations.remembered(observed.memory(), SPACE)
     with pytest.raises(ValueError, match="shape"):
-        observed.with_batch(rows((0, 0)), told(1, 3))
+        observed.with_batch(rows((0, 0)), losses_of(1, 3))

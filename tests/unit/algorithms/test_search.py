@@ -194,8 +194,8 @@ def test_a_calibrated_leader_has_its_own_bias() -> None:
         sign = np.where(labels == 1, -1.0, 1.0)
         losses = np.logaddexp(0.0, sign[:, None] * (odds[:, :, None] + offsets))
         means = np.stack([losses[:, labels == c].mean(axis=1) for c in range(2)], axis=1)
-        told = ClassLosses(means=means, counts=np.array([16, 16]))
-        state = method.tell(state, candidates, told)
+        updated = ClassLosses(means=means, counts=np.array([16, 16]))
+        state = method.tell(state, candidates, updated)
     assert 1 in method.prompt(state)
     bias = method.bias(state)
     assert bias is not None

@@ -44,8 +44,8 @@ def test_plain_tpe_deploys_the_lowest_loss_and_a_race_what_is_certain() -> None:
         for step, best in enumerate(([1, 1], [3, 0])):
             candidates = tpe.ask(state, stream(step))
             prompts = np.array([[0, 0], [1, 0], best])
-            told = type(candidates)(prompts=prompts, probabilities=candidates.probabilities)
-            state = tpe.tell(state, told, [0.0, 1.0, -1.0 - step])
+            updated = type(candidates)(prompts=prompts, probabilities=candidates.probabilities)
+            state = tpe.tell(state, updated, [0.0, 1.0, -1.0 - step])
         assert tpe.prompt(state).tolist() == expected
 
 

@@ -192,12 +192,12 @@ async def test_a_bill_within_the_quote_is_not_logged() -> None:
 
 
 async def test_without_a_price_the_models_own_money_is_kept() -> None:
-    told = USED.model_copy(update={"usd": Decimal("0.01")})
+    message = USED.model_copy(update={"usd": Decimal("0.01")})
     payer = guard_of()
     with structlog.testing.capture_logs():
-        answer = await BudgetedBackend(Model(told)).score(ask(payer))
+        answer = await BudgetedBackend(Model(message)).score(ask(payer))
     assert answer.usage.usd == Decimal("0.01")
-    assert (await payer.account()).spent == told
+    assert (await payer.account()).spent == message
 
 
 async def test_no_payer_no_reservation() -> None:

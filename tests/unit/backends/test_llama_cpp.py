@@ -324,5 +324,8 @@ async def test_its_http_server_is_for_this_process_alone(backend: LlamaCppBacken
     url = backend._loaded._engine._url
     assert url.startswith("http://127.0.0.1:")
     for path, body in (("/completion", {"prompt": "a"}), ("/tokenize", {"content": "a"})):
-        async with aiohttp.ClientSession() as session, session.post(url + path, json=body) as told:
-            assert told.status == 401
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url + path, json=body) as message,
+        ):
+            assert message.status == 401

@@ -203,7 +203,7 @@ async def test_a_server_that_repeats_the_key_discloses_nothing() -> None:
     assert caught.value.__suppress_context__
 
 
-async def told(says: str, *, status: int, key_env: str | None) -> BackendError:
+async def error_of(says: str, *, status: int, key_env: str | None) -> BackendError:
     """What is made of a refusal; ``{}`` in it is the key that the server was sent."""
 
     async def handler(request: web.Request) -> web.Response:
@@ -234,7 +234,7 @@ async def test_a_key_of_any_form_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch, secret: str, status: int
 ) -> None:
     monkeypatch.setenv("MY_ACCESS", f"{secret}\n")
-    failure = await told("No {}: get one. (Yours: {})", status=status, key_env="MY_ACCESS")
+    failure = await error_of("No {}: get one. (Yours: {})", status=status, key_env="MY_ACCESS")
     assert secret not in str(failure)
     assert "No [removed]: get one. (Yours: [removed])" in str(failure)
 
@@ -245,7 +245,7 @@ async def test_another_secret_is_known_by_the_name_of_its_variable(
 ) -> None:
     monkeypatch.setenv(name, "0123456789abcdef")
     monkeypatch.setenv("MY_CITY", "Grenoble-Isère")
-    failure = await told("I know 0123456789abcdef of Grenoble-Isère", status=400, key_env=None)
+    failure = await error_of("I know 0123456789abcdef of Grenoble-Isère", status=400, key_env=None)
     assert "I know [removed] of Grenoble-Isère" in str(failure)
 
 
@@ -253,7 +253,7 @@ async def test_a_message_that_is_cut_off_has_no_part_of_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_ACCESS", "0123456789abcdef" * 2)
-    failure = await told("x" * 280 + " {}", status=400, key_env="MY_ACCESS")
+    failure = await error_of("x" * 280 + " {}", status=400, key_env="MY_ACCESS")
     assert "0123" not in str(failure)
 
 
@@ -261,7 +261,7 @@ async def test_a_message_that_is_cut_off_has_no_part_of_the_key(
 async def test_a_short_key_is_left_alone(monkeypatch: pytest.MonkeyPatch, short: str) -> None:
     """A server at home takes any, and such a word may stand in a message by chance."""
     monkeypatch.setenv("MY_ACCESS", short)
-    failure = await told("{} of it is right", status=400, key_env="MY_ACCESS")
+    failure = await error_of("{} of it is right", status=400, key_env="MY_ACCESS")
     assert f"{short} of it is right" in str(failure)
 
 

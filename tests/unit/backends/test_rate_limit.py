@@ -254,14 +254,14 @@ async def test_a_retry_after_makes_all_calls_wait() -> None:
     model = Model()
     model.error = lambda text: (
         BackendUnavailable("429", retry_after_s=7, usage=Usage(requests=1))
-        if text == "told"
+        if text == "message"
         else None
     )
     backend = RateLimitedBackend(model, max_wait_s=60)
     with pytest.raises(BackendUnavailable):
-        await backend.score(ask("told", "one run"))
+        await backend.score(ask("message", "one run"))
     await backend.score(ask("other", "another run"))
-    assert model.sent == [(0, "told"), (7, "other")]
+    assert model.sent == [(0, "message"), (7, "other")]
 
 
 @on_virtual_time

@@ -285,10 +285,10 @@ def test_they_are_clipped_as_losses_are() -> None:
     work = game.take()
     update = update_for(game, work)
     assert update.by_class is not None
-    told = game.machine.as_losses(update.losses, Curves(update.by_class, update.class_counts))
-    assert isinstance(told, ClassLosses)
-    assert np.array_equal(told.means, np.clip(from_wire(update.by_class), 0, 1.5))
-    assert told.means.max() == 1.5 < from_wire(update.by_class).max()
+    updated = game.machine.as_losses(update.losses, Curves(update.by_class, update.class_counts))
+    assert isinstance(updated, ClassLosses)
+    assert np.array_equal(updated.means, np.clip(from_wire(update.by_class), 0, 1.5))
+    assert updated.means.max() == 1.5 < from_wire(update.by_class).max()
 
 
 class TestDefence:

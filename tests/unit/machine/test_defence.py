@@ -169,8 +169,8 @@ def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
     play(game, attackers=(ATTACKER,))
     report = [e.report.model_dump() for e in game.effects if isinstance(e, RoundFinished)]
     entries = [
-        LogEntry(kind="round", body=json.dumps({"report": told, **record}))
-        for told, record in zip(report, records(game), strict=True)
+        LogEntry(kind="round", body=json.dumps({"report": updated, **record}))
+        for updated, record in zip(report, records(game), strict=True)
     ]
     vocabulary = Vocabulary(candidates=("a", "b", "c"))
     lines = list(replay(game.spec, vocabulary, entries))
