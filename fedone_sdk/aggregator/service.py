@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -32,6 +33,7 @@ from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
+from fedone_sdk.aggregator.serving.stored import StoredRun
 from fedone_sdk.backends import (
     Answer,
     LLMBackend,
@@ -71,6 +73,8 @@ from fedone_sdk.stores import (
 )
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
+
+R = TypeVar("R", ServedRun, StoredRun)
 
 _log = structlog.get_logger(__name__)
 
@@ -579,8 +583,8 @@ class Service:
         return await self.dispatcher.claim(
             client,
             message,
-            lambda: [run for run in self.runs.values() if may_see(client.runs, run.run_id)],
-            lambda: any(may_see(client.runs, run_id) for run_id in self.registry.stored),
+            lambda: _visible(client, self.runs),
+            lambda: _visible(client, self.registry.stored),
         )
 
     async def update(
@@ -645,3 +649,8 @@ class Service:
             proposer.on_effect(effect)
         for listener in self.listeners:
             listener(run, effect)
+
+
+def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
+    """Return the runs that a client may work for."""
+    return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

@@ -168,6 +168,26 @@ class TestSignals:
             async with asyncio.timeout(5):
                 assert isinstance(await waits, LossesAssignment)
 
+    async def test_a_run_that_is_being_loaded_has_not_ended(self) -> None:
+        hub = Hub()
+        store = hub.store()
+        async with serving(hub.store(), store) as (one, two):
+            (client,) = await enrol(one)
+            read, may_load = store.run, asyncio.Event()
+
+            async def late(run_id: str) -> RunRecord | None:
+                await may_load.wait()
+                return await read(run_id)
+
+            store.run = late  # type: ignore[method-assign]
+            await one.add_run(spec_of(), WORDS)
+            await until(lambda: "run" in two.registry.stored)
+            waits = asyncio.create_task(claim(two, client, wait_s=30))
+            await asyncio.sleep(0.05)
+            may_load.set()
+            async with asyncio.timeout(5):
+                assert isinstance(await waits, LossesAssignment)
+
     async def test_signals_during_a_read_are_not_lost(self) -> None:
         hub = Hub()
         store, other = hub.store(), hub.store()

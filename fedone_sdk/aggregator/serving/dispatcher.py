@@ -29,6 +29,7 @@ from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, 
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.open_work import Offers
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.serving.stored import StoredRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -106,7 +107,7 @@ class Dispatcher:
         client: ClientRecord,
         message: Claim,
         runs: Callable[[], Sequence[ServedRun]],
-        ended: Callable[[], bool] = lambda: False,
+        others: Callable[[], Sequence[StoredRun]] = lambda: (),
     ) -> AlphaAssignment | LossesAssignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
@@ -116,7 +117,7 @@ class Dispatcher:
             client: The client.
             message: Its claim.
             runs: Returns the served runs that the client may work for.
-            ended: Whether there are ended runs that are not served.
+            others: Returns the runs that the client may work for and that are not served here.
 
         Raises:
             ProblemError: ``run_ended`` if all runs have ended, ``model_mismatch`` if the run with a
@@ -130,7 +131,7 @@ class Dispatcher:
             while True:
                 poll.changed.clear()
                 eligible = runs()
-                _check_open(eligible, ended)
+                _check_open(eligible, others())
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
                 try:
@@ -429,8 +430,10 @@ class Dispatcher:
         self.wake()
 
 
-def _check_open(runs: Sequence[ServedRun], ended: Callable[[], bool]) -> None:
+def _check_open(runs: Sequence[ServedRun], others: Sequence[StoredRun]) -> None:
     if any(run.state.running or run.state.paused for run in runs):
         return
-    if runs or ended():
+    if any(run.live for run in others):
+        return  # Another replica has added or resumed a run, which is loaded now.
+    if runs or others:
         raise ProblemError("run_ended", "all runs that you could work for have ended")
