@@ -28,14 +28,9 @@ async def shown_by(
     vocabulary: Vocabulary,
     backend: LLMBackend,
 ) -> Show:
-    """The function that converts a method's prompts for a model.
+    """The function that converts a method's prompts for a task and a model.
 
-    Args:
-        method: The method.
-        prompt_len: n.
-        task: The task of the prompts.
-        vocabulary: Its candidates; empty for methods without candidates.
-        backend: The model's backend.
+    The vocabulary is empty for methods without candidates.
 
     Raises:
         SpecError: The model does not support such prompts.
