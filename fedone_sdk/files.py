@@ -16,15 +16,10 @@ _NOT_OFFERED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file atomically and durably.
+    """Replace a file in an existing folder atomically and durably.
 
     After a crash, also of the machine, the file has either its old or its new content. On return
-    the new content is on disk.
-
-    Args:
-        path: The file; its folder must exist.
-        content: The new content.
-        mode: Of the file, before the process's umask.
+    the new content is on disk. The mode is that before the process's umask.
 
     Raises:
         OSError: The write fails.
@@ -70,14 +65,7 @@ def sync_path(path: Path) -> None:
 def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
     """Switch a database to write-ahead logging, in which readers do not block writers.
 
-    Retries, because the first change to WAL ignores the busy timeout.
-
-    Args:
-        db: The database.
-        timeout_s: Maximal wait for another process, seconds.
-
-    Raises:
-        sqlite3.Error: The database cannot be used.
+    Retries for `timeout_s` seconds, because the first change to WAL ignores the busy timeout.
     """
     give_up = time.monotonic() + timeout_s
     while True:
@@ -94,11 +82,7 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
     """Commit the changes of the body, or roll them back if it fails.
 
-    Args:
-        db: A connection with ``isolation_level=None``.
-
-    Raises:
-        sqlite3.Error: Nothing is changed.
+    The connection has ``isolation_level=None``.
     """
     db.execute("BEGIN IMMEDIATE")
     try:

@@ -30,12 +30,7 @@ async def shown_by(
 ) -> Show:
     """Return the function that converts a method's prompts for a model.
 
-    Args:
-        method: The method.
-        prompt_len: n.
-        task: The task of the prompts.
-        vocabulary: Its candidates; empty for methods without candidates.
-        backend: The model's backend.
+    The vocabulary is empty for methods without candidates.
 
     Raises:
         SpecError: The model does not support such prompts.

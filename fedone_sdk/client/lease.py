@@ -17,12 +17,8 @@ _RETRY_SHARE = 0.1
 class Lease:
     """An assignment's deadline, renewed in the background while the work takes longer.
 
-    The deadline is relative and measured by the monotonic clock of the event loop, because the
-    device's wall clock may be wrong.
-
-    Args:
-        deadline_s: Seconds until the deadline.
-        renew: Requests another deadline from the server.
+    The deadline is relative, in seconds, and measured by the monotonic clock of the event loop,
+    because the device's wall clock may be wrong.
     """
 
     def __init__(self, deadline_s: float, renew: Callable[[], Awaitable[Renewal]]) -> None:

@@ -66,7 +66,6 @@ class Step:
 
     Attributes:
         number: Index of the step in the work, from 0.
-        task: The run's task.
         batch: The examples, after the app's hook.
         prompts: Shape (P, n), candidate indices; or (P, d), vectors of a latent space.
         journal: Keeps the losses as they arrive.
