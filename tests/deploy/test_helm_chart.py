@@ -25,6 +25,16 @@ def rendered(case: str) -> Manifests:
     return render(CASES[case])
 
 
+def _aggregator_files(manifests: Manifests) -> dict[str, str]:
+    (config,) = (
+        config
+        for config in manifests.of_kind("ConfigMap")
+        if config["metadata"]["name"].endswith("-aggregator")
+    )
+    files: dict[str, str] = config["data"]
+    return files
+
+
 @cases
 def test_helm_has_no_warnings(case: str) -> None:
     report = helm.lint(CHART, CASES[case], strict=True)
@@ -87,13 +97,7 @@ def test_what_is_written_goes_to_volumes(case: str) -> None:
             mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
             assert mounts.keys() <= there
             assert mounts["tmp"]["mountPath"] == "/tmp"
-    files = [
-        text
-        for config in manifests.of_kind("ConfigMap")
-        if config["metadata"]["name"].endswith("-aggregator")
-        for text in config["data"].values()
-    ]
-    for path in re.findall(r": (/\S+)", "\n".join(files)):
+    for path in re.findall(r": (/\S+)", "\n".join(_aggregator_files(manifests).values())):
         assert path.startswith("/var/lib/fedone/"), path
 
 
@@ -143,24 +147,25 @@ def test_probes_ask_the_programs_own_paths(case: str) -> None:
             assert all(probes.values())
 
 
-def _let_in(manifests: Manifests, component: str) -> list[tuple[set[str] | None, set[int]]]:
-    """The components that may reach a component's pods, by port; None is all."""
-    (policy,) = (
-        policy
+def _policy(manifests: Manifests, component: str) -> dict[str, Any]:
+    """The one that is about a component's pods."""
+    spec: dict[str, Any]
+    (spec,) = (
+        policy["spec"]
         for policy in manifests.of_kind("NetworkPolicy")
         if policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == component
     )
-    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
-    return [_rule(rule, "from") for rule in policy["spec"]["ingress"]]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    return spec
+
+
+def _let_in(manifests: Manifests, component: str) -> list[tuple[set[str] | None, set[int]]]:
+    """The components that may reach a component's pods, by port; None is all."""
+    return [_rule(rule, "from") for rule in _policy(manifests, component)["ingress"]]
 
 
 def _let_out(manifests: Manifests, component: str) -> list[tuple[set[str] | None, set[int]]]:
-    (policy,) = (
-        policy
-        for policy in manifests.of_kind("NetworkPolicy")
-        if policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == component
-    )
-    return [_rule(rule, "to") for rule in policy["spec"]["egress"]]
+    return [_rule(rule, "to") for rule in _policy(manifests, component)["egress"]]
 
 
 def _rule(rule: dict[str, Any], key: str) -> tuple[set[str] | None, set[int]]:
@@ -261,16 +266,6 @@ def test_there_is_time_to_drain(case: str) -> None:
     assert grace > config["drain_s"] + config["drain_notice_s"]
 
 
-def _aggregator_files(manifests: Manifests) -> dict[str, str]:
-    (config,) = (
-        config
-        for config in manifests.of_kind("ConfigMap")
-        if config["metadata"]["name"].endswith("-aggregator")
-    )
-    files: dict[str, str] = config["data"]
-    return files
-
-
 def test_autoscaling_sets_the_number_of_pods() -> None:
     manifests = rendered("a bundled database and autoscaling")
     assert "replicas" not in manifests.get("Deployment", "fedone-aggregator")["spec"]
@@ -313,12 +308,8 @@ def test_a_stateful_set_has_a_headless_service(case: str) -> None:
 
 
 def test_dns_of_kubernetes_openshift_and_nodelocal() -> None:
-    (policy,) = (
-        policy
-        for policy in rendered("a paid model").of_kind("NetworkPolicy")
-        if policy["metadata"]["name"] == "fedone-aggregator"
-    )
-    dns = policy["spec"]["egress"][0]
+    egress = _policy(rendered("a paid model"), "aggregator")["egress"]
+    dns = egress[0]
     spaces = [
         peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
         for peer in dns["to"]
@@ -330,10 +321,7 @@ def test_dns_of_kubernetes_openshift_and_nodelocal() -> None:
         *((53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP"))
     }
     (internet,) = (
-        peer["ipBlock"]
-        for rule in policy["spec"]["egress"][1:]
-        for peer in rule.get("to", ())
-        if "ipBlock" in peer
+        peer["ipBlock"] for rule in egress[1:] for peer in rule.get("to", ()) if "ipBlock" in peer
     )
     assert "169.254.0.0/16" in internet["except"], "cloud metadata"
 

@@ -50,6 +50,14 @@ class Page(HTMLParser):
         self.text += data
 
 
+def chart_of(page: Page) -> tuple[str, ElementTree.Element]:
+    """Its only image: the text and what it parses to."""
+    (image,) = [attributes for name, attributes in page.elements if name == "img"]
+    assert image["alt"]
+    text = base64.b64decode((image["src"] or "").partition(",")[2]).decode()
+    return text, ElementTree.fromstring(text)
+
+
 def hostile(run: ReportedRun) -> ReportedRun:
     """A malicious run, as far as its file allows."""
     prompt = PromptReport(text=HOSTILE, tokens=(HOSTILE, ""), bias=(0.0, 0.5))
@@ -145,9 +153,7 @@ async def test_the_page_needs_nothing_else() -> None:
         assert "url(" not in (attributes.get("style") or "")
     (policy,) = [a for name, a in page.elements if name == "meta" and "http-equiv" in a]
     assert (policy["content"] or "").startswith("default-src 'none';")
-    (image,) = [a for name, a in page.elements if name == "img"]
-    assert image["alt"]
-    svg = ElementTree.fromstring(base64.b64decode((image["src"] or "").partition(",")[2]))
+    _, svg = chart_of(page)
     for element in svg.iter():
         assert not element.tag.endswith("}script")
         for key, value in element.attrib.items():
@@ -264,8 +270,7 @@ async def test_a_metric_name_is_no_formula() -> None:
     run = await run_of_archive((await small()).archive)
     metric = run.result.metric.model_copy(update={"name": "$\\frac{$ \x00\x1b"})
     text = html_report(replace(run, result=run.result.model_copy(update={"metric": metric})))
-    (image,) = [a for name, a in Page(text).elements if name == "img"]
-    svg = ElementTree.fromstring(base64.b64decode((image["src"] or "").partition(",")[2]))
+    _, svg = chart_of(Page(text))
     assert "$\\frac{$" in "".join(svg.itertext())
 
 
@@ -300,6 +305,13 @@ async def test_the_same_run_gives_the_same_report() -> None:
 # The programs of a report
 
 
+def spec_of(backend: dict[str, Any] | None = None, **task: Any) -> RunSpec:
+    document = {**SPEC, "task": {**SPEC["task"], **task}}
+    if backend is not None:
+        document["backend"] = {"kind": "openai", "model": "fake-1", **backend}
+    return RunSpec.model_validate(document)
+
+
 async def run_program(code: str, texts: list[str], folder: Path) -> list[str | None]:
     """Run a report's program as its reader would: saved, and called with some texts."""
     calls = f"import json\nprint(json.dumps([ask(text=text) for text in {texts!r}]))\n"
@@ -324,13 +336,10 @@ async def test_the_programs_give_the_labels_of_the_sdk(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-right")
     async with FakeOpenAI(key="sk-right", models={"fake-1": {}}) as server:
         # Where it is asked and which variable has the key are the run's, not OpenAI's.
-        backend: dict[str, Any] = {"kind": "openai", "model": "fake-1", "api": api}
-        backend |= {"base_url": server.base_url, "api_key_env": "OUR_KEY"}
+        backend = {"api": api, "base_url": server.base_url, "api_key_env": "OUR_KEY"}
         run = await run_of_archive((await small()).archive)
         assert run.spec is not None
-        spec = RunSpec.model_validate({**SPEC, "backend": backend})
-        template = '{prompt} "{text}" {{quoted}} isn\'t it'
-        spec = spec.model_copy(update={"task": spec.task.model_copy(update={"template": template})})
+        spec = spec_of(backend, template='{prompt} "{text}" {{quoted}} isn\'t it')
         prompt = PromptReport(text=" {bra}\\ces 'and' \"quotes\"", tokens=(), bias=bias)
         texts = [str(row["text"]) for row in ROWS] + ["{text} and \\n é"]
         artefact = artefact_of(run).model_copy(
@@ -363,19 +372,8 @@ async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path:
         server.model.write = lambda text, most: (  # type: ignore[method-assign]
             "Great." if "fine" in text else "terrible" if "bad" in text else "who knows"
         )
-        spec = RunSpec.model_validate(
-            {
-                **SPEC,
-                "task": {**SPEC["task"], "loss": "zero_one"},
-                "backend": {
-                    "kind": "openai",
-                    "model": "fake-1",
-                    "log_probs": False,
-                    "base_url": server.base_url,
-                    "api_key_env": "OUR_KEY",
-                },
-            }
-        )
+        backend = {"log_probs": False, "base_url": server.base_url, "api_key_env": "OUR_KEY"}
+        spec = spec_of(backend, loss="zero_one")
         programs, note = snippets(spec, PromptReport(text="Well:", tokens=()))
         assert "JSON schema" in note
         for program in programs:
@@ -386,18 +384,8 @@ async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path:
 
 async def test_the_programs_of_a_task_that_writes(tmp_path: Path) -> None:
     async with FakeOpenAI(models={"fake-1": {}}) as server:
-        spec = RunSpec.model_validate(
-            {
-                **SPEC,
-                "task": {"template": "{prompt} {text}", "loss": "score", "max_tokens": 5},
-                "backend": {
-                    "kind": "openai",
-                    "model": "fake-1",
-                    "base_url": server.base_url,
-                    "api_key_env": None,
-                },
-            }
-        )
+        backend = {"base_url": server.base_url, "api_key_env": None}
+        spec = spec_of(backend, template="{prompt} {text}", loss="score", labels={}, max_tokens=5)
         programs, _ = snippets(spec, PromptReport(text="Go on:", tokens=()))
         for program in programs:
             (written,) = await run_program(program.code, ["so"], tmp_path)
@@ -408,8 +396,7 @@ def test_where_no_such_program_can_be_written() -> None:
     prompt = PromptReport(text=" x", tokens=(" x",))
 
     def of(model: str | None = None, **task: Any) -> tuple[int, str]:
-        spec = RunSpec.model_validate({**SPEC, "task": {**SPEC["task"], **task}})
-        programs, note = snippets(spec, prompt, model)
+        programs, note = snippets(spec_of(**task), prompt, model)
         return len(programs), note
 
     count, note = of(loss="nll", labels={}, metric="loss")
@@ -424,7 +411,7 @@ async def test_the_program_of_a_local_model_queries_that_model(
     bias: tuple[float, float] | None, tmp_path: Path
 ) -> None:
     template = "{prompt} {text} It was {mask}."
-    spec = RunSpec.model_validate({**SPEC, "task": {**SPEC["task"], "template": template}})
+    spec = spec_of(template=template)
     prompt = PromptReport(text=" 'Well' {so}", tokens=(), bias=bias)
     (program,), note = snippets(spec, prompt)
     assert (note, "openai" in program.code) == ("", False)
@@ -440,10 +427,7 @@ async def test_the_program_of_a_local_model_queries_that_model(
 
 
 async def test_the_charts_suit_a_phone_and_the_dark() -> None:
-    page = Page(html_report(await run_of_archive((await small()).archive)))
-    (image,) = [a for name, a in page.elements if name == "img"]
-    text = base64.b64decode((image["src"] or "").partition(",")[2]).decode()
-    svg = ElementTree.fromstring(text)
+    text, svg = chart_of(Page(html_report(await run_of_archive((await small()).archive))))
     width, height = (float(svg.attrib[key].removesuffix("pt")) for key in ("width", "height"))
     assert width < 375 < height  # as wide as a phone, one chart below the other
     sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px|font: ([\d.]+)px", text)
@@ -459,9 +443,7 @@ async def test_the_charts_suit_a_phone_and_the_dark() -> None:
 
 def test_how_other_servers_call_the_limit() -> None:
     def code(**backend: Any) -> str:
-        given = {"kind": "openai", "model": "m", **backend}
-        spec = RunSpec.model_validate({**SPEC, "backend": given})
-        return snippets(spec, PromptReport(text="", tokens=()))[0][0].code
+        return snippets(spec_of(backend), PromptReport(text="", tokens=()))[0][0].code
 
     assert "max_completion_tokens=1" in code()
     assert "max_tokens=1" in code(base_url="http://localhost:1/v1")

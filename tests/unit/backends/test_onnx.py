@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ from fedone_sdk import assets
 from fedone_sdk.backends import CachedBackend, Query
 from fedone_sdk.backends.onnx import OnnxBackend, _MaskedModel
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
+from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.task import Part, Rendered, TaskSpec, render
 
@@ -292,17 +291,6 @@ async def test_a_wrong_model_is_one_clear_error(tmp_path: Path) -> None:
     async with OnnxBackend(tmp_path) as backend:
         with pytest.raises(BackendError, match="onnxruntime failed"):
             await backend.score(ask(" word" * 500))
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "fedone_sdk.backends.onnx.find_spec",
-        lambda name: None if name == "onnxruntime" else find_spec(name),
-    )
-    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[local\]") as caught:
-        OnnxBackend()
-    assert caught.value.extra == "local"
 
 
 def test_threads_must_be_positive() -> None:

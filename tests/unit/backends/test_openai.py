@@ -646,22 +646,32 @@ def test_settings_that_move_scores_are_in_the_fingerprint(
     assert make(None, **settings).fingerprint == f"openai:127.0.0.1:9:fake-1{ending}"
 
 
-async def test_runs_of_other_settings_share_a_cache_and_no_answers(
-    make: Make, tmp_path: Path
+LONG = "a fine film about the strap of a bag that broke on the second day " * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "num_requests"),
+    [
+        (LONG, [{}, {"tokenizer": TOKENIZER}], 2),  # Cut by the tokeniser that is at hand.
+        (LONG, [{}, {}], 1),
+        ("fine", [{}, {"tokenizer": TOKENIZER}], 1),
+        (LONG, [{"max_input_tokens": 40}, {"max_input_tokens": 1024}] * 2, 2),
+        ("fine", [{}, {"reasoning_effort": "none"}, {"api": "completions"}] * 2, 3),
+    ],
+    ids=["two cuts", "one cut", "nothing cut", "cut and whole", "settings"],
+)
+async def test_a_cache_is_shared_by_those_who_send_the_same(
+    make: Make, tmp_path: Path, text: str, settings: list[dict[str, Any]], num_requests: int
 ) -> None:
-    """A text that one shortens, and the other does not."""
-    settings: list[dict[str, Any]] = [
-        {"max_input_tokens": 40},
-        {},
-        {"reasoning_effort": "none"},
-        {"api": "completions"},
-    ]
-    query = ask("a film " * 20)
     async with FakeOpenAI() as server:
-        for options in settings * 2:
-            async with CachedBackend(make(server, **options), file=tmp_path / "answers") as cached:
-                await cached.score(query)
-        assert len(server.received) == len(settings)
+        for options in settings:
+            backend = make(server, **{"max_input_tokens": 48, **options})
+            async with CachedBackend(backend, file=tmp_path / "answers") as cached:
+                await cached.score(ask(text))
+                assert (await cached.score(ask(text))).cached
+                assert await cached.quote(ask(text)) == Usage(queries=1)
+        assert len(server.received) == num_requests
+        assert len({str(received.body) for received in server.received}) == num_requests
 
 
 # check
@@ -816,40 +826,3 @@ def test_the_fakes_numbers_are_a_distribution() -> None:
     log_probs = FakeModel().log_probs("x")
     assert math.fsum(map(math.exp, log_probs.values())) == pytest.approx(1)
     assert json.dumps(log_probs) == json.dumps(FakeModel().log_probs("x"))
-
-
-class TestCutsInACache:
-    """A text that is too long is cut by the tokeniser that is at hand."""
-
-    LONG = "a fine film about the strap of a bag that broke on the second day " * 4
-
-    async def asked(self, make: Make, folder: Path, query: Query, *manners: dict[str, Any]) -> int:
-        """How many requests reach the model when backends share a file of answers."""
-        async with FakeOpenAI() as server:
-            for manner in manners:
-                backend = make(server, max_input_tokens=48, **manner)
-                async with CachedBackend(backend, file=folder / "answers") as cached:
-                    assert not (await cached.score(query)).cached
-                    assert (await cached.score(query)).cached
-                    assert await cached.quote(query) == Usage(queries=1)
-            return len({str(received.body) for received in server.received})
-
-    async def test_two_cuts_do_not_share_an_answer(self, make: Make, tmp_path: Path) -> None:
-        manners = ({}, {"tokenizer": TOKENIZER})
-        assert await self.asked(make, tmp_path, ask(self.LONG), *manners) == 2
-
-    async def test_what_is_not_cut_is_shared(self, make: Make, tmp_path: Path) -> None:
-        async with FakeOpenAI() as server:
-            for manner in ({}, {"tokenizer": TOKENIZER}):
-                backend = make(server, max_input_tokens=48, **manner)
-                async with CachedBackend(backend, file=tmp_path / "answers") as cached:
-                    await cached.score(ask("fine"))
-            assert len(server.received) == 1
-
-    async def test_the_same_cut_is_shared(self, make: Make, tmp_path: Path) -> None:
-        async with FakeOpenAI() as server:
-            for _ in range(2):
-                backend = make(server, max_input_tokens=48)
-                async with CachedBackend(backend, file=tmp_path / "answers") as cached:
-                    await cached.score(ask(self.LONG))
-            assert len(server.received) == 1

@@ -27,7 +27,6 @@ from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
     BackendUnavailable,
-    MissingExtraError,
     SpecError,
 )
 
@@ -113,12 +112,6 @@ async def test_the_default_is_openai_whatever_the_environment_says(
     assert client.max_retries == 0
     assert KEY not in repr(client)
     await client.close()
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedone_sdk.backends.openai_api.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[openai\]"):
-        make_client(base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
 
 
 @pytest.mark.parametrize(

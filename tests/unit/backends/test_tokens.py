@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import assets
 from fedone_sdk.backends.tokens import ByteCounter, TokenCounter, _TiktokenCounter, token_counter
-from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
+from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.task import Part, Rendered
 
 tiktoken = pytest.importorskip("tiktoken")
@@ -136,12 +136,6 @@ def test_a_tokeniser_that_is_none_is_one_clear_error(tmp_path: Path) -> None:
     file.write_text("{}")
     with pytest.raises(SpecError, match="cannot load the tokeniser"):
         token_counter(model="x", tokenizer=str(file))
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedone_sdk.backends.tokens.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[local\]"):
-        token_counter(model="x", tokenizer=str(TOKENIZER))
 
 
 def test_tiktoken_counts_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:

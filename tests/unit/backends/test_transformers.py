@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ import pytest
 from fedone_sdk.backends import OnnxBackend, Query
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, LabelWordError, MissingExtraError, SpecError
+from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.task import Part, Rendered, TaskSpec, render
 from tests.weights import random_model
@@ -554,14 +553,3 @@ def test_a_name_on_the_hub(llama: Path, tmp_path: Path) -> None:
     assert float(log_prob) == pytest.approx(expected, abs=2e-5)
     for line, name in ((absent, "org/absent"), (revision, "org/tiny")):
         assert f"backend.model: '{name}' is no folder, and the hub does not give it" in line
-
-
-def test_a_missing_extra_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "fedone_sdk.backends.transformers.find_spec",
-        lambda name: None if name == "torch" else find_spec(name),
-    )
-    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[torch\]") as caught:
-        backend(llama)
-    assert caught.value.extra == "torch"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import math
 import shutil
@@ -22,7 +21,6 @@ from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
     LabelWordError,
-    MissingExtraError,
     SpecError,
 )
 from fedone_sdk.task import Part, Rendered
@@ -430,16 +428,6 @@ async def test_a_tokeniser_is_found_by_the_models_name(server: FakeVllm, tmp_pat
     assert VllmBackend(str(tmp_path))._tokenizer_file == tmp_path / "tokenizer.json"
     assert VllmBackend("no/such-model")._tokenizer_file is None
     assert VllmBackend("no name on the hub: //")._tokenizer_file is None
-
-
-def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "fedone_sdk.backends.vllm.find_spec",
-        lambda name: None if name == "openai" else find_spec(name),
-    )
-    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[vllm\]"):
-        VllmBackend("tiny")
 
 
 async def test_cuts_of_two_tokenisers_share_no_answer(server: FakeVllm, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""A backend whose packages are not there names the extra that brings them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from fedone_sdk import assets
+from fedone_sdk.backends import OnnxBackend, TransformersBackend, VllmBackend
+from fedone_sdk.backends.openai_api import make_client
+from fedone_sdk.backends.tokens import token_counter
+from fedone_sdk.errors import MissingExtraError
+
+
+def client() -> object:
+    return make_client(base_url=None, api_key_env=None, timeout_s=1)
+
+
+def counter() -> object:
+    return token_counter(model="x", tokenizer=str(assets.path("roberta_mini") / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra", "make"),
+    [
+        ("onnx", "onnxruntime", "local", OnnxBackend),
+        ("transformers", "torch", "torch", lambda: TransformersBackend("x")),
+        ("vllm", "openai", "vllm", lambda: VllmBackend("x")),
+        ("openai_api", "openai", "openai", client),
+        ("tokens", "tokenizers", "local", counter),
+    ],
+)
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    module: str,
+    package: str,
+    extra: str,
+    make: Callable[[], object],
+) -> None:
+    def find_spec(name: str) -> ModuleSpec | None:
+        return None if name == package else importlib.util.find_spec(name)
+
+    monkeypatch.setattr(f"fedone_sdk.backends.{module}.find_spec", find_spec)
+    with pytest.raises(MissingExtraError, match=rf"fedone-sdk\[{extra}\]") as caught:
+        make()
+    assert caught.value.extra == extra
