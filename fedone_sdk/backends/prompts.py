@@ -28,9 +28,14 @@ async def shown_by(
     vocabulary: Vocabulary,
     backend: LLMBackend,
 ) -> Show:
-    """The function that converts a method's prompts for a task and a model.
+    """The function that converts a method's prompts for a model.
 
-    The vocabulary is empty for methods without candidates.
+    Args:
+        method: The method.
+        prompt_len: n.
+        task: The task of the prompts.
+        vocabulary: Its candidates; empty for methods without candidates.
+        backend: The model's backend.
 
     Raises:
         SpecError: The model does not support such prompts.
