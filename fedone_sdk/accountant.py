@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from fedone_sdk.errors import MissingExtraError
+from fedone_sdk.errors import needs_extra
 
 __all__ = ["GaussianAccountant"]
 
@@ -22,11 +22,9 @@ class GaussianAccountant:
     """
 
     def __init__(self, delta: float) -> None:
-        try:
+        with needs_extra("differential privacy", "privacy"):
             from dp_accounting import get_epsilon_gaussian
             from numpy import errstate
-        except ImportError as exc:
-            raise MissingExtraError("differential privacy", extra="privacy") from exc
         self._epsilon = get_epsilon_gaussian
         self._errstate = errstate
         self.delta = delta

@@ -23,7 +23,8 @@ FedOneError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -102,6 +103,19 @@ class MissingExtraError(FedOneError, ImportError):
     def __init__(self, feature: str, *, extra: str) -> None:
         self.extra = extra
         super().__init__(f"{feature} needs an extra: pip install 'fedone-sdk[{extra}]'")
+
+
+@contextmanager
+def needs_extra(feature: str, extra: str) -> Iterator[None]:
+    """Translate the failure of the body's imports.
+
+    Raises:
+        MissingExtraError: An import fails.
+    """
+    try:
+        yield
+    except ImportError as exc:
+        raise MissingExtraError(feature, extra=extra) from exc
 
 
 class BudgetError(FedOneError):

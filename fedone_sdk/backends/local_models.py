@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from fedone_sdk import assets
-from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.errors import SpecError, needs_extra
 
 CACHE_VARIABLE = "FEDONE_CACHE"
 """Environment variable for the cache folder."""
@@ -107,10 +107,8 @@ def cache_folder() -> Path:
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given).expanduser().absolute()
-    try:
+    with needs_extra("the cache folder of local models", "llama-cpp"):
         from platformdirs import user_cache_path
-    except ModuleNotFoundError as exc:
-        raise MissingExtraError("the cache folder of local models", extra="llama-cpp") from exc
     return user_cache_path("fedone", appauthor=False)
 
 

@@ -41,7 +41,13 @@ from fedone_sdk.backends.vllm_server import (
     next_tokens,
 )
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendBlocked, BackendError, LabelWordError, MissingExtraError
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    LabelWordError,
+    MissingExtraError,
+    needs_extra,
+)
 from fedone_sdk.soft_prompt import SoftPromptKind
 from fedone_sdk.task import Part, Rendered
 
@@ -519,10 +525,8 @@ class VllmBackend(LLMBackend):
 
 
 def _prompt_embeds(path: str | Path) -> PromptEmbeds:
-    try:
+    with needs_extra("embeddings for a vLLM server", "alpha"):
         from fedone_sdk.backends.vllm_embeds import PromptEmbeds
-    except ImportError as exc:
-        raise MissingExtraError("embeddings for a vLLM server", extra="alpha") from exc
     return PromptEmbeds(path)
 
 

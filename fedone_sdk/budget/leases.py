@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from fedone_sdk.budget.account import Usage
-from fedone_sdk.errors import MissingExtraError
+from fedone_sdk.errors import needs_extra
 
 OwnerState = Literal["running", "ended", "unknown"]
 
@@ -48,10 +48,8 @@ class LeaseOwner:
         """
         if self.host != platform.node():
             return "unknown"
-        try:
+        with needs_extra("looking for processes", "cli"):
             import psutil
-        except ImportError as exc:
-            raise MissingExtraError("looking for processes", extra="cli") from exc
         try:
             process = psutil.Process(self.pid)
             another = process.create_time() > self.opened_at + _CLOCK_S

@@ -7,13 +7,11 @@ import binascii
 import secrets
 from typing import Self
 
-from fedone_sdk.errors import MissingExtraError
+from fedone_sdk.errors import needs_extra
 from fedone_sdk.messages.signature import COVERED, SIGNATURE_LABEL, content_digest, signature_base
 
-try:
+with needs_extra("signing requests", "signing"):
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-except ImportError as exc:
-    raise MissingExtraError("signing requests", extra="signing") from exc
 
 
 class Signer:

@@ -15,7 +15,7 @@ from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, reason_of
 from fedone_sdk.client.options import Trainer
 from fedone_sdk.client.scoring import Losses
 from fedone_sdk.data.splitmix import draw_minibatch
-from fedone_sdk.errors import BackendError, MissingExtraError, one_line
+from fedone_sdk.errors import BackendError, needs_extra, one_line
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -149,10 +149,8 @@ class Work:
     ) -> AlphaUpdate:
         if self.trainer is None:
             raise Declining(f"{method.name} trains a model, and this client has no trainer")
-        try:
+        with needs_extra("the alpha exchange", "alpha"):
             from fedone_sdk.messages.ndarray import from_wire, to_wire
-        except ImportError as exc:
-            raise MissingExtraError("the alpha exchange", extra="alpha") from exc
         batches = [self._drawn(step.minibatch_seed) for step in assignment.steps]
         seed = assignment.steps[0].prompt_seed
         with _declining("training failed", NOTHING):  # for instance it diverged
@@ -173,7 +171,7 @@ class Work:
     async def _alpha_update(
         self, assignment: AlphaAssignment, remembered: Callable[[], bytes | None]
     ) -> tuple[AlphaUpdate, bytes]:
-        try:
+        with needs_extra("the alpha exchange", "alpha"):
             import numpy as np
 
             from fedone_sdk.algorithms import (
@@ -195,8 +193,6 @@ class Work:
                 prompts_to_wire,
                 to_wire,
             )
-        except ImportError as exc:
-            raise MissingExtraError("the alpha exchange", extra="alpha") from exc
         run = self.run
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run", NOTHING):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedone_sdk.data.misfit import misfit_of
-from fedone_sdk.errors import DataError, MissingExtraError
+from fedone_sdk.errors import DataError, needs_extra
 from fedone_sdk.task import Example, TaskSpec
 
 _MAX_LINE_BYTES = 2**20
@@ -201,10 +201,8 @@ def _hub_rows(source: str, split: str) -> _Rows:
 
 
 def _import(module: str, feature: str) -> Any:
-    try:
+    with needs_extra(feature, "data"):
         return importlib.import_module(module)
-    except ImportError as exc:
-        raise MissingExtraError(feature, extra="data") from exc
 
 
 _READERS: dict[str, Callable[[Path], _Rows]] = {

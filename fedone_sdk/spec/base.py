@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.errors import SpecError, needs_extra
 
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """Name of a run, in specs, messages and paths."""
@@ -45,10 +45,8 @@ def load_yaml(path: str | Path) -> Any:
         SpecError: The file is missing or not YAML.
         MissingExtraError: PyYAML is not installed.
     """
-    try:
+    with needs_extra("reading YAML", "cli"):
         import yaml
-    except ImportError as exc:
-        raise MissingExtraError("reading YAML", extra="cli") from exc
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

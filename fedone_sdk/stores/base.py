@@ -1,11 +1,12 @@
-"""The store protocol, and what stores share: replica methods, log pages, watched commits."""
+"""The store protocol, and what stores share: replicas, log pages, commits, transactions."""
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from fedone_sdk.stores.records import (
     ClientRecord,
@@ -19,6 +20,8 @@ from fedone_sdk.stores.records import (
     RunSnapshot,
     TokenRecord,
 )
+
+T = TypeVar("T")
 
 _PAGE_BYTES = 1 << 20
 """Approximate size of a page, bytes."""
@@ -342,3 +345,17 @@ class _WatchedStore:
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         with self._watch(run_id):
             await self._store.commit(run_id, version, commit)
+
+
+async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, which runs to completion even if the caller is cancelled.
+
+    A thread cannot be cancelled, and closing the store would close its connection. The outcome of a
+    cancelled PostgreSQL statement is unknown.
+    """
+    task = asyncio.create_task(work, name="store transaction")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise

@@ -23,10 +23,9 @@ from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from tenacity import AsyncRetrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from fedone_sdk.errors import FedOneError, MissingExtraError, StoreUnavailable, one_line
-from fedone_sdk.stores.base import Signals
+from fedone_sdk.stores.base import Signals, run_shielded
 from fedone_sdk.stores.records import Commit, VersionConflict
 from fedone_sdk.stores.sql import schema, statements
-from fedone_sdk.stores.sql.database import run_shielded
 from fedone_sdk.stores.sql.session import CHANNEL, REPLICAS, Session
 
 _log = structlog.get_logger(__name__)

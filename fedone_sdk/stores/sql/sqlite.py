@@ -23,10 +23,9 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.files import use_wal
-from fedone_sdk.stores.base import Alone
+from fedone_sdk.stores.base import Alone, run_shielded
 from fedone_sdk.stores.records import Commit
 from fedone_sdk.stores.sql import schema, statements
-from fedone_sdk.stores.sql.database import run_shielded
 
 T = TypeVar("T")
 

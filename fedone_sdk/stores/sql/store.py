@@ -6,17 +6,16 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from fedone_sdk.errors import SpecError
-from fedone_sdk.stores.base import Signals, Store
+from fedone_sdk.stores.base import Replica, Signals, Store
 from fedone_sdk.stores.records import Commit, Member, RunSnapshot, check_run_of
 from fedone_sdk.stores.sql import removal, statements
-from fedone_sdk.stores.sql.database import Database
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
 
@@ -25,6 +24,46 @@ _NONCES_PER_SWEEP = 256
 P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M")
+
+
+class Database(Replica, Protocol):
+    """Transactions and database-specific operations.
+
+    `read`, `write` and `commit` raise the errors of their work, and `FedOneError` if the database
+    is not available.
+    """
+
+    async def open(self, *, serving: bool, upgrading: bool) -> None:
+        """Connect; see `SqlStore`."""
+        ...
+
+    async def close(self) -> None:
+        """Disconnect after pending writes."""
+        ...
+
+    async def schema(self) -> str | None:
+        """See `SqlStore.schema`."""
+        ...
+
+    async def ping(self) -> None:
+        """Raise `FedOneError` if the database is not available."""
+        ...
+
+    async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
+        """Run `work`; `at_one_moment` gives all its statements the same snapshot."""
+        ...
+
+    async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
+        """Run `work` in a transaction, which may be repeated; an error rolls it back.
+
+        Work that has started is completed even if the caller is cancelled. Signals are published in
+        the same transaction, which is durable no later than any later write.
+        """
+        ...
+
+    async def commit(self, run_id: str, version: int, commit: Commit) -> None:
+        """See `Store.commit`."""
+        ...
 
 
 def _reads(
