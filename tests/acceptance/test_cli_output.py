@@ -154,7 +154,7 @@ def test_pipes_and_devices_are_written_into(tmp_path: Path) -> None:
     assert null.is_char_device()
 
 
-def test_a_pipe_without_a_name_is_written_into(tmp_path: Path) -> None:
+def test_a_pipe_without_a_name_is_written_into() -> None:
     reader, writer = os.pipe()
     target = Path(f"/dev/fd/{writer}")
     check_target("--output", target)

@@ -14,8 +14,6 @@ from tests.acceptance.tiny import result_in, write_sentences
 from tests.console import Fedone, Outcome
 from tests.fake_openai.process import fake_process
 
-ROOT = Path(__file__).parents[2]
-
 RUN = """\
 name: paid
 task: {{template: "{{prompt}} {{text}} It was", labels: {{0: " terrible", 1: " great"}}}}

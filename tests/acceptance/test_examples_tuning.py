@@ -160,7 +160,7 @@ async def test_own_metric(tmp_path: Path) -> None:
     assert found.metric == pytest.approx(result["metric"]["after"])
 
 
-async def test_a_metric_of_scikit_learn(tmp_path: Path) -> None:
+async def test_a_metric_of_scikit_learn() -> None:
     """True labels come first, as it has them: balanced accuracy is not symmetric."""
     from sklearn.metrics import balanced_accuracy_score
 

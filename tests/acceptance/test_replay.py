@@ -412,7 +412,7 @@ async def test_a_round_that_was_left_behind() -> None:
 # Archives
 
 
-async def test_a_run_moves_during_its_work(tmp_path: Path) -> None:
+async def test_a_run_moves_during_its_work() -> None:
     """Its devices hand in their work to the new place, and it ends as it would have."""
     ends = []
     for moves in (False, True):

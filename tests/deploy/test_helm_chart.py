@@ -15,7 +15,6 @@ from fedone_sdk import __version__
 from tests.deploy.helm_chart import CASES, CHART, Manifests, helm, notes, render
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule"}
-OURS = {"aggregator", "migration", "test"}
 
 cases = pytest.mark.parametrize("case", CASES)
 

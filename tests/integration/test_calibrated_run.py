@@ -43,7 +43,6 @@ from tests.runs import (
 
 WORDS = Vocabulary(candidates=(" good", "", " bad", " fine"))
 NAMES = (" no", " yes", " so")
-BLANK = 1
 
 
 def spec_of(

@@ -592,7 +592,7 @@ class TestOutages:
                 await worked(client)
             assert run_of(service).state.status == "completed"
 
-    async def test_too_late(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_too_late(self) -> None:
         clock = ManualClock()
 
         class Slow(MemoryTransport):

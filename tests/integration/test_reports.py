@@ -224,7 +224,7 @@ async def test_a_run_before_its_start_has_no_curves() -> None:
     assert "x.svg" not in text
 
 
-async def test_many_clients_are_counted(tmp_path: Path) -> None:
+async def test_many_clients_are_counted() -> None:
     done = await small()
     entry = done.result.history[0]
     history = tuple(

@@ -23,7 +23,6 @@ from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.integration.test_dispatcher import Hub
 from tests.integration.test_start import WORDS, spec_of
 
-VIEWER = "viewer-token-22d0"
 DAY_S = 86_400.0
 
 

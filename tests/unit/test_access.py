@@ -46,10 +46,6 @@ class CountedStore(MemoryStore):
         return await super().client(credential_sha256)
 
 
-def authority_of(*tokens: str | EnrolmentToken) -> Authority:
-    return Authority(enrolment_tokens=tokens or ["fleet-secret"])
-
-
 async def access_of(
     store: MemoryStore | None = None,
     *tokens: str | EnrolmentToken,

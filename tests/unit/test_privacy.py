@@ -47,7 +47,7 @@ def test_noise_is_normal_and_independent() -> None:
     assert abs(pairs) < 5 / math.sqrt(count)
 
 
-def test_noise_takes_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_takes_no_seed() -> None:
     random.seed(1)
     first = gaussian(3, 1.0)
     random.seed(1)

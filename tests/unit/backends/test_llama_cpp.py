@@ -284,7 +284,7 @@ async def test_a_raw_template_gets_one_warning(smollm2: Path) -> None:
     assert [line["event"] for line in logs] == ["raw_template_on_chat_model"]
 
 
-async def test_the_fingerprint_names_file_and_settings(smollm2: Path, tmp_path: Path) -> None:
+async def test_the_fingerprint_names_file_and_settings(smollm2: Path) -> None:
     plain = LlamaCppBackend(smollm2).fingerprint
     assert plain.startswith(f"llama_cpp:{smollm2.name}:")
     assert LlamaCppBackend(smollm2, context_length=512).fingerprint == f"{plain}:context=512"

@@ -380,7 +380,7 @@ async def test_openai_itself_gets_the_newer_name(monkeypatch: pytest.MonkeyPatch
         assert backend.worst_case(1).prompt_tokens == 1024 + 16
 
 
-async def test_the_older_name_is_learned_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_older_name_is_learned_too(make: Make) -> None:
     async with FakeOpenAI(max_name="max_tokens") as server:
         backend = make(server)
         backend._max_name = "max_completion_tokens"

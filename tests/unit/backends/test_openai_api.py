@@ -39,7 +39,6 @@ from tests.virtual_time import now, on_virtual_time
 
 KEY = "sk-very-secret-0123456789"
 ONE = Usage(requests=1)
-ROOT = Path(__file__).resolve().parents[3]
 
 
 async def ask(

@@ -72,11 +72,6 @@ def ask(text: str = "a", payer: str | None = None) -> Query:
     )
 
 
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 def most_in_a_minute(sent: list[tuple[float, int]]) -> int:
     """The most that was sent in any 60 seconds, but for a rounding error."""
     return max(

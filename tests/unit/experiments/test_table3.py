@@ -22,7 +22,6 @@ from fedone_sdk.experiments.settings import Settings
 from fedone_sdk.experiments.table3 import BIAS_ROWS, Table3
 from tests.fake_openai.process import FakeProcess, fake_process
 
-ROOT = Path(__file__).parents[3]
 PRICES = (1.0, 2.0)
 
 

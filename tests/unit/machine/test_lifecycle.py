@@ -170,6 +170,17 @@ class TestStopAndResume:
         game.play()
         assert game.state.status == "completed"
 
+    def test_a_stop_that_ends_the_last_round_completes_the_run(self) -> None:
+        game = Game(spec_of(rounds=1, participation={"clients_per_round": 2}))
+        first, second = game.seat()
+        done = game.claim(first)
+        assert done is not None
+        game.claim(second)
+        game.send(done)
+        effects = game.apply(StopRequested())
+        assert [type(effect) for effect in effects] == [WorkClosed, RoundFinished, RunEnded]
+        assert (game.state.status, game.state.round) == ("completed", 1)
+
     def test_stop_between_local_steps_keeps_them(self) -> None:
         game = Game(
             spec_of(rounds=9, local_steps=2, participation={"clients_per_round": 2, **LOSSES})
