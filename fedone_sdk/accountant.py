@@ -15,7 +15,10 @@ __all__ = ["GaussianAccountant"]
 
 
 class GaussianAccountant:
-    """Epsilon of Gaussian noise at one delta of (epsilon, delta)-differential privacy.
+    """Epsilon of Gaussian noise at one delta.
+
+    Args:
+        delta: Of (epsilon, delta)-differential privacy.
 
     Raises:
         MissingExtraError: dp-accounting is not installed.
@@ -30,7 +33,11 @@ class GaussianAccountant:
         self.delta = delta
 
     def epsilon(self, precision: float) -> float:
-        """Epsilon of all releases together, by the sum of their ``1 / noise_multiplier**2``."""
+        """Epsilon of all releases together.
+
+        Args:
+            precision: The sum of ``1 / noise_multiplier**2`` over the releases.
+        """
         if precision < 0:
             raise ValueError(f"precision must be at least 0, not {precision}")
         if precision == 0:

@@ -16,10 +16,15 @@ _NOT_OFFERED = {errno.EACCES, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
-    """Replace a file in an existing folder atomically and durably.
+    """Replace a file atomically and durably.
 
     After a crash, also of the machine, the file has either its old or its new content. On return
-    the new content is on disk. The mode is that before the process's umask.
+    the new content is on disk.
+
+    Args:
+        path: The file; its folder must exist.
+        content: The new content.
+        mode: Of the file, before the process's umask.
 
     Raises:
         OSError: The write fails.

@@ -273,7 +273,10 @@ class TaskSpec(BaseModel):
         return self
 
     def with_bias(self, bias: Sequence[float] | None) -> TaskSpec:
-        """Return the task with this bias, one number per label in nats, instead of its own.
+        """Return the task with this bias instead of its own.
+
+        Args:
+            bias: One number per label, nats; None for none.
 
         Raises:
             ValueError: It does not fit the labels.
@@ -393,10 +396,14 @@ def form_of(task: TaskSpec) -> Rendered:
 
 
 def answer_word(word: str, before: str) -> str:
-    """Return a label word as a chat model writes it after a text, empty after a special token.
+    """Return a label word as a chat model writes it.
 
     This function alone decides on its leading space: none at the beginning of an answer and after
-    white space, one after any other text (``Sentiment:``). The word's own is ignored.
+    white space, one after any other text (``Sentiment:``).
+
+    Args:
+        word: The label word; its own leading white space is ignored.
+        before: The text that the answer follows; empty after a special token.
     """
     bare = word.lstrip()
     return bare if not before or before[-1].isspace() else f" {bare}"

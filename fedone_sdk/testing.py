@@ -168,7 +168,11 @@ class LoopbackFederation:
             print(federation.run.result())
         ```
 
-    `backend` is the gateway's model; None if clients bring their own.
+    Args:
+        spec: The run.
+        vocabulary: Its candidates.
+        backend: The gateway's model; None if clients bring their own.
+        store: The aggregator's store.
     """
 
     token = "loopback-enrolment-token"

@@ -72,7 +72,12 @@ Layout = tuple[tuple[int, int, int | None], ...]
 
 
 def are_prompts(rows: Iterable[Sequence[float]], layout: Layout) -> bool:
-    """Return whether each row has one valid candidate index per position of the layout."""
+    """Return whether each row has one valid candidate index per position.
+
+    Args:
+        rows: Indices of candidates.
+        layout: Of the candidates (`Vocabulary.layout`).
+    """
     sizes = [size for repeat, size, _ in layout for _ in range(repeat)]
     return all(
         len(row) == len(sizes) and min(row, default=0) >= 0 and all(map(operator.lt, row, sizes))
@@ -240,11 +245,19 @@ class Vocabulary(_Frozen):
         return chosen
 
     def text(self, indices: Iterable[int]) -> str:
-        """Return the concatenated `tokens` at these indices."""
+        """Return the concatenated candidates at these indices.
+
+        Raises:
+            IndexError: An index is not one of its position's candidates.
+        """
         return "".join(self.tokens(indices))
 
     def by_slot(self, indices: Iterable[int]) -> dict[str, str]:
-        """Return the concatenated `tokens` of each slot by its name; empty without slots."""
+        """Return the text of each slot by its name; empty if there are no slots.
+
+        Raises:
+            IndexError: An index is not one of its position's candidates.
+        """
         tokens = iter(self.tokens(indices))
         return {slot.name: "".join(islice(tokens, slot.repeat)) for slot in self.slots}
 

@@ -39,7 +39,11 @@ _WANTED: dict[Loss, tuple[Want, ...]] = {
 
 
 def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
-    """Return the kind of query that a task's loss needs, of those that a backend supports.
+    """Return the kind of query that a task's loss needs.
+
+    Args:
+        task: The task.
+        answers: The kinds of queries that the backend supports.
 
     Raises:
         SpecError: The backend does not support it.

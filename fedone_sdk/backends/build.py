@@ -117,9 +117,12 @@ def _about(key: str) -> Iterator[None]:
 async def proposer_of(
     spec: RunSpec, folder: str | Path = ".", backend: LLMBackend | None = None
 ) -> AsyncIterator[LLMBackend | None]:
-    """Open the model of a run's ``prompt.proposer``; None if the run has no proposer.
+    """Return the open model of a run's ``prompt.proposer``; None if the run has no proposer.
 
-    The run's open model (`backend`) is reused if the proposer has the same spec.
+    Args:
+        spec: The run.
+        folder: Base of its relative paths.
+        backend: The run's open model, which is reused if the proposer has the same spec.
 
     Raises:
         SpecError: The description cannot be met.

@@ -24,6 +24,9 @@ class CassetteBackend(LLMBackend):
         answers: The recorded kinds of queries.
         max_inputs: The most inputs of a recorded query, so that larger ones are split alike.
 
+    Args:
+        file: The cassette.
+
     Raises:
         SpecError: The file is missing or empty, a line is not one of a cassette, or it holds
             answers of two models.

@@ -111,7 +111,17 @@ class LlamaCppBackend(LocalBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query.
 
-        ``prompt_tokens`` counts each input once, with its longest label word.
+        The text fields of an input that is too long are truncated at their ends, the longest
+        first; prompt and template text are not.
+
+        Returns:
+            Log-probabilities as float32 numbers, which the wire preserves.
+            ``prompt_tokens`` counts each input once, with its longest label word.
+
+        Raises:
+            BackendError: An input does not fit the model, or the model cannot be loaded or run.
+            LabelWordError: A label word is not one token.
+            ValueError: The query has no inputs, or no label words.
         """
         if not query.inputs:
             raise ValueError("a query needs at least one input")
@@ -126,14 +136,20 @@ class LlamaCppBackend(LocalBackend):
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check that every label word is one token, and that the model supports the form.
 
-        Several tokens are allowed with `multi_token_labels`.
+        Raises:
+            BackendError: The model cannot be loaded, or does not support the form.
+            LabelWordError: A label word is not one token (or none, where it may be several).
         """
         await self._in(self._token_thread, lambda model: model.check(label_words, form))
         if self._has_template:
             self._template_warning.check(form)
 
     async def quote(self, query: Query) -> Usage:
-        """Return the exact usage: the tokens are counted. Raises the errors of `score`."""
+        """Return the exact usage: the tokens of the inputs are counted.
+
+        Raises:
+            BackendError: As `score`.
+        """
         return await self._in(self._token_thread, lambda model: model.count(query))
 
     async def aclose(self) -> None:

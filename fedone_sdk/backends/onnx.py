@@ -73,22 +73,49 @@ class OnnxBackend(LocalBackend):
         return f"onnx:{self._name}:{digest.hexdigest()[:16]}"
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query, whose inputs have exactly one mask."""
+        """Answers one query.
+
+        The text fields of an input that is too long are truncated at their ends, the longest
+        first; prompt, template text and mask are not.
+
+        Returns:
+            Log-probabilities as float32 numbers, which the wire preserves.
+
+        Raises:
+            BackendError: An input has not exactly one mask, or is too long without its fields;
+                or the model cannot be loaded or run.
+            LabelWordError: A label word is not one token.
+            ValueError: The query has no inputs.
+        """
         if not query.inputs:
             raise ValueError("a query needs at least one input")
         return await self._in_worker(self._score, query)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check that every label word, with its leading space as given, is one token."""
+        """Check that every label word, with its leading space as given, is one token.
+
+        Raises:
+            BackendError: The model cannot be loaded, or the task is a chat.
+            LabelWordError: A label word is not one token.
+        """
         refuse_chat(form, MASKED)
         await self._in_worker(self._label_ids, label_words)
 
     async def quote(self, query: Query) -> Usage:
-        """Return the exact usage: the tokens are counted. Raises the errors of `score`."""
+        """Return the exact usage: the tokens are counted.
+
+        Raises:
+            BackendError: As `score`.
+            LabelWordError: As `score`.
+        """
         return await self._in_worker(self._count, query)
 
     async def shortened(self, query: Query) -> object | None:
-        """Return the token ids of inputs that are too long. Raises the errors of `score`."""
+        """Return the token ids of inputs that are too long.
+
+        Raises:
+            BackendError: As `score`.
+        """
         return await self._in_worker(self._shortened, query)
 
     async def aclose(self) -> None:

@@ -242,7 +242,8 @@ class OpenAIBackend(LLMBackend):
     async def shortened(self, query: Query) -> object | None:
         """Return the truncated texts of inputs that are too long; the cut depends on the tokeniser.
 
-        Raises the errors of `quote`.
+        Raises:
+            BackendError: As `quote`.
         """
         fitted = await self._fitted(query)
         return None if fitted == list(query.inputs) else fitted

@@ -126,9 +126,16 @@ def prediction_queries(
     batch_size: int,
     calibration: LabelFree | None = None,
 ) -> list[Query]:
-    """Return the queries that measure a prompt, one per batch; arguments as for `predict`.
+    """Return the queries that measure a prompt, one per batch.
 
-    The calibration ``contextual`` appends one query about inputs without content.
+    Args:
+        backend: The backend that will score them.
+        task: The task.
+        prompt: The prompt's text, or a soft prompt.
+        examples: Labelled examples.
+        batch_size: Examples per query.
+        calibration: Method of estimating a label bias without labels. ``contextual`` appends one
+            query about inputs without content.
 
     Raises:
         DataError: An example does not fit the task.

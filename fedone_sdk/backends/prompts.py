@@ -30,7 +30,12 @@ async def shown_by(
 ) -> Show:
     """Return the function that converts a method's prompts for a model.
 
-    The vocabulary is empty for methods without candidates.
+    Args:
+        method: The method.
+        prompt_len: n.
+        task: The task of the prompts.
+        vocabulary: Its candidates; empty for methods without candidates.
+        backend: The model's backend.
 
     Raises:
         SpecError: The model does not support such prompts.
@@ -80,9 +85,14 @@ async def shown_by(
 async def usable_vocabulary(
     backend: LLMBackend | None, spec: RunSpec, vocabulary: Vocabulary
 ) -> Vocabulary:
-    """Drop built-in sets of label words that the model, if there is one, does not support.
+    """Drop built-in sets of label words that a model does not support.
 
     User-defined sets are kept; the run rejects invalid ones at its start.
+
+    Args:
+        backend: The model; None if clients have their own models.
+        spec: The run.
+        vocabulary: Its candidates.
 
     Raises:
         BackendError: The model cannot be read.

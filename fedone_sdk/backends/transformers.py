@@ -116,7 +116,17 @@ class TransformersBackend(LocalBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query by one forward pass.
 
-        ``prompt_tokens`` counts each input once, with its longest label word or reference.
+        The text fields of an input that is too long are truncated at their ends, the longest
+        first; prompt, template text and mask are not.
+
+        Returns:
+            Log-probabilities as float32 numbers, which the wire preserves.
+            ``prompt_tokens`` counts each input once, with its longest label word or reference.
+
+        Raises:
+            BackendError: An input does not fit the model, or the model cannot be loaded or run.
+            LabelWordError: A label word is not one token.
+            ValueError: The query has no inputs, no label words, or not one reference per input.
         """
         self._check_query(query)
         return await self.with_model(lambda model: _answer(model, query))
@@ -124,8 +134,12 @@ class TransformersBackend(LocalBackend):
     async def quote(self, query: Query) -> Usage:
         """Return the usage: the tokeniser counts the tokens, without the weights.
 
-        A generated text counts `max_tokens` completion tokens per input. Raises the errors of
-        `score`, except for failures of the loaded model.
+        A generated text counts `max_tokens` completion tokens per input.
+
+        Raises:
+            BackendError: As `score`, except for failures of the loaded model.
+            LabelWordError: As `score`.
+            ValueError: As `score`.
         """
         self._check_query(query)
         # Not in the worker thread, where the count would wait for forward passes.
@@ -138,14 +152,20 @@ class TransformersBackend(LocalBackend):
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check that every label word is one token, and that the model supports the form.
 
-        Several tokens are allowed with `multi_token_labels`.
+        Raises:
+            BackendError: The model cannot be loaded, or does not support the form.
+            LabelWordError: A label word is not one token (or none, if it may be several).
         """
         await self.with_model(lambda model: model.label_ids(label_words, form))
         if self._causal and chat_template(self._checkpoint) is not None:
             self._template_warning.check(form)
 
     async def embedding_space(self) -> EmbeddingSpace:
-        """Return the scale of the model's input embeddings."""
+        """Return the scale of the model's input embeddings.
+
+        Raises:
+            BackendError: The model cannot be loaded.
+        """
 
         def look(model: TorchModel) -> EmbeddingSpace:
             matrix = model.embeddings
@@ -177,7 +197,9 @@ class TransformersBackend(LocalBackend):
     def holding(self, model: TorchModel, version: str) -> TransformersBackend:
         """Return a copy of this backend with other weights and a worker thread of its own.
 
-        `version` is that of the weights in the fingerprint.
+        Args:
+            model: A model of the same kind.
+            version: Its version in the fingerprint.
         """
         other = copy(self)
         other._executor = _worker()

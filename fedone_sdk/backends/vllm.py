@@ -182,11 +182,16 @@ class VllmBackend(LLMBackend):
     async def score(self, query: Query) -> Answer:
         """Answers one query by one request.
 
+        Returns:
+            Log-probabilities as float32 numbers, which the wire preserves.
+
         Raises:
             BackendError: An input or soft prompt does not fit the model (its length, ``{mask}``),
                 vLLM does not support this query with a soft prompt, or the server refused it.
             BackendUnavailable: The server is temporarily unavailable.
             BackendBlocked: Key, model or server settings must change.
+            LabelWordError: A label word is not one token.
+            ValueError: The query has no inputs.
         """
         request = await self._request(query)
         body = request.body
@@ -231,7 +236,8 @@ class VllmBackend(LLMBackend):
     async def shortened(self, query: Query) -> object | None:
         """Return the token ids of inputs that are too long, truncated by the tokeniser's tokens.
 
-        Raises the errors of `score`.
+        Raises:
+            BackendError: As `score`.
         """
         return (await self._request(query)).shortened
 

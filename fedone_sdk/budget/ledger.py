@@ -106,7 +106,9 @@ class MemoryLedger:
     def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
         """Close a lease whose owner may still settle it, or raise `UnknownLease`.
 
-        By default the whole lease is charged.
+        Args:
+            lease_id: The lease.
+            charge: The amount to charge; by default the whole lease.
         """
         with self._lock:
             charge = self._leases.get(lease_id, NOTHING) if charge is None else charge
@@ -165,7 +167,8 @@ class SqliteLedger:
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
         """Submit a call for the next transaction, without waiting for it.
 
-        Example: ``ledger.submit(lambda ledger: ledger.settle(lease_id, used))``.
+        Args:
+            call: The call, e.g. ``lambda ledger: ledger.settle(lease_id, used)``.
         """
         if self._writer.pid != os.getpid():
             # A forked child does not have the parent's thread.
@@ -183,8 +186,12 @@ class SqliteLedger:
     def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
         """Close another process's lease, or raise `UnknownLease`.
 
-        If the owner settles it later, its usage replaces the charge. By default the whole lease is
-        charged, because its request may have been sent.
+        If the owner settles it later, its usage replaces the charge.
+
+        Args:
+            lease_id: The lease.
+            charge: The amount to charge; by default the whole lease, because its request may have
+                been sent.
         """
         self.submit(lambda ledger: ledger.release(lease_id, charge=charge)).result()
 

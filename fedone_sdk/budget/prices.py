@@ -76,9 +76,11 @@ class Price(_Priced):
         return frozenset(unit for unit, usd in costs.items() if usd)
 
     def priced(self, usage: Usage) -> Usage:
-        """Return usage of one request with its exact cost in `usd`.
+        """Return usage with its exact cost in `usd`.
 
-        Several requests are priced like one with all their tokens, which is an upper bound.
+        Args:
+            usage: Usage of one request. The sum of several requests is priced like one request with
+                all their tokens, which is an upper bound.
         """
         rate: Price | PriceTier = self
         for tier in self.tiers:
@@ -94,11 +96,13 @@ FREE = Price(prompt=Decimal(0), completion=Decimal(0))
 
 
 def known_price(model: str) -> Price | None:
-    """Return the list price of a model, by its provider's name, in the SDK's table, or None.
+    """Return the list price of a model in the SDK's table, or None.
 
     A dated snapshot (``gpt-4o-mini-2024-07-18``) without its own entry has the price of its model.
-    Other names are not matched: ``gpt-4o-audio-preview`` is not ``gpt-4o``. Other providers may
-    have other prices.
+    Other names are not matched: ``gpt-4o-audio-preview`` is not ``gpt-4o``.
+
+    Args:
+        model: The provider's name of the model; other providers may have other prices.
     """
     table = _table()
     return table.get(model) or table.get(_SNAPSHOT.sub("", model))

@@ -154,9 +154,14 @@ def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def label_words(candidate: str, count: int | None = None) -> tuple[str, ...]:
-    """Return the label words of a candidate of the slot ``labels``, in the task's label order.
+    """Return the label words of a candidate of the slot ``labels``.
 
-    The candidate is a JSON array of `count` words; None accepts any number from 2.
+    Args:
+        candidate: A JSON array of words.
+        count: Number of labels of the task; None accepts any number from 2.
+
+    Returns:
+        The words in the task's label order.
 
     Raises:
         ValueError: The candidate is not such an array, or its words do not fit.

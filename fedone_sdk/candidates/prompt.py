@@ -15,7 +15,11 @@ _OPENING = "([{<\u2018\u201c\u00ab"
 
 
 def label_placeholder(label: str) -> str:
-    """Return the placeholder of a class's label word in a candidate, by its label value."""
+    """Return the placeholder of a class's label word in a candidate.
+
+    Args:
+        label: The label value, a key of the task's labels.
+    """
     return f"{{label:{label}}}"
 
 
@@ -72,7 +76,12 @@ def _word(word: str, before: str) -> str:
 
 
 def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
-    """Return the prompt of these candidates, one index per position: shape (n,).
+    """Return the prompt of these candidates, one index per position.
+
+    Args:
+        task: The task.
+        vocabulary: The candidates.
+        indices: Shape (n,).
 
     Returns:
         Their concatenation; with slots, the text of each slot, with placeholders of label words

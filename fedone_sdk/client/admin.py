@@ -140,7 +140,11 @@ class AdminClient:
         return await self._call(RunResult.model_validate_json, "POST", _run(run_id, "resume"))
 
     async def raise_caps(self, run_id: str, caps: Budget) -> RunResult:
-        """Raise those caps of a run that are not None; a run that its budget has ended resumes.
+        """Raise caps of a run; a run that its budget has ended resumes.
+
+        Args:
+            run_id: The run.
+            caps: The new caps; those that are None stay.
 
         Raises:
             ProblemError: ``run_conflict`` if a cap would not be higher.
@@ -175,7 +179,9 @@ class AdminClient:
     async def delete(self, run_id: str, *, dry_run: bool = False) -> Removal:
         """Delete an ended run with its log for good; its name stays taken.
 
-        With `dry_run`, only return what would be deleted.
+        Args:
+            run_id: The run.
+            dry_run: Only return what would be deleted.
 
         Raises:
             ProblemError: ``run_conflict`` if the run has not ended.
@@ -207,7 +213,10 @@ class AdminClient:
     async def export_run(self, run_id: str, *, with_credentials: bool = False) -> bytes:
         """Return a run as an archive.
 
-        With the hashes of its clients' credentials, they can continue on another server.
+        Args:
+            run_id: The run.
+            with_credentials: Includes the hashes of its clients' credentials, so that they can
+                continue on another server.
         """
         params = {"credentials": str(with_credentials).lower()}
         return await self._call(bytes, "GET", _run(run_id, "export"), params=params)

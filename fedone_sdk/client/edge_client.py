@@ -152,6 +152,10 @@ class EdgeClient:
         """Work until the aggregator's runs have ended, or `stop` is called.
 
         The client retries while the aggregator restarts or the network is away.
+
+        Raises:
+            ProblemError: The aggregator refuses this device or its version.
+            SpecError: There is neither an identity nor a token.
         """
         with self._stop.scope():
             while not self._stop.is_set():
@@ -171,7 +175,12 @@ class EdgeClient:
         self._stop.set()
 
     async def run_once(self) -> Turn:
-        """Send unsent updates, claim work once, and do it."""
+        """Send unsent updates, claim work once, and do it.
+
+        Raises:
+            ProblemError: The aggregator refuses this device or its version.
+            SpecError: There is neither an identity nor a token.
+        """
         with self._stop.scope():
             async with self._turns:
                 try:

@@ -73,8 +73,11 @@ class EdgeClientThread:
     def stop(self, timeout_s: float | None = None) -> bool:
         """Stop the client; idempotent.
 
-        Work in progress is finished first. After `timeout_s` seconds it is cancelled; with a state
-        folder it resumes at the next start. None waits for its end.
+        Work in progress is finished first. After `timeout_s` it is cancelled; with a state folder
+        it resumes at the next start.
+
+        Args:
+            timeout_s: How long to wait for work in progress, seconds; None waits for its end.
 
         Returns:
             Whether the client ended in time; False if one of the app's functions calls this.
@@ -94,7 +97,14 @@ class EdgeClientThread:
         return False
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait at most `timeout_s` seconds for the client's end; return whether it has ended."""
+        """Wait for the end of the client.
+
+        Args:
+            timeout_s: The longest wait, seconds.
+
+        Returns:
+            Whether it has ended.
+        """
         if self.running and self._thread is not threading.current_thread():
             self._ended.wait(timeout_s)
         return not self.running

@@ -82,7 +82,12 @@ class Transport(Protocol):
         ...
 
     def sign_as(self, client_id: str, private_key: str) -> None:
-        """Sign all further requests as a client, by its key (`fedone_sdk.client.signing`)."""
+        """Sign all further requests.
+
+        Args:
+            client_id: The signing client.
+            private_key: Its key (`fedone_sdk.client.signing`).
+        """
         ...
 
     async def rotate(self, credential: str) -> Rotated:
@@ -160,7 +165,11 @@ class HttpTransport:
         self._signer: tuple[str, Signer] | None = None
 
     def sign_as(self, client_id: str, private_key: str) -> None:
-        """Sign all further requests; needs the extra ``signing``."""
+        """Sign all further requests.
+
+        Raises:
+            MissingExtraError: The extra ``signing`` is not installed.
+        """
         from fedone_sdk.client.signing import Signer
 
         self._signer = client_id, Signer(private_key)

@@ -112,7 +112,13 @@ def affordable(
     """Return the missing trials that a cap on training queries covers.
 
     A seed is included with all its entrants or not at all, because an unpaired trial is of no use.
-    Each trial counts with its upper bound; `spent` queries count against the cap `total`, too.
+    Each trial counts with its upper bound.
+
+    Args:
+        trials: All of the comparison.
+        records: The existing records.
+        total: The cap; None for no cap.
+        spent: Training queries already spent.
     """
     held, found = spent, list[Trial]()
     for seed in dict.fromkeys(trial.seed for trial in trials):

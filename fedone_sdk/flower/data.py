@@ -31,6 +31,9 @@ def node_file(context: NodeContext) -> Sequence[Example]:
 
     ``flower-supernode --node-config 'data="/srv/rows.jsonl"'``
 
+    Args:
+        context: The node's context.
+
     Raises:
         DataError: The node config names no file, or the file is invalid.
     """
@@ -45,6 +48,10 @@ def node_file(context: NodeContext) -> Sequence[Example]:
 
 def node_shard(federation: Federation, context: NodeContext) -> Sequence[Example]:
     """Return the shard of a run's data with a node's ``partition-id``, for simulations.
+
+    Args:
+        federation: The run with its data.
+        context: The node's context.
 
     Raises:
         DataError: The node has no ``partition-id``, or there is no such shard.

@@ -57,9 +57,13 @@ class Parse(Protocol[T_co]):
 
 
 def encode(message: Message, accept: str = "") -> Body:
-    """Encode a message in the shortest content type that its reader's ``Accept`` includes.
+    """Encode a message in the shortest content type that its reader accepts.
 
-    Equal messages give equal bytes. JSON is always accepted.
+    Equal messages give equal bytes.
+
+    Args:
+        message: The message.
+        accept: Value of the reader's ``Accept``; JSON is implied.
     """
     if message.holds_arrays and _takes_tensors(accept):
         tensors = {

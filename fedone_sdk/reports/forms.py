@@ -177,11 +177,13 @@ FORMS: Mapping[str, Callable[[PromptArtefact], str]] = {
 
 
 def in_form(artefact: PromptArtefact, form: str) -> str:
-    """Return an artefact in another form, one of `FORMS`.
+    """Return an artefact in another form.
 
-    ``text`` is the prompt's exact text; ``template`` is `ready_text`; ``dspy``, ``mlflow``,
-    ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`, `mlflow_prompt`, `langfuse_prompt`
-    and `promptfoo_config`.
+    Args:
+        artefact: The artefact.
+        form: One of `FORMS`: ``text`` is the prompt's exact text; ``template`` is `ready_text`;
+            ``dspy``, ``mlflow``, ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`,
+            `mlflow_prompt`, `langfuse_prompt` and `promptfoo_config`.
 
     Raises:
         SpecError: The prompt does not go into that form.

@@ -133,6 +133,9 @@ def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
     Each position has its most likely tokens, as far as they are more likely than the average one,
     because the new run may have other candidates.
 
+    Args:
+        run: The earlier run.
+
     Raises:
         ArchiveError: The run tunes vectors.
     """

@@ -60,6 +60,10 @@ def check_against(artefact: PromptArtefact, run: ReportedRun) -> list[Check]:
     For an archive or a store, the checks cover hashes, the ledger, and alpha by a replay of the
     log. If the run has continued, alpha and prompt are replayed up to the artefact's round. A
     result file has no task, candidates or log.
+
+    Args:
+        artefact: The artefact.
+        run: The run.
     """
     result = run.result
     checks = [

@@ -253,10 +253,12 @@ class PromptSpec(Spec):
     def build(
         self, task: TaskSpec, texts: Iterable[str] = (), base_dir: str | Path = "."
     ) -> Vocabulary:
-        """Build the candidates for a task.
+        """Build the candidates.
 
-        Training texts are for sources that use their statistics. `base_dir` is the base of relative
-        paths.
+        Args:
+            task: The prompt's task.
+            texts: Training texts, for sources that use their statistics.
+            base_dir: Base of relative paths.
 
         Raises:
             DataError: A file is missing or malformed, or a source has too few candidates.

@@ -140,7 +140,9 @@ class RunSpec(Spec):
     def check_shared_memory(self, method: str, memories: str) -> None:
         """Raise unless the participation fits a method whose memory is the run's.
 
-        The error names the method, and the memories, which cannot be averaged.
+        Args:
+            method: For errors.
+            memories: What cannot be averaged, for errors.
 
         Raises:
             ValueError: It does not fit.
@@ -328,10 +330,11 @@ class _File(Spec):
 
 
 def load_backend(path: str | Path) -> BackendSpec:
-    """Read a `backend` section from a YAML file.
+    """Read a `backend` section from a file.
 
-    The file has the keys of the section; or the key ``backend``, and other keys of a RUN.yaml,
-    which are ignored.
+    Args:
+        path: A YAML file with the keys of the section; or with the key ``backend``, and other keys
+            of a RUN.yaml, which are ignored.
 
     Raises:
         SpecError: One line per mistake: file, key, what is allowed.

@@ -101,6 +101,11 @@ class Store(Replica, Protocol):
         The client gets the token's name and runs, and the token loses a use. If a client with the
         same ``enrolment_sha256`` exists, only its credential is replaced.
 
+        Args:
+            client: The client; its ``index``, ``token`` and ``runs`` are set by the store.
+            token_sha256: Digest of its token.
+            now: Seconds since the epoch.
+
         Raises:
             TokenRefused: The token is unknown, used up, expired or revoked; or the client exists
                 and was revoked, or has another key or a token for other runs.
@@ -109,7 +114,12 @@ class Store(Replica, Protocol):
         ...
 
     async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Return clients in index order, at most `limit` of those after an index."""
+        """Return clients in index order.
+
+        Args:
+            after: Only clients with a larger index.
+            limit: Maximal number; None is all.
+        """
         ...
 
     async def num_clients(self) -> int:
@@ -143,7 +153,12 @@ class Store(Replica, Protocol):
         ...
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Return, in index order, clients last seen before a time and not retired."""
+        """Return clients last seen before a time and not retired, in index order.
+
+        Args:
+            before: Seconds since the epoch.
+            limit: Maximal number.
+        """
         ...
 
     async def retire_client(self, index: int, now: float) -> None:
@@ -160,9 +175,12 @@ class Store(Replica, Protocol):
     # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-        """Add or replace a waiting client, and publish signals in the same transaction.
+        """Add or replace a waiting client.
 
-        It is durable no later than any later commit.
+        Args:
+            member: The client.
+            signals: Signals to publish in the same transaction. It is durable no later than any
+                later commit.
         """
         ...
 
@@ -221,9 +239,14 @@ class Store(Replica, Protocol):
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
     ) -> list[LogEntry]:
-        """Return a run's log in order, of all kinds or one, after a version.
+        """Return a run's log in order, of all kinds or one.
 
-        `limit` is extended to the end of the last commit; see `log_pages`.
+        Args:
+            run_id: The run.
+            kind: Only entries of this kind.
+            after: Only entries of versions after this one.
+            limit: Maximal number, extended to the end of the last commit; None is all. See
+                `log_pages`.
         """
         ...
 
@@ -253,16 +276,22 @@ class Store(Replica, Protocol):
     async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
         """Return a consistent snapshot of a run with all its data; None if it does not exist.
 
-        Its log, which can also be read later, is optional.
+        Args:
+            run_id: The run.
+            log: Whether to include its log, which can also be read later.
         """
         ...
 
     async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
-        """Add a run with all its data from a snapshot, and the clients that it refers to.
+        """Add a run with all its data from a snapshot.
 
         A deleted run can be restored from a snapshot of its last version or later; an earlier one
-        would lose its spending since. Clients are in index order. Missing ones are added under
-        their index; existing ones stay unchanged.
+        would lose its spending since.
+
+        Args:
+            snapshot: The run.
+            clients: Clients that it refers to, in index order. Missing ones are added under their
+                index; existing ones stay unchanged.
 
         Raises:
             RunDeleted: The run was deleted here at a later version than the snapshot's.
@@ -310,10 +339,19 @@ class Alone:
 async def log_pages(
     store: Store, run_id: str, kind: str | None = None, after: int = -1
 ) -> AsyncIterator[list[LogEntry]]:
-    """Yield a run's log in order, in non-empty pages of about 1 MiB; see `Store.log`.
+    """Yield a run's log in order, in pages of about 1 MiB.
 
     Entries of one commit are on the same page. The last page may include entries that are appended
     during the iteration.
+
+    Args:
+        store: The store of the run.
+        run_id: The run.
+        kind: Only entries of this kind.
+        after: Only entries of versions after this one.
+
+    Yields:
+        Non-empty pages.
     """
     limit = _FIRST
     while page := await store.log(run_id, kind, after, limit):

@@ -16,7 +16,7 @@ _log = structlog.get_logger(__name__)
 
 
 class BudgetedBackend(Wrapper):
-    """Charges each request to the query's payer, and to an optional second budget (`guard`).
+    """Charges each request to the query's payer, and to an optional second budget.
 
     The upper bound of a request's cost is reserved before it is sent; a request that does not fit
     is not sent. The actual cost is charged after the answer, and the rest is released. A request
@@ -28,8 +28,11 @@ class BudgetedBackend(Wrapper):
     provider bills more, the actual cost is charged, a cap may be exceeded by the difference, and a
     warning is logged.
 
-    Without a price the inner backend's cost is kept, so that there is no bound in money unless the
-    inner backend has one.
+    Args:
+        inner: The backend to charge for.
+        price: Its price. None keeps the inner backend's cost, so that there is no bound in money
+            unless the inner backend has one.
+        guard: A budget that is charged in addition to the query's payer.
     """
 
     def __init__(

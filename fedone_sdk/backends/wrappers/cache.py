@@ -24,14 +24,18 @@ class CachedBackend(Wrapper):
     not cached, but shared with all callers of that call. One instance serves one event loop at a
     time.
 
-    With a SQLite file, which contains no inputs, answers are durable: each is on disk before
-    `score` returns, so that an answer is never paid twice, also after a crash. Processes may share
-    a file; equal concurrent queries of two processes are two calls. In memory, the least recently
-    used answer is evicted beyond `max_entries`.
+    With a file, answers are durable: each is on disk before `score` returns, so that an answer is
+    never paid twice, also after a crash. Processes may share a file; equal concurrent queries of
+    two processes are two calls.
 
     Attributes:
         hits: Number of answers from the cache.
         misses: Number of calls of the inner backend, failed ones included.
+
+    Args:
+        inner: The inner backend.
+        max_entries: Maximum answers in memory; the least recently used one is evicted.
+        file: SQLite file for all answers; created if it does not exist. It contains no inputs.
 
     Raises:
         SpecError: The file cannot be opened, is damaged, or is not a cache's.

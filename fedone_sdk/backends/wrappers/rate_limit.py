@@ -18,14 +18,20 @@ class RateLimitedBackend(Wrapper):
 
     In any window of a minute, requests and tokens stay within the limits, bursts included. The
     provider's remaining limits (`Answer.limits`) hold until their reset, and a requested pause
-    (`BackendUnavailable.retry_after_s`) applies to all requests; both delay by at most `max_wait_s`
-    seconds. Payers take turns (round robin), so that a payer with many waiting requests does not
-    delay one with few.
+    (`BackendUnavailable.retry_after_s`) applies to all requests. Payers take turns (round robin),
+    so that a payer with many waiting requests does not delay one with few.
 
     Tokens count as quoted until the answer reports their number. A request with more tokens than
     the limit per minute is sent after a minute without others.
 
-    One instance serves one event loop at a time. The limits are those of `LimitsSpec`.
+    One instance serves one event loop at a time.
+
+    Args:
+        inner: The inner backend.
+        requests_per_minute: None applies only the provider's limits.
+        tokens_per_minute: Prompt and completion tokens; None as above.
+        concurrency: Maximum concurrent requests.
+        max_wait_s: Longest delay that a provider's limits or pause may cause, in seconds.
     """
 
     def __init__(

@@ -29,7 +29,12 @@ class RecordingBackend(Wrapper):
     The inputs are private texts, so the file is only readable by its owner. Keys and headers are
     never recorded; text that looks like a key is removed from error messages.
 
-    Processes may share a file, because each line is one append. It is created if it does not exist.
+    Processes may share a file, because each line is one append.
+
+    Args:
+        inner: The inner backend.
+        file: The cassette; created if it does not exist, else appended to.
+        clock: Clock for the time of each line.
 
     Raises:
         SpecError: The file cannot be opened for writing.

@@ -17,9 +17,13 @@ from fedone_sdk.errors import BackendError
 class SplitBackend(Wrapper):
     """Splits queries for a model that accepts `max_inputs` inputs per request.
 
-    A query of B inputs becomes ceil(B / max_inputs) queries, at most `concurrency` of them at a
-    time. After a failure no further one starts, pending ones complete, and the most severe error is
-    raised with the usage of all (`ask_each`).
+    A query of B inputs becomes ceil(B / max_inputs) concurrent queries. After a failure no further
+    one starts, pending ones complete, and the most severe error is raised with the usage of all
+    (`ask_each`).
+
+    Args:
+        inner: The inner backend.
+        concurrency: Maximum concurrent parts of one query.
     """
 
     def __init__(self, inner: LLMBackend, *, concurrency: int = CONCURRENCY) -> None:

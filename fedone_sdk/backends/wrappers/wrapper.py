@@ -11,7 +11,11 @@ from fedone_sdk.task import Rendered
 
 
 class Wrapper(LLMBackend):
-    """Delegates all methods to the inner backend, and closes it; subclasses override some."""
+    """Delegates all methods to the inner backend; subclasses override some.
+
+    Args:
+        inner: The inner backend, closed together with the wrapper.
+    """
 
     def __init__(self, inner: LLMBackend) -> None:
         self.inner = inner
@@ -84,7 +88,12 @@ Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 
 
 class WatchedBackend(Wrapper):
-    """Wraps every request in the context manager of `watch`."""
+    """Wraps every request in a context manager.
+
+    Args:
+        inner: The inner backend.
+        watch: Called once per request.
+    """
 
     def __init__(self, inner: LLMBackend, watch: Watch) -> None:
         super().__init__(inner)
