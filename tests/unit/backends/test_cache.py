@@ -83,7 +83,7 @@ class Oracle(LLMBackend):
 class Told(LLMBackend):
     """Return the given answer; None must not be queried."""
 
-    fingerprint = "message"
+    fingerprint = "told"
 
     def __init__(self, answer: Answer | None) -> None:
         self.answer = answer
