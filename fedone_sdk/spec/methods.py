@@ -150,35 +150,13 @@ class EvolutionSpec(PoolSpec):
 
 
 class RandomSpec(PoolSpec):
-    """Random prompts, with the best of them re-evaluated.
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        elite: Number of best prompts that are never evicted.
-        pool_size: Number of prompts in the pool.
-        race: Fraction of the run for the race, in the ``losses`` exchange.
-        patience: Local steps without a better incumbent after which the race begins; null is no
-            early race.
-    """
+    """Random prompts, with the best of them re-evaluated."""
 
     name: Literal["random"]
 
 
 class ThompsonSpec(PoolSpec):
-    """Thompson sampling from a Gaussian process over the prompts' shared features.
-
-    Attributes:
-        num_samples: I, prompts per local step.
-        local_steps: E.
-        batch_size: B, examples per mini-batch.
-        elite: Number of best prompts that are never evicted.
-        pool_size: Number of prompts in the pool.
-        race: Fraction of the run for the race, in the ``losses`` exchange.
-        patience: Local steps without a better incumbent after which the race begins; null is no
-            early race.
-    """
+    """Thompson sampling from a Gaussian process over the prompts' shared features."""
 
     name: Literal["thompson"]
 
