@@ -21,7 +21,7 @@ from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.session import Session
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Array, Score, Scored, Scores
-from fedone_sdk.messages.forms import problem_of
+from fedone_sdk.messages.forms import first_error
 from fedone_sdk.spec.sections import PrivacySpec
 from fedone_sdk.task import (
     LogProbs,
@@ -299,7 +299,7 @@ class GatewayOracle:
             )
         except ValidationError as exc:
             # Not chained: the cause quotes private text.
-            raise Declining(f"the step cannot be sent: {problem_of(exc)}") from None
+            raise Declining(f"the step cannot be sent: {first_error(exc)}") from None
 
     async def usage(self, step: Step) -> Usage:
         """Return nothing: the server counts what the gateway spends."""

@@ -43,7 +43,7 @@ from fedone_sdk.messages import (
     encode,
     is_sendable,
 )
-from fedone_sdk.messages.forms import problem_of
+from fedone_sdk.messages.forms import first_error
 
 if TYPE_CHECKING:
     from fedone_sdk.client.signing import Signer
@@ -404,7 +404,7 @@ def _parse(parse: Parse[T], content: bytes, headers: Mapping[str, str] | None = 
     try:
         return decode(parse, content, JSON if headers is None else _form(headers))
     except ValidationError as exc:
-        raise MessageError(f"the aggregator's answer is malformed: {problem_of(exc)}") from None
+        raise MessageError(f"the aggregator's answer is malformed: {first_error(exc)}") from None
     except ValueError as exc:
         raise MessageError(f"the aggregator's answer is malformed: {exc}") from None
 

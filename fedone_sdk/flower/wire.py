@@ -26,6 +26,7 @@ from fedone_sdk.messages import (
     decode,
     encode,
 )
+from fedone_sdk.messages.forms import first_error
 
 Kind = Literal["claim", "task", "vocabulary", "score", "update", "decline"]
 """The calls; a ``decline`` without an assignment says why a node cannot work."""
@@ -126,9 +127,6 @@ def parse(reader: Parse[T], item: Item) -> T:
     try:
         return decode(reader, item.body.content, item.body.content_type)
     except ValidationError as exc:
-        # Without the input, which may be private text.
-        first = exc.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(step) for step in first["loc"])[:100]
-        raise MessageError(f"{item.kind}: {where}: {first['msg'][:200]}") from None
+        raise MessageError(f"{item.kind}: {first_error(exc)}") from None
     except ValueError as exc:
         raise MessageError(f"{item.kind}: {exc}") from None

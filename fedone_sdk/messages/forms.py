@@ -114,14 +114,14 @@ def decode(
     return message
 
 
-def problem_of(refusal: ValidationError) -> str:
+def first_error(refusal: ValidationError) -> str:
     """Return where a message is malformed first, and how.
 
     Without the input, which may have a credential or private text.
     """
     first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(step) for step in first["loc"])[:100]
-    return f"{where}: {first['msg'][:200]}"
+    where, wrong = ".".join(map(str, first["loc"]))[:100], first["msg"][:200]
+    return f"{where}: {wrong}" if where else wrong
 
 
 @cache

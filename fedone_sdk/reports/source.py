@@ -20,6 +20,7 @@ from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ArchiveError, SpecError
 from fedone_sdk.evaluation.outcomes import Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import PromptReport, RunResult
+from fedone_sdk.messages.forms import first_error
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry, RunSnapshot
 from fedone_sdk.vocabulary import Vocabulary
@@ -165,9 +166,7 @@ def _result(path: Path, data: bytes) -> RunResult:
             document.pop("losses_exchange", None)  # Keys that `fedone quickstart` adds.
         return RunResult.model_validate_json(json.dumps(document))
     except ValidationError as exc:
-        first = exc.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ArchiveError(f"{path}: {wanted}; {place}: {first['msg']}") from exc
+        raise ArchiveError(f"{path}: {wanted}; {first_error(exc)}") from exc
     except (ValueError, RecursionError) as exc:
         raise ArchiveError(f"{path}: {wanted}") from exc
 

@@ -47,6 +47,7 @@ from fedone_sdk.aggregator.serving.run_view import Counters
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.errors import ArchiveError, one_line
 from fedone_sdk.messages import LostWork, RoundReport
+from fedone_sdk.messages.forms import first_error
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import ClientRecord, ClosedWork, LogEntry, RunRecord, RunSnapshot, Store
 
@@ -116,7 +117,7 @@ def read_archive(
         ValueError,
         zlib.error,
     ) as exc:
-        raise ArchiveError(f"the archive is damaged: {_first_error(exc)}") from exc
+        raise ArchiveError(f"the archive is damaged: {_reason(exc)}") from exc
     if report is not None and report.difference is not None:
         raise ArchiveError(f"the archive is inconsistent: {report.difference}")
     return archive
@@ -349,9 +350,7 @@ def _paused_record(archive: Archive, now: float) -> RunRecord:
     )
 
 
-def _first_error(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return f"{place}: {first['msg']}" if place else first["msg"]
+        return first_error(error)
     return one_line(error) or type(error).__name__

@@ -34,6 +34,7 @@ from fedone_sdk.messages import (
     decode,
     encode,
 )
+from fedone_sdk.messages.forms import first_error
 
 _log = structlog.get_logger(__name__)
 
@@ -229,7 +230,7 @@ async def read(
             len(body), decode, parse, body, form, check=check_json
         ), body
     except ValidationError as exc:
-        raise ProblemError("invalid_message", _first_error(exc)) from None
+        raise ProblemError("invalid_message", first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
 
@@ -271,13 +272,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 def _no_number(_name: str) -> NoReturn:
     raise _Refused("NaN and Infinity are no JSON numbers")
-
-
-def _first_error(exc: ValidationError) -> str:
-    # Without the input: an error must not repeat a device's data.
-    error = exc.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(step) for step in error["loc"])
-    return f"{where}: {error['msg']}" if where else error["msg"]
 
 
 def _too_large(limit: int) -> ProblemError:
