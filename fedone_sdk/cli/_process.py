@@ -20,12 +20,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stopping(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at the first SIGINT or SIGTERM; a second one has its default effect."""
+    """Call `stop` at the first SIGINT or SIGTERM; a second one has the effect that it had before.
+
+    Under `asyncio.run` a second SIGINT cancels the main task, which ends without a traceback.
+    """
     loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def restore() -> None:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            if loop.remove_signal_handler(number):
+                signal.signal(number, handler)
 
     def first() -> None:
         restore()
