@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 import structlog
+import tenacity
 
 from fedone_sdk.client.events import EventSink
 from fedone_sdk.client.identity import Identity
@@ -22,6 +23,7 @@ _log = structlog.get_logger(__name__)
 
 _ATTEMPTS = 5
 """Attempts at a call."""
+_JITTER = tenacity.wait_random_exponential(multiplier=0.2, max=20)
 
 MAX_WAIT_S = 3600.0
 """The longest ``Retry-After`` that is honoured, seconds."""
@@ -104,6 +106,15 @@ class Session:
         self._stop = stop
         self._signed_as: str | None = None
         self._offline_since: float | None = None
+        # Shared by concurrent calls, which mix only its statistics.
+        self._retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(is_retryable),
+            wait=_wait_s,
+            stop=self._gives_up,
+            sleep=stop.sleep,
+            before_sleep=_log_retry,
+            reraise=True,
+        )
 
     @property
     def may_enrol_again(self) -> bool:
@@ -180,24 +191,11 @@ class Session:
             self._events.emit("online")
 
     async def _retried(self, call: Callable[[], Awaitable[T]]) -> T:
-        backoff = Backoff(first_s=0.2, max_s=20.0)
-        attempt = 1
-        while True:
-            try:
-                return await self._once(call)
-            except Exception as exc:
-                if not is_retryable(exc) or self._gives_up(exc, attempt):
-                    raise
-                # Without a configuration, structlog prints every level.
-                if structlog.is_configured():
-                    _log.debug("trying again", attempt=attempt, reason=str(exc))
-                wait_s = backoff.next_s(retry_after_s(exc))
-            await self._stop.sleep(wait_s)
-            attempt += 1
+        return await self._retrying(self._once, call)
 
-    def _gives_up(self, failure: Exception, attempt: int) -> bool:
-        long = retry_after_s(failure) > MAX_CALL_WAIT_S
-        return attempt == _ATTEMPTS or self._stop.is_set() or long
+    def _gives_up(self, state: tenacity.RetryCallState) -> bool:
+        long = retry_after_s(_failure(state)) > MAX_CALL_WAIT_S
+        return state.attempt_number >= _ATTEMPTS or self._stop.is_set() or long
 
     async def _once(self, call: Callable[[], Awaitable[T]]) -> T:
         try:
@@ -239,6 +237,20 @@ def retry_after_s(failure: BaseException | None) -> float:
     """Return a failure's ``Retry-After``, seconds; 0 if it has none."""
     asked = failure.retry_after_s if isinstance(failure, (ProblemError, TransportError)) else None
     return asked or 0.0
+
+
+def _wait_s(state: tenacity.RetryCallState) -> float:
+    return retry_after_s(_failure(state)) + _JITTER(state)
+
+
+def _log_retry(state: tenacity.RetryCallState) -> None:
+    # Without a configuration, structlog prints every level.
+    if structlog.is_configured():
+        _log.debug("trying again", attempt=state.attempt_number, reason=str(_failure(state)))
+
+
+def _failure(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome else None
 
 
 def _hour(at: float) -> str:

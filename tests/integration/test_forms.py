@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import tenacity
 from aiohttp import web
 from yarl import URL
 
@@ -291,7 +292,7 @@ class TestOutbox:
                 )
                 async with client:
                     if loses:
-                        client._session._gives_up = _gives_up
+                        client._session._retrying.stop = tenacity.stop_after_attempt(1)
                         assert (await client.run_once()).outcome == "offline"
                     else:
                         assert (await client.run_once()).outcome == "ended"
@@ -313,17 +314,12 @@ class TestOutbox:
                 )
                 async with client:
                     if isinstance(wire, Old):
-                        client._session._gives_up = _gives_up
+                        client._session._retrying.stop = tenacity.stop_after_attempt(1)
                         assert (await client.run_once()).outcome == "offline"
                     else:
                         assert (await client.run_once()).outcome == "ended"
                         statuses = [(sent.form, sent.status) for sent in wire.calls("update")]
                         assert statuses == [(TENSORS, 409), (JSON, 200)]
-
-
-def _gives_up(*_: object) -> bool:
-    """Stop at the first failure, as a device does that is switched off."""
-    return True
 
 
 async def claimed(wire: HttpTransport) -> tuple[AlphaAssignment, str]:
