@@ -53,6 +53,9 @@ class Process:
         self.patience_s = patience_s
         self._log = folder / f"{name}.log"
         self._err = folder / f"{name}.err" if separate else None
+        files = (self._log,) if self._err is None else (self._log, self._err)
+        # Where this process starts: others of its name may have written before it.
+        self._starts = {file: file.stat().st_size if file.exists() else 0 for file in files}
         with self._log.open("ab") as log, (self._err or self._log).open("ab") as err:
             self.popen = subprocess.Popen(
                 argv,
@@ -75,8 +78,12 @@ class Process:
         return "" if self._err is None else self._err.read_text(errors="replace")
 
     def says(self, text: str) -> None:
-        """Returns once it wrote `text`."""
-        until(lambda: text in self.log + self.err, self)
+        """Wait until it has written `text`."""
+        until(lambda: any(text.encode() in written for written in self._written()), self)
+
+    def _written(self) -> Iterator[bytes]:
+        for file, start in self._starts.items():
+            yield file.read_bytes()[start:]
 
     def ended(self) -> int:
         """Its exit status, once it has ended."""

@@ -19,17 +19,17 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopping(stop: Callable[[], object]) -> Iterator[None]:
-    """Call `stop` at the first SIGINT or SIGTERM; a second one has the effect that it had before.
+def stopping(stop: Callable[[], object], *, then_cancel: bool = False) -> Iterator[None]:
+    """Call `stop` at the first SIGINT or SIGTERM; a second one ends the process at once.
 
-    Under `asyncio.run` a second SIGINT cancels the main task, which ends without a traceback.
+    With `then_cancel`, a second SIGINT cancels the main task of `asyncio.run`, which cleans up.
     """
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def restore() -> None:
         for number, handler in before.items():
-            if loop.remove_signal_handler(number):
+            if loop.remove_signal_handler(number) and then_cancel:
                 signal.signal(number, handler)
 
     def first() -> None:

@@ -57,7 +57,7 @@ async def run_here(
         note("stopping, measuring the prompt so far; Ctrl-C again aborts")
 
     with (
-        stopping(stop_gracefully),
+        stopping(stop_gracefully, then_cancel=True),
         progress(federation.spec.name) as shown,
         naming(str(source)),
     ):
