@@ -131,7 +131,7 @@ class Dispatcher:
             while True:
                 poll.changed.clear()
                 eligible = runs()
-                _check_open(eligible, others())
+                _check_open(eligible, others)
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
                 try:
@@ -430,10 +430,11 @@ class Dispatcher:
         self.wake()
 
 
-def _check_open(runs: Sequence[ServedRun], others: Sequence[StoredRun]) -> None:
+def _check_open(runs: Sequence[ServedRun], others: Callable[[], Sequence[StoredRun]]) -> None:
     if any(run.state.running or run.state.paused for run in runs):
         return
-    if any(run.live for run in others):
+    stored = others()
+    if any(run.live for run in stored):
         return  # Another replica has added or resumed a run, which is loaded now.
-    if runs or others:
+    if runs or stored:
         raise ProblemError("run_ended", "all runs that you could work for have ended")
