@@ -49,9 +49,6 @@ class EdgeClient:
 
     A client belongs to one event loop. `EdgeClientThread` runs it next to an app without one.
 
-    Its methods raise `ProblemError` if the aggregator refuses the device, its token or its version,
-    and `SpecError` if there is neither an identity nor a token.
-
     Args:
         server: Base URL of the aggregator.
         data: The examples: an iterable; an async iterator, read as it yields; or a callable
@@ -299,6 +296,8 @@ class EdgeClient:
         """Enrol the device unless it has an identity; claiming work does so too.
 
         Raises:
+            ProblemError: The token is not valid.
+            SpecError: There is neither an identity nor a token.
             TransportError: The aggregator cannot be reached.
         """
         async with self._turns:
@@ -308,6 +307,7 @@ class EdgeClient:
         """Replace the device's credential; the old one ends with the first use of the new one.
 
         Raises:
+            ProblemError: The aggregator refuses.
             TransportError: The aggregator cannot be reached; the old credential stays valid.
         """
         async with self._turns:
@@ -327,7 +327,8 @@ class EdgeClient:
 
         Raises:
             DataError: The rows cannot be read.
-            ProblemError: Also if there is no such run.
+            ProblemError: The aggregator refuses this device, or there is no such run.
+            SpecError: There is neither an identity nor a token.
             TransportError: The aggregator cannot be reached.
         """
         async with self._turns:

@@ -127,11 +127,11 @@ def exchange_plan(
     update = _update(machine, assignment, len(shard), len(batch), model)
     receipt = Receipt(assignment_id=WORK_ID, round=0, body_sha256=_SHA256)
     parts = [len(part) for part in cuts(spec.method.num_samples, len(batch))]
-    output = exchange == "alpha" or len(parts) > 1
+    explicit = exchange == "alpha" or len(parts) > 1
     score = [
         Score(
             assignment_id=WORK_ID,
-            prompts=_indices(federation, num_prompts) if output else None,
+            prompts=_indices(federation, num_prompts) if explicit else None,
             examples=tuple({name: str(row[name]) for name in spec.task.fields} for row in batch),
             references=references_of(spec.task, batch),
         )

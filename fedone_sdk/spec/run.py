@@ -111,8 +111,8 @@ class RunSpec(Spec):
                 f"task.slots: are {', '.join(self.task.slots)}; those of prompt.slots are "
                 f"{', '.join(self.prompt.text_slots) or 'none'}"
             )
-        message = self.participation.exchange == "losses" and self.method.pools
-        if self.prompt.proposer is not None and not message:
+        searches = self.participation.exchange == "losses" and self.method.pools
+        if self.prompt.proposer is not None and not searches:
             raise ValueError(
                 "prompt.proposer: needs participation.exchange losses and a method that keeps a "
                 f"pool of prompts; {self.method.name} with exchange "

@@ -18,7 +18,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ModelChecks:
-    """Checks the gateway's model for runs, and tells their machines what it is.
+    """Checks the gateway's model for runs, and sets it in their machines.
 
     Args:
         backend: The gateway's model; None if clients query their own models.
