@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel
 
-from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.errors import SpecError, needs_extra
 from fedone_sdk.spec import load_yaml, validate_spec
 
 PREFIX = "FEDONE_"
@@ -49,10 +49,8 @@ def load_settings(model: type[ModelT], path: str | Path | None) -> ModelT:
 
 
 def _from_environment(model: type[BaseModel]) -> dict[str, Any]:
-    try:
+    with needs_extra("settings from the environment", "server"):
         from pydantic_settings import EnvSettingsSource, SettingsError
-    except ImportError as exc:
-        raise MissingExtraError("settings from the environment", extra="server") from exc
 
     source = EnvSettingsSource(
         cast(Any, model),  # Only its fields are used.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_sdk.errors import MissingExtraError
+from fedone_sdk.errors import MissingExtraError, needs_extra
 
 from .state import Memory
 
@@ -165,10 +165,8 @@ class CmaEs:
 
     def _library(self, mean: NDArray[np.float64], population: int | None = None) -> CMA:
         """Return the library's optimiser in this state; it has no public way to set it."""
-        try:
+        with needs_extra("BBT", "bbt"):
             from cmaes import CMA
-        except ImportError as exc:
-            raise MissingExtraError("BBT", extra="bbt") from exc
         # With 2 or 3 points the better half is one point. The rate of the rank-mu update is then 0,
         # and the library divides by it before it takes a minimum.
         with np.errstate(divide="ignore"):

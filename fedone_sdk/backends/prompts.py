@@ -8,7 +8,7 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.candidates import LabelsSource, forms_of, label_words, prompt_of
-from fedone_sdk.errors import LabelWordError, MissingExtraError, SpecError
+from fedone_sdk.errors import LabelWordError, SpecError, needs_extra
 from fedone_sdk.soft_prompt import MAX_ELEMENTS, SoftPrompt
 from fedone_sdk.spec import BbtSpec, MethodSpec, RunSpec
 from fedone_sdk.task import TaskSpec, TextPrompt
@@ -44,12 +44,10 @@ async def shown_by(
     """
     if method.domain == "tokens":
         return lambda row: prompt_of(task, vocabulary, [int(index) for index in row])
-    try:
+    with needs_extra("a soft prompt", "alpha"):
         import numpy as np
 
         from fedone_sdk.algorithms.projection import check_size, projected
-    except ImportError as exc:
-        raise MissingExtraError("a soft prompt", extra="alpha") from exc
     kind = "key_values" if method.name == "p-tuning-v2" else "embeddings"
     if kind not in backend.takes:
         raise SpecError(f"method: {method.name} needs a backend that takes {kind}")

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.client.network import Connection, Network
-from fedone_sdk.errors import MessageError, SpecError, TransportError
+from fedone_sdk.errors import ArgumentError, MessageError, TransportError
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
@@ -78,7 +78,7 @@ class AdminClient:
             total=None, sock_connect=_CONNECT_S, sock_read=network.timeout_s
         )
         if not token or not is_sendable(token):
-            raise SpecError("token: must be printable ASCII, at least one", source="arguments")
+            raise ArgumentError("token: must be printable ASCII, at least one")
         self._headers = {
             "Authorization": f"Bearer {token}",
             PROTOCOL_HEADER: str(PROTOCOL_VERSION),
@@ -168,9 +168,8 @@ class AdminClient:
         try:
             message = RollBack(to_round=to_round, reason=reason)
         except ValidationError as exc:
-            raise SpecError(
-                "roll_back: needs a round from 0 and a reason of 1 to 500 characters",
-                source="arguments",
+            raise ArgumentError(
+                "roll_back: needs a round from 0 and a reason of 1 to 500 characters"
             ) from exc
         body = message.model_dump_json().encode()
         path = _run(run_id, "rollback")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from yarl import URL
 
-from fedone_sdk.errors import SpecError, TransportError
+from fedone_sdk.errors import ArgumentError, TransportError
 
 if TYPE_CHECKING:
     from fedone_sdk.client.transport import Transport
@@ -32,10 +32,10 @@ def server_url(text: str) -> URL:
     except ValueError:
         url = URL()
     if url.scheme not in ("http", "https") or not url.host:
-        raise SpecError(f"server: {text!r} is not an http(s) URL", source="arguments")
+        raise ArgumentError(f"server: {text!r} is not an http(s) URL")
     if url.user is not None or url.password is not None:
         # aiohttp would send them instead of the credential.
-        raise SpecError("server: must not have a user or password", source="arguments")
+        raise ArgumentError("server: must not have a user or password")
     return url
 
 
@@ -58,9 +58,8 @@ class Proxy:
             if url.scheme not in ("http", "https") or not url.host or url.port is None:
                 raise ValueError
         except ValueError:
-            raise SpecError(
-                f"{key}: is not a proxy; allowed is http://[user:password@]host:port",
-                source="arguments",
+            raise ArgumentError(
+                f"{key}: is not a proxy; allowed is http://[user:password@]host:port"
             ) from None
         secret = None
         if url.user is not None or url.password is not None:
@@ -140,14 +139,13 @@ class Network:
         files = (self.ca_file, self.cert_file, self.key_file)
         if self.ssl_context is not None:
             if any(file is not None for file in files):
-                raise SpecError(
-                    "ssl_context: stands alone, without ca_file, cert_file and key_file",
-                    source="arguments",
+                raise ArgumentError(
+                    "ssl_context: stands alone, without ca_file, cert_file and key_file"
                 )
             return self.ssl_context
         if self.ca_file is None and self.cert_file is None:
             if self.key_file is not None:
-                raise SpecError("key_file: goes with cert_file", source="arguments")
+                raise ArgumentError("key_file: goes with cert_file")
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
@@ -163,8 +161,8 @@ class Network:
         return context
 
 
-def _unusable(key: str, file: str | Path | None, cause: OSError) -> SpecError:
-    return SpecError(f"{key}: {file} cannot be used: {cause}", source="arguments")
+def _unusable(key: str, file: str | Path | None, cause: OSError) -> ArgumentError:
+    return ArgumentError(f"{key}: {file} cannot be used: {cause}")
 
 
 class Connection:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from fedone_sdk.client.batch import BeforeSend
 from fedone_sdk.client.condition import OnlyWhen
 from fedone_sdk.client.events import OnEvent
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import Claim, Enrol, is_sendable
 from fedone_sdk.spec import TrainedSpec, validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
@@ -113,8 +113,7 @@ def token_of(given: str | None) -> str | None:
     # Files with a secret often end with a newline, which a header cannot carry.
     token = (given or "").strip()
     if token and not is_sendable(token):
-        raise SpecError(
-            "token: has characters that a token cannot have; allowed is printable ASCII",
-            source="arguments",
+        raise ArgumentError(
+            "token: has characters that a token cannot have; allowed is printable ASCII"
         )
     return token or None

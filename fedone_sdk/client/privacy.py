@@ -13,7 +13,7 @@ from fedone_sdk.client.batch import Declining, Unfit
 from fedone_sdk.client.device_state import Change, DeviceState, change
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.work import Assigned
-from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.errors import ArgumentError, DataError
 from fedone_sdk.messages import AlphaAssignment, RunTask
 from fedone_sdk.spec import PrivacySpec, TrainedSpec
 from fedone_sdk.spec.sections import RequiredPrivacy
@@ -39,15 +39,11 @@ class PrivacyAccount:
 
     def __init__(self, required: RequiredPrivacy, state: DeviceState, *, own_model: bool) -> None:
         if state.file is None:
-            raise SpecError(
-                "policy.privacy: needs state_dir, which keeps the count of epsilon",
-                source="arguments",
-            )
+            raise ArgumentError("policy.privacy: needs state_dir, which keeps the count of epsilon")
         if required.unit != "label" and not own_model:
-            raise SpecError(
+            raise ArgumentError(
                 f"policy.privacy: unit {required.unit!r} needs a backend of the device's own, "
-                "because the gateway sees the texts; unit 'label' protects labels only",
-                source="arguments",
+                "because the gateway sees the texts; unit 'label' protects labels only"
             )
         self.required = required
         self._own_model = own_model

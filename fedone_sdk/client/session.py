@@ -16,7 +16,13 @@ from fedone_sdk.client.events import EventSink
 from fedone_sdk.client.identity import Identity
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.client.transport import Transport
-from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError, is_retryable
+from fedone_sdk.errors import (
+    ArgumentError,
+    MessageError,
+    ProblemError,
+    TransportError,
+    is_retryable,
+)
 from fedone_sdk.messages import Enrol
 
 _log = structlog.get_logger(__name__)
@@ -147,9 +153,7 @@ class Session:
         if not self.credential:
             token = self._token
             if token is None:
-                raise SpecError(
-                    "token: is required until the device has enrolled", source="arguments"
-                )
+                raise ArgumentError("token: is required until the device has enrolled")
             key, public_key = self.identity.private_key, None
             if key is not None or self._sign:
                 # Imported here: it needs the extra ``signing``.
@@ -226,10 +230,9 @@ class Session:
         except ProblemError as exc:
             if exc.code != "not_found":
                 raise
-            raise SpecError(
+            raise ArgumentError(
                 f"server: {self.identity.server} is not the base URL of an aggregator: "
-                f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds",
-                source="arguments",
+                f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
             ) from exc
 
 

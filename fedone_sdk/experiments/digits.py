@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.data import SplitMix64
-from fedone_sdk.errors import DataError, MissingExtraError
+from fedone_sdk.errors import DataError, MissingExtraError, needs_extra
 
 NUM_CLASSES = 10
 
@@ -94,10 +94,8 @@ def _files(folder: Path) -> dict[str, tuple[Path, int]]:
 
 
 def _bundled() -> Digits:
-    try:
+    with needs_extra("the bundled digits", "reproduce"):
         datasets = importlib.import_module("sklearn.datasets")
-    except ImportError as exc:
-        raise MissingExtraError("the bundled digits", extra="reproduce") from exc
     images, labels = datasets.load_digits(return_X_y=True)
     rows = SplitMix64(_SPLIT_SEED).shuffle(range(len(labels)))
     held_out = round(len(rows) * _TEST_SHARE)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
-from fedone_sdk.errors import ArgumentError, MissingExtraError
+from fedone_sdk.errors import ArgumentError, needs_extra
 from fedone_sdk.experiments.pool import ONE_THREAD, Failure, Job, Outcome, perform
 
 if TYPE_CHECKING:
@@ -36,10 +36,8 @@ def run_on_ray(jobs: Iterable[Job], workers: int) -> Generator[Outcome]:
         SpecError: The cluster cannot be reached.
     """
     os.environ.update(_QUIET)
-    try:
+    with needs_extra("--engine ray", "ray"):
         import ray
-    except ImportError as exc:
-        raise MissingExtraError("--engine ray", extra="ray") from exc
     # Without "local", Ray would take any cluster that was ever started on this machine.
     address = os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {}

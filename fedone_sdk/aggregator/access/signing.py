@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import MissingExtraError, ProblemError
+from fedone_sdk.errors import ProblemError, needs_extra
 from fedone_sdk.messages.signature import COVERED, SIGNATURE_LABEL, content_digest, signature_base
 from fedone_sdk.stores import ClientRecord, Store
 
@@ -122,10 +122,8 @@ def _only(request: SignedRequest, header: str) -> str:
 
 
 def _is_signed(public_key: str, signature: bytes, signed: bytes) -> bool:
-    try:
+    with needs_extra("signed requests", "server"):
         from cryptography.exceptions import InvalidSignature
-    except ImportError as exc:
-        raise MissingExtraError("signed requests", extra="server") from exc
     try:
         _key(public_key).verify(signature, signed)
     except (InvalidSignature, ValueError):

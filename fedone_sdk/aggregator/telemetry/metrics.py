@@ -10,15 +10,18 @@ from contextlib import contextmanager
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted, MissingExtraError
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendUnavailable,
+    BudgetExhausted,
+    needs_extra,
+)
 from fedone_sdk.stores import VersionConflict
 
-try:
+with needs_extra("metrics", "server"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, exposition
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
-except ImportError as exc:
-    raise MissingExtraError("metrics", extra="server") from exc
 
 _FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _REQUEST_S = (*_FAST_S, 10, 30, 60)

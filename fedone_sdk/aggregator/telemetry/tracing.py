@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Self
 import structlog
 
 from fedone_sdk import __version__
-from fedone_sdk.errors import MissingExtraError
+from fedone_sdk.errors import needs_extra
 
-try:
+with needs_extra("tracing", "tracing"):
     from opentelemetry.context import Context
     from opentelemetry.propagate import extract
     from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, SpanKind, Status, StatusCode
-except ImportError as exc:
-    raise MissingExtraError("tracing", extra="tracing") from exc
 
 if TYPE_CHECKING:
     from aiohttp import web
