@@ -39,7 +39,6 @@ export interface Claim {
   wait_s?: number;
   run_id?: string | null;
   own_model?: boolean;
-  model?: string | null;
   changed?: boolean;
 }
 /**
@@ -123,6 +122,7 @@ export interface RunTask {
   vocabulary_sha256: string;
   vocabulary_version?: number;
   gateway: boolean;
+  model?: string | null;
   loss_clip?: number | null;
   privacy?: PrivacySpec | null;
   calibration?: CalibrationSpec;

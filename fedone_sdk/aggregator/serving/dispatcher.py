@@ -120,8 +120,7 @@ class Dispatcher:
             others: Returns the runs that the client may work for and that are not served here.
 
         Raises:
-            ProblemError: ``run_ended`` if all runs have ended, ``model_mismatch`` if the run with a
-                seat for the client scores with another model.
+            ProblemError: ``run_ended`` if all runs have ended.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
@@ -134,13 +133,7 @@ class Dispatcher:
                 _check_open(eligible, others)
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
-                try:
-                    assignment = await self._claim_offer(client.index, message)
-                except ProblemError as exc:
-                    if exc.code == "model_mismatch":  # Prevents a second draw for this run.
-                        self.pool.remove([client.index])
-                        await run_shielded(self._remove_members([client.index]), of=self._store)
-                    raise
+                assignment = await self._claim_offer(client.index, message)
                 if assignment is not None:
                     return assignment
                 if self._draining:
@@ -233,13 +226,7 @@ class Dispatcher:
     async def _claim_offer(
         self, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
-        """Return the assignment of a seat offered to this client, if any.
-
-        Raises:
-            ProblemError: ``model_mismatch`` if there is no assignment because a run scores with
-                another model.
-        """
-        mismatch: ProblemError | None = None
+        """Return the assignment of a seat offered to this client, if any."""
         for run_id in self._offers.runs_of(client):
             run = self._runs.get(run_id)
             if run is None:
@@ -260,21 +247,11 @@ class Dispatcher:
                 client=client,
                 assignment_id=uuid.uuid4().hex,
                 own_model=message.own_model,
-                model=message.model,
             )
-            try:
-                effects = await run.apply(asked)
-            except ProblemError as exc:
-                if exc.code != "model_mismatch":
-                    raise
-                mismatch = exc
-                continue
-            for effect in effects:
+            for effect in await run.apply(asked):
                 if isinstance(effect, Assigned):
                     self.pool.start_work(client, run_id)
                     return effect.assignment
-        if mismatch is not None:
-            raise mismatch
         return None
 
     # Waiting clients
