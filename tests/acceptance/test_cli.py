@@ -224,9 +224,7 @@ def test_a_run_that_fails_exits_with_1(fedone: Fedone, folder: Path) -> None:
 # What a run would cost
 
 
-def test_plan_equals_the_spending_of_tune_and_leaves_nothing(
-    fedone: Fedone, folder: Path
-) -> None:
+def test_plan_equals_the_spending_of_tune_and_leaves_nothing(fedone: Fedone, folder: Path) -> None:
     run = folder / "run.yaml"
     run.write_text(RUN + "backend: {kind: onnx, cache: answers.db}\n")
     code, out, _ = fedone("plan", run, "--json", folder / "plan.json")

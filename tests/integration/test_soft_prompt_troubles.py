@@ -33,7 +33,7 @@ from fedone_sdk.algorithms.cma_es import CmaEs
 from fedone_sdk.backends import EmbeddingSpace, LLMBackend
 from fedone_sdk.client.transport import Idle
 from fedone_sdk.errors import MessageError, MissingExtraError, ProblemError, SpecError
-from fedone_sdk.local import Federation, MemoryTransport
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,

@@ -150,7 +150,7 @@ async def test_the_rate_limits_of_a_hosted_model() -> None:
 async def test_the_longest_rows_and_candidates_bound_every_query() -> None:
     federation = federation_of(clients=2, rounds=10)
     plan = await plan_run(federation, backend=Local())
-    # The longest three rows of all are dev rows of six words. " good" in two positions is two words,
+    # The longest three rows of all are dev rows of six words. " good" twice is two words,
     # " very bad" one more in each, and one more where it meets its neighbours.
     each = 3 * (6 + 2 * (1 + 1 + 1))
     queries = plan.training_queries + plan.evaluation.queries
