@@ -34,13 +34,7 @@ from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
 from fedone_sdk.aggregator.serving.stored import StoredRun
-from fedone_sdk.backends import (
-    Answer,
-    LLMBackend,
-    Query,
-    usable_vocabulary,
-)
-from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import (
@@ -129,8 +123,8 @@ class Service:
         self._store = store
         self._clock = clock
         if backend is not None and not backend.metered:
-            # The budget wrapper charges each request to its query's payer.
-            backend = BudgetedBackend(backend)
+            # It charges each request to its query's payer.
+            backend = ModelClient(backend)
         self._backend = backend
         self._models = ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)

@@ -8,10 +8,7 @@ from typing import Literal
 from pydantic import Field, field_serializer
 
 from fedone_sdk.algorithms import stream, stream_seed
-from fedone_sdk.backends import (
-    LLMBackend,
-)
-from fedone_sdk.backends.wrappers import Wrapper
+from fedone_sdk.backends import LLMBackend, Wrapper
 from fedone_sdk.budget import Account, Usage
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.errors import SpecError
@@ -149,7 +146,7 @@ async def plan_run(
         backend: The model. It counts tokens, and answers queries only in a probe. Without a probe,
             the weights of a local model are not loaded.
         probe: Whether to time a local model on the run's first rounds, for some seconds, without
-            its wrappers: no cache and no cassette is written.
+            the client: no cache is written.
         transport: The run's transport, for the probe.
         startup_s: Seconds since the process started; added to the duration.
 

@@ -10,8 +10,17 @@ from typing import Literal
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.rounds.events import Effect, RoundFinished
 from fedone_sdk.aggregator.serving.feed import RunReloaded
-from fedone_sdk.backends import Answer, LLMBackend, Query, prediction_queries, query_for, score_all
-from fedone_sdk.backends.wrappers import CachedBackend, Wrapper
+from fedone_sdk.backends import (
+    Answer,
+    AnswerCache,
+    LLMBackend,
+    ModelClient,
+    Query,
+    Wrapper,
+    prediction_queries,
+    query_for,
+    score_all,
+)
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, FedOneError
 from fedone_sdk.local.federation import Federation, simulate
@@ -130,7 +139,7 @@ async def probe_run(
     await training.measure(
         simulate(
             unpaid,
-            backend=CachedBackend(training),
+            backend=ModelClient(training, cache=AnswerCache()),
             transport=transport,
             watch=training.watch,
         )

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import Answer, Query
-from fedone_sdk.backends.wrappers import BudgetedBackend, CachedBackend, Wrapper
+from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query, Wrapper
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError
 from fedone_sdk.local import Federation, plan_run, simulate
@@ -79,7 +78,9 @@ async def test_the_plan_estimates_the_duration_of_the_run(cost: dict[str, float]
     plan = await plan_run(federation, backend=probed, probe=True, transport="memory", startup_s=2.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    run = await simulate(federation, backend=CachedBackend(model), transport="memory")
+    run = await simulate(
+        federation, backend=ModelClient(model, cache=AnswerCache()), transport="memory"
+    )
     took_s = loop.time() - began
     assert run.status == "completed"
     assert plan.duration is not None
@@ -149,12 +150,13 @@ async def test_clients_that_do_not_come_are_not_waited_for(min_clients: int | No
 @on_virtual_time
 async def test_wrappers_take_no_part_in_a_probe() -> None:
     model = Local(query_s=0.1)
-    cached = CachedBackend(BudgetedBackend(model))
+    cached = ModelClient(model, cache=AnswerCache())
     assert cached.local
     plan = await plan_run(federation_of(), backend=cached, probe=True, transport="memory")
     assert plan.duration is not None
     assert model.asked
-    assert (cached.hits, cached.misses) == (0, 0)
+    assert cached.cache is not None
+    assert (cached.cache.hits, cached.cache.misses) == (0, 0)
 
 
 @pytest.mark.parametrize(
