@@ -117,9 +117,8 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         MissingExtraError: What the model needs is not installed.
     """
     options = spec.model_dump(exclude={"kind", "cache", "retry", "limits", "prices"})
-    for name in ("tokenizer", "embeddings"):
-        if options.get(name) is not None:
-            options[name] = _path(folder, options[name])
+    if options.get("tokenizer") is not None:
+        options["tokenizer"] = _path(folder, options["tokenizer"])
     if isinstance(spec, OwnSpec):
         return _own(spec, folder)
     if isinstance(spec, OnnxSpec):

@@ -149,8 +149,6 @@ class VllmSpec(RemoteSpec):
             then falls back to the server, which is slower.
         multi_token_labels: Allows a causal model's label words of several tokens, each scored by
             the sum of its tokens' log-probabilities.
-        embeddings: Folder or ``.safetensors`` file with the weights of the server's model, for
-            methods whose prompts are vectors; null disables these.
         prices: Prices; null is free of charge, for your own server.
     """
 
@@ -160,7 +158,6 @@ class VllmSpec(RemoteSpec):
     api_key_env: _EnvName | None = None
     tokenizer: str | None = None
     multi_token_labels: bool = False
-    embeddings: str | None = None
 
 
 class OpenAISpec(RemoteSpec):
