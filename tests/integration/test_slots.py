@@ -12,7 +12,7 @@ import pytest
 
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.replay import compare
-from fedone_sdk.aggregator.serving.probabilities import likeliest
+from fedone_sdk.aggregator.routes.monitoring import likeliest
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.budget import Usage
