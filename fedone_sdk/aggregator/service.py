@@ -34,13 +34,7 @@ from fedone_sdk.aggregator.serving.registry import RunRegistry, StoredRun
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
-from fedone_sdk.backends import (
-    Answer,
-    LLMBackend,
-    Query,
-    usable_vocabulary,
-)
-from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import (
@@ -654,7 +648,7 @@ class Service:
 
 def _metered(backend: LLMBackend) -> LLMBackend:
     """Return a backend that charges each request to its query's payer."""
-    return backend if backend.metered else BudgetedBackend(backend)
+    return backend if backend.metered else ModelClient(backend)
 
 
 def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
