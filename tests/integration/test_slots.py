@@ -12,7 +12,7 @@ import pytest
 
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.replay import compare
-from fedone_sdk.aggregator.serving.probabilities import likeliest
+from fedone_sdk.aggregator.routes.monitoring import likeliest
 from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError
