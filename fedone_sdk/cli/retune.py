@@ -190,7 +190,7 @@ def _check_targets(target: Path, html: Path | None, name: str) -> None:
 
 async def _plan(model: RunFile, move: Retuning) -> RunPlan:
     """Return the plan, by a separate backend without a cache, so that paid answers count too."""
-    backend = model.spec.backend.model_copy(update={"cache": None, "record": None})
+    backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
         with naming(str(model.path)):

@@ -19,12 +19,12 @@ from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import (
     LLMBackend,
     Query,
+    Wrapper,
     prediction_queries,
     query_for,
     score_all,
     usable_vocabulary,
 )
-from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.candidates import ScoredCandidate, label_checks, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
@@ -182,7 +182,7 @@ async def plan_run(
         backend: The model. It counts tokens, and answers queries only in a probe. Without a probe,
             the weights of a local model are not loaded.
         proposer: The model of ``prompt.proposer``.
-        probe: Whether to time a local model for some seconds, without its wrappers.
+        probe: Whether to time a local model for some seconds, without its client.
         startup_s: Seconds since the process started; added to the duration.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import CachedBackend
+from fedone_sdk.backends import AnswerCache, ModelClient
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.evaluation.outcomes import Outcomes
 from fedone_sdk.local import Federation, simulate
@@ -222,6 +222,10 @@ def test_a_backend_file_is_a_section_or_a_run(tmp_path: Path) -> None:
         assert load_backend(path) == OnnxSpec()
 
 
+def cached(inner: ScriptedBackend) -> ModelClient:
+    return ModelClient(inner, cache=AnswerCache())
+
+
 def federation_of(dev: tuple[Example, ...] = (), **changes: Any) -> Federation:
     method = {"name": "thompson", "num_samples": 4, "batch_size": 4}
     spec = RunSpec.model_validate({**SPEC, "method": method, **changes})
@@ -236,7 +240,7 @@ def federation_of(dev: tuple[Example, ...] = (), **changes: Any) -> Federation:
 
 async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
     federation = federation_of(dev=DEV[12:24])
-    backend, store = CachedBackend(ScriptedBackend()), MemoryStore()
+    backend, store = cached(ScriptedBackend()), MemoryStore()
     evaluated = []
     for _ in range(2):
         move = Retuning(artefact=await old_prompt(), federation=federation)
@@ -251,16 +255,14 @@ async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
         assert set(move.biases) == {"", OLD}
     # Two prompts on 12 rows, four at a time, on top of what the run measures itself.
     assert evaluated[0] == evaluated[1]
-    without = await simulate(
-        federation, backend=CachedBackend(ScriptedBackend()), transport="memory"
-    )
+    without = await simulate(federation, backend=cached(ScriptedBackend()), transport="memory")
     assert evaluated[0] == without.evaluation.queries + 2 * 3
     assert result.spent.queries <= 48
 
 
 async def test_caps_that_do_not_pay_for_biases_are_an_error() -> None:
     federation = federation_of(evaluation={"every": 0, "queries": 5})
-    backend = CachedBackend(ScriptedBackend())
+    backend = cached(ScriptedBackend())
     move = Retuning(artefact=await old_prompt(), federation=federation)
     with pytest.raises(ProblemError, match="5"):
         await simulate(
@@ -269,4 +271,5 @@ async def test_caps_that_do_not_pay_for_biases_are_an_error() -> None:
             transport="memory",
             first=lambda ask: move.find_biases(backend, ask),
         )
-    assert backend.misses == 0
+    assert backend.cache is not None
+    assert backend.cache.misses == 0

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import Answer, Query
-from fedone_sdk.backends.wrappers import BudgetedBackend, CachedBackend, Wrapper
+from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query, Wrapper
 from fedone_sdk.budget import Price, Usage
 from fedone_sdk.errors import BackendError
 from fedone_sdk.local import Federation, plan_run, simulate
@@ -80,7 +79,9 @@ async def test_the_plan_estimates_the_duration_of_the_run(cost: dict[str, float]
     plan = await plan_run(federation, backend=probed, probe=True, startup_s=2.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    run = await simulate(federation, backend=CachedBackend(model), transport="memory")
+    run = await simulate(
+        federation, backend=ModelClient(model, cache=AnswerCache()), transport="memory"
+    )
     took_s = loop.time() - began
     assert run.status == "completed"
     assert plan.duration is not None
@@ -113,11 +114,12 @@ async def test_a_model_that_fails_is_a_warning() -> None:
 @on_virtual_time
 async def test_wrappers_take_no_part_in_a_probe() -> None:
     model = Local(query_s=0.1)
-    cached = CachedBackend(BudgetedBackend(model))
+    cached = ModelClient(model, cache=AnswerCache())
     plan = await plan_run(federation_of(), backend=cached, probe=True)
     assert plan.duration is not None
     assert model.asked
-    assert (cached.hits, cached.misses) == (0, 0)
+    assert cached.cache is not None
+    assert (cached.cache.hits, cached.cache.misses) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -196,14 +198,14 @@ async def test_the_plan_includes_the_proposer() -> None:
     vocabulary = federation.spec.prompt.build(federation.spec.task, [])
     federation = replace(federation, vocabulary=vocabulary)
     written = ScriptedBackend(write=write)
-    writer = BudgetedBackend(written, price=Price(prompt=Decimal(1), completion=Decimal(1)))
+    writer = ModelClient(written, price=Price(prompt=Decimal(1), completion=Decimal(1)))
     plan = await plan_run(federation, backend=Local(), proposer=writer)
     assert not written.asked
     assert plan.proposals == 5  # Not after the last round.
     without = await plan_run(federation, backend=Local())
     assert "prompt.proposer: its cost is not included" in without.warnings
     run = await simulate(
-        federation, backend=BudgetedBackend(Local()), proposer=writer, transport="memory"
+        federation, backend=ModelClient(Local()), proposer=writer, transport="memory"
     )
     assert run.spent.usd > 0
     assert plan.expected.requests - without.expected.requests == calls == 3

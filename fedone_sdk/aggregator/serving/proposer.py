@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from fedone_sdk.aggregator.rounds.events import CandidatesProposed, Effect, RoundFinished
-from fedone_sdk.aggregator.serving.evaluation import query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.standings import standings
