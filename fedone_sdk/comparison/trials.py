@@ -13,16 +13,23 @@ from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
-from fedone_sdk.backends.wrappers import Wrapper
+from fedone_sdk.backends import (
+    Answer,
+    LLMBackend,
+    Prediction,
+    Query,
+    Wrapper,
+    prediction_queries,
+    score_all,
+)
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.comparison.entrants import Entrant
 from fedone_sdk.comparison.records import Point, TrialRecord
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import FedOneError
-from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.simulation.label_bias import label_bias
+from fedone_sdk.evaluation.verdict import label_bias
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predicted, target_of
 
 if TYPE_CHECKING:

@@ -60,10 +60,6 @@ class _Answering(Spec):
         default=None,
         description="SQLite file that keeps paid answers across runs; null caches in memory only.",
     )
-    record: str | None = Field(
-        default=None,
-        description="Cassette (JSON lines) of all requests and answers, for audits and tests.",
-    )
 
 
 class OnnxSpec(_Answering):
@@ -153,8 +149,6 @@ class VllmSpec(RemoteSpec):
             then falls back to the server, which is slower.
         multi_token_labels: Allows a causal model's label words of several tokens, each scored by
             the sum of its tokens' log-probabilities.
-        embeddings: Folder or ``.safetensors`` file with the weights of the server's model, for
-            methods whose prompts are vectors; null disables these.
         prices: Prices; null is free of charge, for your own server.
     """
 
@@ -164,7 +158,6 @@ class VllmSpec(RemoteSpec):
     api_key_env: _EnvName | None = None
     tokenizer: str | None = None
     multi_token_labels: bool = False
-    embeddings: str | None = None
 
 
 class OpenAISpec(RemoteSpec):
@@ -221,7 +214,7 @@ def _refuse_removed(value: object, info: ValidationInfo) -> object:
 
 
 class OwnSpec(RemoteSpec):
-    """A user-defined backend (`LLMBackend`), with the SDK's wrappers.
+    """A user-defined backend (`LLMBackend`), behind the SDK's `ModelClient`.
 
     Attributes:
         object: The class or function that creates it: ``package.module:object``, also from a module

@@ -19,7 +19,7 @@ from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.simulation import MemoryTransport
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
