@@ -198,7 +198,7 @@ class _Dev(NamedTuple):
 
 
 def _dev_of(run: RunToServe) -> _Dev:
-    from fedone_sdk.simulation import load_measure, load_score
+    from fedone_sdk.local import load_measure, load_score
 
     if not run.dev:
         return _Dev(why=run.unmeasured or "")
