@@ -177,7 +177,7 @@ async def plan_run(
     planned = max(1, training // per_round) if adapts else spec.rounds
     evaluation = _evaluation(federation, rounds=rounds)
     points = rounds // spec.evaluation.every if spec.evaluation.every else 0
-    held_out = (costs.worst_measured * evaluation.queries).without_queries()
+    held_out = (costs.worst * evaluation.queries).without_queries()
     round_worst = query * per_round
     affordable = Account(cap=spec.budget, spent=held_out).affordable(round_worst, spec.rounds)
     share = _distinct_share(federation)
@@ -235,11 +235,9 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     spec, size = federation.spec, federation.spec.method.batch_size
     if not federation.dev:
         return EvaluationPlan(no_prompt=0, before=0, curve=0, after=0, queries=0)
-    # The content-free inputs of a query form a separate query.
-    more = int(spec.calibration.kind == "contextual")
-    whole = math.ceil(len(federation.dev) / size) + more
+    whole = math.ceil(len(federation.dev) / size)
     every, examples = spec.evaluation.every, min(spec.evaluation.examples, len(federation.dev))
-    curve = rounds // every * (math.ceil(examples / size) + more) if every else 0
+    curve = rounds // every * math.ceil(examples / size) if every else 0
     return EvaluationPlan(
         no_prompt=whole, before=whole, curve=curve, after=whole, queries=3 * whole + curve
     )

@@ -20,7 +20,6 @@ from fedone_sdk.backends import (
     usable_vocabulary,
 )
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import CONTENT_FREE
 from fedone_sdk.candidates import label_checks, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
@@ -85,16 +84,13 @@ async def longest_tokens(
     async def longest(rows: Sequence[Example]) -> list[int]:
         return [min(count + added, room) for count in await counter.rows(soft or "", rows)]
 
-    free: list[Example] = []
-    if federation.dev and spec.calibration.kind == "contextual":
-        free = [dict.fromkeys(spec.task.fields, text) for text in CONTENT_FREE]
     held = iter(await longest([row for shard in federation.shards for row in shard]))
     shards = [[next(held) for _ in shard] for shard in federation.shards]
-    point = await longest([*curve_examples(spec, federation.dev), *free])
+    point = await longest(curve_examples(spec, federation.dev))
     return LongestTokens(
         query=max(sum(sorted(each)[-spec.method.batch_size :]) for each in shards),
-        no_prompt=sum(await counter.rows("", [*federation.dev, *free])),
-        whole=sum(await longest([*federation.dev, *free])),
+        no_prompt=sum(await counter.rows("", federation.dev)),
+        whole=sum(await longest(federation.dev)),
         point=sum(point),
     )
 
@@ -168,8 +164,7 @@ class QueryCosts:
 
     Attributes:
         model: The model's fingerprint.
-        worst: Upper bound of a training query.
-        worst_measured: Upper bound of an evaluation query.
+        worst: Upper bound of a query.
         query: Mean of a training query.
         no_prompt: The dev split without a prompt.
         whole: The dev split with the untrained prompt.
@@ -179,7 +174,6 @@ class QueryCosts:
 
     model: str = "unknown"
     worst: Usage = _ONE
-    worst_measured: Usage = _ONE
     query: Usage = _ONE
     no_prompt: Usage = NOTHING
     whole: Usage = NOTHING
@@ -206,10 +200,8 @@ async def query_costs(
         troubles.extend(exc.problems)
 
     async def measured(prompt: TextPrompt | SoftPrompt, examples: Sequence[Example]) -> Usage:
-        calibration = spec.calibration.label_free
-        return await _quoted(
-            backend, prediction_queries(backend, spec.task, prompt, examples, size, calibration)
-        )
+        queries = prediction_queries(backend, spec.task, prompt, examples, size)
+        return await _quoted(backend, queries)
 
     show = await shown_by(
         spec.method,
@@ -221,13 +213,11 @@ async def query_costs(
     method = planned_machine(federation, spec, "").method
     untrained = show(method.prompt(method.init()).tolist())
     queries = _sample(federation, backend, show)
-    largest = max(size, len(CONTENT_FREE)) if spec.calibration.kind == "contextual" else size
     try:
         total = await _quoted(backend, queries)
         costs = QueryCosts(
             model=backend.fingerprint,
             worst=backend.worst_case(size, spec.task.max_written),
-            worst_measured=backend.worst_case(largest, spec.task.max_written),
             query=_share(total, 1, len(queries)),
             no_prompt=await measured(no_prompt(spec.task, federation.vocabulary), federation.dev),
             whole=await measured(untrained, federation.dev),

@@ -130,17 +130,12 @@ async def measure_retuned(
     if prompt.bias is not None:
         new = reader.under(new, prompt.bias)
     given = artefact.prompt.bias if artefact.prompt.bias is not None else artefact.task.bias
-    as_it_is = old
-    if given is not None or artefact.calibration in ("none", "labels"):
-        as_it_is = reader.under(old, given)
+    as_it_is = reader.under(old, given)
     plain = reader.under(none, None)
-    if spec.calibration.label_free is None:
-        none_again, old_again = (
-            None if bias is None else reader.under(found, bias)
-            for found, bias in ((none, biases.get(bare)), (old, biases.get(artefact.prompt.prompt)))
-        )
-    else:
-        none_again, old_again = none, old
+    none_again, old_again = (
+        None if bias is None else reader.under(found, bias)
+        for found, bias in ((none, biases.get(bare)), (old, biases.get(artefact.prompt.prompt)))
+    )
     before = _on_old_model(artefact)
     here = reader.measured(as_it_is)
     here_again = None if old_again is None else reader.measured(old_again)
@@ -190,12 +185,11 @@ class _Reader:
 
     async def known(self, prompt: TextPrompt) -> Prediction:
         """Return the cached answers to a prompt; missing answers count as failed."""
-        task, free = self._spec.task, self._spec.calibration.label_free
-        dev, size = self._federation.dev, self._spec.method.batch_size
+        task, dev, size = self._spec.task, self._federation.dev, self._spec.method.batch_size
         score, measure = self._federation.score, self._federation.measure
-        queries = prediction_queries(self._backend, task, prompt, dev, size, free)
+        queries = prediction_queries(self._backend, task, prompt, dev, size)
         answers = [await self._answer(query) for query in queries]
-        return Prediction.of(task, queries, answers, dev, score, free, measure)
+        return Prediction.of(task, queries, answers, dev, score=score, measure=measure)
 
     async def _answer(self, query: Query) -> Answer:
         if await is_known(self._backend, query):

@@ -31,7 +31,7 @@ def federation_of(*, rounds: int = 20, clients: int = 3, **more: Any) -> Federat
             "name": "probed",
             "task": {"template": "{text}{prompt} {mask}", "labels": {"0": " no", "1": " yes"}},
             "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": [" a", " b"]}},
-            "method": {"name": "evolution", "num_samples": 4, "batch_size": 3},
+            "method": {"name": "random", "num_samples": 4, "batch_size": 3},
             "budget": {"queries": 4 * rounds},
             "rounds": rounds,
             "evaluation": {"every": 0},
