@@ -58,10 +58,6 @@ class _Answering(Spec):
         default=None,
         description="SQLite file that keeps paid answers across runs; null caches in memory only.",
     )
-    record: str | None = Field(
-        default=None,
-        description="Cassette (JSON lines) of all requests and answers, for audits and tests.",
-    )
 
 
 class OnnxSpec(_Answering):
@@ -151,8 +147,6 @@ class VllmSpec(RemoteSpec):
             then falls back to the server, which is slower.
         multi_token_labels: Allows a causal model's label words of several tokens, each scored by
             the sum of its tokens' log-probabilities.
-        embeddings: Folder or ``.safetensors`` file with the weights of the server's model, for
-            methods whose prompts are vectors; null disables these.
         prices: Prices; null is free of charge, for your own server.
     """
 
@@ -162,7 +156,6 @@ class VllmSpec(RemoteSpec):
     api_key_env: _EnvName | None = None
     tokenizer: str | None = None
     multi_token_labels: bool = False
-    embeddings: str | None = None
 
 
 class OpenAISpec(RemoteSpec):
@@ -205,7 +198,7 @@ class OpenAISpec(RemoteSpec):
 
 
 class OwnSpec(RemoteSpec):
-    """A user-defined backend (`LLMBackend`), with the SDK's wrappers.
+    """A user-defined backend (`LLMBackend`), behind the SDK's `ModelClient`.
 
     Attributes:
         object: The class or function that creates it: ``package.module:object``, also from a module

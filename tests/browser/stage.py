@@ -20,8 +20,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.rounds.rules import Rules
-from fedone_sdk.backends import Query
-from fedone_sdk.backends.wrappers import Wrapper
+from fedone_sdk.backends import Query, Wrapper
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered

@@ -328,22 +328,12 @@ async def test_the_prompt_is_measured_with_its_bias() -> None:
 
 
 async def test_the_plan_includes_it() -> None:
-    """What a calibration adds to the traffic and to what evaluation asks."""
-    plans, results = [], []
-    for calibration in ("none", "labels"):
-        federation = federation_of(spec_of(kind=calibration, method={"race": 0}))
-        backend = ScriptedBackend(leaning)
-        plans.append(await plan_run(federation, backend=backend))
-        results.append(await simulate(federation, backend=backend, transport="memory"))
-    assert plans[1].evaluation.queries == results[1].evaluation.queries
-    planned = [plan.exchanges["losses"].federated for plan in plans]
-    found = [result.communication for result in results]
-    more = found[1].upload_bytes - found[0].upload_bytes
-    # The numbers' own digits apart, in four updates.
-    assert planned[1].upload_bytes - planned[0].upload_bytes == pytest.approx(more, abs=60)
-    assert more > 4 * 5 * 2 * 9 * 4
-    alpha = [plan.exchanges["alpha"].federated.upload_bytes for plan in plans]
-    assert alpha[1] > alpha[0]  # the pool's sums are by class and bias
+    """A plan covers the queries of a calibrated run's evaluation."""
+    federation = federation_of(spec_of(kind="labels", method={"race": 0}))
+    backend = ScriptedBackend(leaning)
+    plan = await plan_run(federation, backend=backend)
+    result = await simulate(federation, backend=backend, transport="memory")
+    assert plan.evaluation.queries == result.evaluation.queries
 
 
 PROGRAM = """
