@@ -84,9 +84,6 @@ def client(
     run_id: Annotated[
         str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
     ] = None,
-    sign: Annotated[
-        bool, typer.Option("--sign", help="Create a key when enrolling, and sign all requests.")
-    ] = False,
     max_epsilon: Annotated[
         float | None,
         typer.Option(
@@ -175,7 +172,7 @@ def client(
         state_dir=state,
         policy=WorkPolicy(run_id=run_id, privacy=required),
         hooks=Hooks(on_event=_EventLog()),
-        network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key, sign=sign),
+        network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key),
     )
     if check:
         raise typer.Exit(asyncio.run(_check(edge, own, server)))

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import aiohttp
 import structlog
 from pydantic import TypeAdapter, ValidationError
-from yarl import URL
 
 from fedone_sdk.client.network import Connection, Network
-from fedone_sdk.clock import Clock, SystemClock
 from fedone_sdk.errors import MessageError, ProblemError, TransportError
 from fedone_sdk.messages import (
     ASSIGNMENT,
@@ -46,7 +44,6 @@ from fedone_sdk.messages import (
 from fedone_sdk.messages.forms import first_error
 
 if TYPE_CHECKING:
-    from fedone_sdk.client.signing import Signer
     from fedone_sdk.messages import RunSummary
 
 _log = structlog.get_logger(__name__)
@@ -77,15 +74,6 @@ class Transport(Protocol):
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
-        ...
-
-    def sign_as(self, client_id: str, private_key: str) -> None:
-        """Sign all further requests.
-
-        Args:
-            client_id: The signing client.
-            private_key: Its key (`fedone_sdk.client.signing`).
-        """
         ...
 
     async def rotate(self, credential: str) -> Rotated:
@@ -142,38 +130,22 @@ class HttpTransport:
     Args:
         server: Base URL of the aggregator.
         network: Proxy and trust.
-        clock: The device's clock, for signatures; it may be wrong.
 
     Raises:
         SpecError: The URL, the proxy or a certificate cannot be used.
     """
 
-    def __init__(
-        self, server: str, *, network: Network | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, server: str, *, network: Network | None = None) -> None:
         network = network or Network()
         self._timeout_s = network.timeout_s
         self._connection = Connection(server, network, decompress=False)
-        self._clock = clock or SystemClock()
-        self._skew_s = 0.0
         # Whether the server supports tensor files; None until it has sent an alpha.
         self._tensors: bool | None = None
-        self._signer: tuple[str, Signer] | None = None
-
-    def sign_as(self, client_id: str, private_key: str) -> None:
-        """Sign all further requests.
-
-        Raises:
-            MissingExtraError: The extra ``signing`` is not installed.
-        """
-        from fedone_sdk.client.signing import Signer
-
-        self._signer = client_id, Signer(private_key)
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
         body = encode(message)
-        _, _, content = await self._request("POST", "/v1/clients", token, body, signed=False)
+        _, _, content = await self._request("POST", "/v1/clients", token, body)
         return _sendable(_parse(Enrolled.model_validate_json, content))
 
     async def rotate(self, credential: str) -> Rotated:
@@ -284,7 +256,6 @@ class HttpTransport:
         token: str,
         message: Body | None = None,
         *,
-        signed: bool = True,
         extra_s: float = 0.0,
         max_bytes: int = _MAX_SHORT_BYTES,
         accept: str = JSON,
@@ -300,53 +271,12 @@ class HttpTransport:
         }
         if message is not None:
             headers["Content-Type"] = message.content_type
-        timeout_s = self._timeout_s + extra_s
-        signer = self._signer if signed else None
-        for corrected in (False, True):
-            # A signature is valid once, so each attempt has a new one.
-            signature = {} if signer is None else self._signature(signer, method, url, content)
-            status, answered, body = await self._send(
-                method, url, content, headers | signature, timeout_s, max_bytes
-            )
-            if status < 300:
-                break
-            refusal = _refusal(path, status, answered, body)
-            skewed = isinstance(refusal, ProblemError) and refusal.code == "clock_skew"
-            if corrected or not skewed or signer is None or not self._correct(answered):
-                raise refusal
-        return status, answered, body
-
-    def _signature(
-        self, signer: tuple[str, Signer], method: str, url: URL, content: bytes
-    ) -> dict[str, str]:
-        client_id, by = signer
-        now = self._clock.now() + self._skew_s
-        return by.headers(method, url.raw_path_qs, content, client_id=client_id, now=now)
-
-    def _correct(self, headers: Mapping[str, str]) -> bool:
-        """Adopt the server's time, for signatures only."""
-        theirs = _http_date(headers.get("Date"))
-        if theirs is None:
-            return False
-        self._skew_s = theirs - self._clock.now()
-        _log.warning("the device's clock is wrong", seconds=round(self._skew_s))
-        return True
-
-    async def _send(
-        self,
-        method: str,
-        url: URL,
-        content: bytes,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        max_bytes: int,
-    ) -> tuple[int, Mapping[str, str], bytes]:
         async with self._connection.request(
             method,
             url,
             headers=headers,
             body=content or None,
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
         ) as response:
             most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
             body = bytearray()
@@ -354,7 +284,9 @@ class HttpTransport:
                 body += chunk
                 if len(body) > most:
                     raise MessageError(f"{url.path}: the answer is over {most} bytes")
-            return response.status, response.headers, bytes(body)
+        if response.status >= 300:
+            raise _refusal(path, response.status, response.headers, bytes(body))
+        return response.status, response.headers, bytes(body)
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:

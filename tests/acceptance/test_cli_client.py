@@ -137,15 +137,12 @@ async def test_through_a_proxy_with_a_private_authority_and_a_certificate(tmp_pa
     async with (
         asyncio.timeout(60),
         HttpProxy() as proxy,
-        Aggregator(
-            backend=ScriptedBackend(), enrolment_tokens=[TOKEN], require_signatures=True
-        ) as served,
+        Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
     ):
         run = await served.add_run(spec_of(2), Vocabulary(candidates=(" good", " bad")))
         url = await served.listen(ssl_context=server_context(authority, clients=True))
         files = ("--ca", str(authority.file), "--cert", str(certificate), "--key", str(key))
-        options = ("--sign", *files)
-        async with fedone_client(tmp_path, url, *options, FEDONE_PROXY=proxy.url) as process:
+        async with fedone_client(tmp_path, url, *files, FEDONE_PROXY=proxy.url) as process:
             out, err = await process.communicate()
         assert (process.returncode, err) == (0, b"")
         assert run.state.status == "completed"

@@ -30,7 +30,6 @@ import pydantic
 from fedone_sdk.aggregator.http.requests import check_json
 from fedone_sdk.errors import PROBLEMS, SpecError
 from fedone_sdk.messages import (
-    PROTOCOL_HEADER,
     TENSORS,
     UPDATE,
     AlphaUpdate,
@@ -254,7 +253,6 @@ def sources(found: Target) -> list[tuple[int, Maker]]:
         (8, _Paths(found)),
         (8, _Strangers(found)),
         (2, _Halves(found)),
-        (6, _Signatures(found)),
         (4, _Archives(found)),
     ]
 
@@ -728,38 +726,6 @@ class _Strangers:
         method, path, body = rng.choice(calls)
         data = request(method, path, body, token=rng.choice(tokens))
         return Bad("stranger", data, open_ended=True)
-
-
-class _Signatures:
-    """Requests of a device that must sign, with something else in place of the signature."""
-
-    def __init__(self, found: Target) -> None:
-        assert found.signer is not None
-        self._signer = found.signer
-
-    def __call__(self, rng: random.Random) -> Bad | None:
-        # The body is bad too: a signature that is right after all must not make a claim.
-        path, body = "/v1/assignments/claim", b'{"num_examples":0}'
-        headers = self._signer.headers("POST", path, body)
-        for _ in range(rng.choice((1, 1, 2))):
-            name = rng.choice(list(headers))
-            match rng.randrange(5):
-                case 0:
-                    del headers[name]
-                    break
-                case 1:
-                    headers[name] = rng.choice(EVIL_TEXTS)[:2000]
-                case 2:
-                    headers[name] = f"{headers[name]}, {headers[name]}"
-                case 3:
-                    headers[name] += rng.choice((";created=1", ";x", ")", '"', ":", ";nonce=1e9"))
-                case _:
-                    headers[name] = damaged_bytes(rng, headers[name].encode()).decode("latin-1")
-        if rng.random() < 0.1:
-            headers[PROTOCOL_HEADER] = rng.choice(("0", "2", "-1", "1.0", "x", "9" * 5_000, "٣"))
-        token = self._signer.credential
-        data = request("POST", path, body, token=token, headers=headers)
-        return Bad("signature", data, open_ended=True)
 
 
 class _Archives:

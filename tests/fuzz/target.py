@@ -10,12 +10,9 @@ import argparse
 import array
 import asyncio
 import base64
-import hashlib
 import json
-import secrets
 import sqlite3
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.fuzz.wire import Answer, Wire, request
 
@@ -117,42 +113,6 @@ class Device:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """A device that must sign its requests.
-
-    Attributes:
-        client_id: Its public name.
-        credential: Its secret.
-        key: Its private key.
-    """
-
-    client_id: str
-    credential: str
-    key: Ed25519PrivateKey
-
-    def headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
-        """A signer written from RFC 9421, independent of the code under test."""
-        digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
-        covered = '("@method" "@path" "@query" "content-digest")'
-        nonce = secrets.token_urlsafe(16)
-        params = (
-            f'{covered};created={int(time.time())};keyid="{self.client_id}";nonce="{nonce}"'
-            ';alg="ed25519"'
-        )
-        target, _, query = path.partition("?")
-        base = (
-            f'"@method": {method}\n"@path": {target}\n"@query": ?{query}\n'
-            f'"content-digest": sha-256=:{digest}:\n"@signature-params": {params}'
-        )
-        signature = base64.b64encode(self.key.sign(base.encode())).decode()
-        return {
-            "Content-Digest": f"sha-256=:{digest}:",
-            "Signature-Input": f"fedone={params}",
-            "Signature": f"fedone=:{signature}:",
-        }
-
-
 @dataclass(slots=True)
 class Target:
     """A running server.
@@ -163,7 +123,6 @@ class Target:
         store: Its SQLite file.
         process: It.
         devices: Enrolled devices; three for each run.
-        signer: A device that must sign.
         archive: A run of the server, exported.
     """
 
@@ -172,7 +131,6 @@ class Target:
     store: Path
     process: psutil.Process
     devices: list[Device] = field(default_factory=list)
-    signer: Signer | None = None
     archive: bytes | None = None
 
     def wire(self, patience_s: float = 20.0) -> Wire:
@@ -206,23 +164,9 @@ class Target:
             for device in self.devices:
                 group.create_task(self._play(device, hold_at=HELD_ROUND))
 
-        self.signer = await self._enrol_signer()
         exported = await self.ask("GET", "/v1/runs/losses/export", token=ADMIN)
         assert exported.status == 200, exported
         self.archive = exported.body
-
-    async def _enrol_signer(self) -> Signer:
-        key = Ed25519PrivateKey.generate()
-        public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-        body = json.dumps({"name": "signer", "public_key": public}).encode()
-        answer = await self.ask("POST", "/v1/clients", body, token=ENROLMENT)
-        assert answer.status == 201, answer
-        document = answer.json()
-        signer = Signer(document["client_id"], document["credential"], key)
-        headers = signer.headers("GET", "/v1/runs", b"")
-        answer = await self.ask("GET", "/v1/runs", token=signer.credential, headers=headers)
-        assert answer.status == 200, answer
-        return signer
 
     async def finish(self) -> dict[str, str]:
         """Plays to the end; the ``alpha_sha256`` of every run."""

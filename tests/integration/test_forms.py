@@ -274,11 +274,6 @@ class TestClient:
                 await wire.claim(enrolled.credential, Claim(num_examples=6, wait_s=0))
             await wire.aclose()
 
-    async def test_signed(self, tmp_path: Path) -> None:
-        async with serving(require_signatures=True) as aggregator:
-            wire = await completed(aggregator, Recorded, sign=True, state_dir=tmp_path)
-        assert [(sent.form, sent.status) for sent in wire.calls("update")] == [(TENSORS, 200)] * 2
-
 
 class TestOutbox:
     async def test_the_same_bytes_after_a_restart(self, tmp_path: Path) -> None:
