@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedone_sdk import RunSpec
 from fedone_sdk.backends.build import build_backend
-from fedone_sdk.simulation import Federation, plan_run, simulate
+from fedone_sdk.local import Federation, plan_run, simulate
 from fedone_sdk.stores import SqlStore
 
 DATA = Path(__file__).parent / "zero_one"

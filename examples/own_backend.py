@@ -19,7 +19,7 @@ from fedone_sdk import LLMBackend, RunSpec, Usage
 from fedone_sdk.backends import Answer, CachedBackend, Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend, SplitBackend
 from fedone_sdk.errors import BackendError, BackendUnavailable
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 
 
 class RankingService(LLMBackend):

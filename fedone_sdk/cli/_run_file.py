@@ -14,7 +14,7 @@ from fedone_sdk.spec import OnnxSpec, OwnMethodSpec, RunSpec, validate_spec
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.budget import Budget, BudgetGuard
-    from fedone_sdk.simulation import Federation
+    from fedone_sdk.local import Federation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class RunFile:
 
     def federation(self) -> Federation:
         """Return the run with its data."""
-        from fedone_sdk.simulation import Federation
+        from fedone_sdk.local import Federation
 
         with naming(str(self.path)):
             return Federation.load(self.spec, self.folder)

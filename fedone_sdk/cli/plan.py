@@ -15,7 +15,7 @@ from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 
 if TYPE_CHECKING:
-    from fedone_sdk.simulation import RunPlan
+    from fedone_sdk.local import RunPlan
 
 
 def plan(
@@ -45,7 +45,7 @@ def plan(
 
 
 async def _plan(run: RunFile, probe: bool, transport: TransportName) -> tuple[RunPlan, bool]:
-    from fedone_sdk.simulation import plan_run
+    from fedone_sdk.local import plan_run
 
     federation = run.federation()
     async with run.backend() as backend:

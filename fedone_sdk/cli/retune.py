@@ -24,10 +24,10 @@ from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import load_backend
 
 if TYPE_CHECKING:
+    from fedone_sdk.local.retune import RetunePlan, Retuning
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports.retune_page import RetunePage
     from fedone_sdk.reports.retuned import Retuned
-    from fedone_sdk.simulation.retune import RetunePlan, Retuning
 
 
 def retune(
@@ -112,9 +112,9 @@ def retune(
     label bias and with a new one, and the new prompt. The run is kept in .fedone next to
     PROMPT.json, so that the same command continues after a stop or a crash.
     """
+    from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
     from fedone_sdk.reports import read_artefact
     from fedone_sdk.reports.retune_page import retune_page
-    from fedone_sdk.simulation.retune import Retuning, retune_name, retune_spec
 
     output = Output(json_file)
     quiet_logs()

@@ -81,7 +81,7 @@ def score(
     """Measure one prompt on one data file."""
     from fedone_sdk.backends import predict
     from fedone_sdk.backends.label_words import check_label_words
-    from fedone_sdk.simulation import load_measure, load_score
+    from fedone_sdk.local import load_measure, load_score
 
     output = Output(json_file)
     quiet_logs()

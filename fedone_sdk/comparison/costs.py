@@ -10,7 +10,7 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Usage
 from fedone_sdk.comparison.trials import Trial
 from fedone_sdk.errors import BudgetExhausted
-from fedone_sdk.simulation import plan_run
+from fedone_sdk.local import plan_run
 
 _UNEQUAL = (
     "budget: caps on requests, tokens and usd count what is sent: a trial gets further with "

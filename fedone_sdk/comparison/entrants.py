@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from fedone_sdk.candidates import InstructionsSource
 from fedone_sdk.errors import ArgumentError, SpecError
-from fedone_sdk.simulation.plan import training_queries
+from fedone_sdk.local.plan import training_queries
 from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
 from fedone_sdk.vocabulary import LABELS
 

@@ -21,8 +21,8 @@ from fedone_sdk.errors import FedOneError, LabelsNotShown
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 from fedone_sdk.glue import glue_task
-from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.simulation.label_bias import label_bias
+from fedone_sdk.local import Federation, simulate
+from fedone_sdk.local.label_bias import label_bias
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, form_of
 

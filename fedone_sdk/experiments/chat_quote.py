@@ -15,7 +15,7 @@ from fedone_sdk.errors import ArgumentError
 from fedone_sdk.experiments.chat import bias_examples, chat_federation, row_run
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
-from fedone_sdk.simulation import plan_run
+from fedone_sdk.local import plan_run
 
 _MOST_ATTEMPTS = 2
 """A trial may send this many times the requests that it needs at most; the rest are retries."""

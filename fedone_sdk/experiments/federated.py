@@ -19,7 +19,7 @@ from fedone_sdk.baselines import bare_model, trainer_of
 from fedone_sdk.experiments.experiment import Result, Trial, TrialFunction, Workspace
 from fedone_sdk.experiments.records import write_whole
 from fedone_sdk.experiments.settings import Settings, onnx_file
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from fedone_sdk.experiments.federated import (
     tuning_federation,
 )
 from fedone_sdk.experiments.settings import Settings
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun

@@ -12,7 +12,7 @@ from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.reports.retuned import Holds, MeasuredPrompt, Retuned
 
 if TYPE_CHECKING:
-    from fedone_sdk.simulation.retune import RetunePlan
+    from fedone_sdk.local.retune import RetunePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.task import Bias, TextPrompt
 
 if TYPE_CHECKING:
-    from fedone_sdk.simulation import Federation
+    from fedone_sdk.local import Federation
 
 Holds = Literal["yes", "no", "unknown"]
 """Whether a prompt is as good as before: no if it is worse, by an interval without 0."""

@@ -621,6 +621,19 @@ def test_serve_check_reports_what_is_measured(
     assert out.splitlines()[1:] == [message]
 
 
+def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: Path) -> None:
+    """A run that was stored with another description is reported, and the others are checked."""
+    (configured / "run.yaml").write_text(RUN)
+    assert fedone("tune", "run.yaml", "--store", "fedone.db").code == 0
+    assert fedone("serve", "config.yaml", "--check").code == 2  # The server has the data elsewhere.
+    (configured / "config.yaml").write_text(CONFIG.replace("[run.yaml]", "[run.yaml, nope.yaml]"))
+    code, _, err = fedone("serve", "config.yaml", "--check")
+    assert code == 2
+    stored, missing = sorted(err.splitlines(), reverse=True)
+    assert stored.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
+    assert missing.startswith("nope.yaml: cannot be read")
+
+
 def test_serve_refuses_dev_rows_that_do_not_fit(fedone: Fedone, configured: Path) -> None:
     (configured / "dev.jsonl").write_text('{"text": "fine", "label": "maybe"}\n')
     code, _, err = fedone("serve", "config.yaml", "--check")

@@ -256,7 +256,7 @@ class TestServed:
     async def serve(self, config: ServeConfig, rounds: int, port: int) -> RunResult:
         """Serves the configured run on the folder's store until it has done so many rounds."""
         assert config.backend is not None
-        (given,) = config.load_runs(Path())
+        ((given,), _) = config.load_runs(Path())
         rows = [{"text": f"row {n}", "label": n % 2} for n in range(8)]
         store = SqlStore.sqlite("fedone.db")
         async with (

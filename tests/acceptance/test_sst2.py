@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fedone_sdk.backends import CachedBackend, OnnxBackend
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
-from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[3] / "shared"))

@@ -19,12 +19,12 @@ from fedone_sdk.aggregator.rounds.replay import at_round, compare, machine_of
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
+from fedone_sdk.local import Federation, plan_run, simulate
 from fedone_sdk.messages import (
     RunResult,
     RunTask,
     Score,
 )
-from fedone_sdk.simulation import Federation, plan_run, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Part, Rendered, label_loss

@@ -23,6 +23,7 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
 from fedone_sdk.client.session import MAX_WAIT_S, Backoff
 from fedone_sdk.errors import ProblemError, TransportError
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import (
     Array,
     Claim,
@@ -37,7 +38,6 @@ from fedone_sdk.messages import (
     Scores,
     VocabularyList,
 )
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary

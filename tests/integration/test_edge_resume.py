@@ -20,8 +20,8 @@ from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.local import Federation, MemoryTransport, plan_run, simulate
 from fedone_sdk.messages import RunResult, Score, Scores
-from fedone_sdk.simulation import Federation, MemoryTransport, plan_run, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary

@@ -16,10 +16,10 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkRequested,
 )
 from fedone_sdk.errors import SpecError
+from fedone_sdk.local import Federation, simulate
+from fedone_sdk.local.federation import Watcher
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, RunResult, Scored
 from fedone_sdk.messages.ndarray import to_wire
-from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.simulation.federation import Watcher
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary

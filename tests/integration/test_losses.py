@@ -20,8 +20,8 @@ from fedone_sdk.backends import LOG_ZERO, Query, Want, want_of
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import DataError, FedOneError, SpecError
+from fedone_sdk.local import Federation, load_score, plan_run, simulate
 from fedone_sdk.messages import MAX_WRITTEN_CHARS, RunResult
-from fedone_sdk.simulation import Federation, load_score, plan_run, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, Rendered, TaskSpec, render
 from fedone_sdk.testing import (

@@ -21,8 +21,8 @@ from fedone_sdk.errors import (
     ProblemError,
     SpecError,
 )
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Claim, LossesAssignment, Renewal
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered

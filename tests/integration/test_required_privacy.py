@@ -24,8 +24,8 @@ from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.unfinished import UnfinishedWork
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import RunTask
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from tests.edge import edge_client, stored

@@ -10,11 +10,11 @@ import pytest
 from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query, predict
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.local import Federation, simulate
+from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import PromptArtefact, artefact_of, run_of_archive
 from fedone_sdk.reports.retuned import Retuned, measure_retuned
-from fedone_sdk.simulation import Federation, simulate
-from fedone_sdk.simulation.retune import Retuning, retune_name, retune_spec
 from fedone_sdk.spec import OnnxSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Example, Rendered

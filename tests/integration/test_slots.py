@@ -17,10 +17,10 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.backends.wrappers import BudgetedBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, check_against, check_artefact
 from fedone_sdk.reports.source import ReportedRun, run_of_archive
-from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import LABELS

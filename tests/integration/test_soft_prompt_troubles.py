@@ -33,6 +33,7 @@ from fedone_sdk.algorithms.cma_es import CmaEs
 from fedone_sdk.backends import EmbeddingSpace, LLMBackend
 from fedone_sdk.client.transport import Idle
 from fedone_sdk.errors import MessageError, MissingExtraError, ProblemError, SpecError
+from fedone_sdk.local import Federation, MemoryTransport, plan_run
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -43,7 +44,6 @@ from fedone_sdk.messages import (
     encode,
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
-from fedone_sdk.simulation import Federation, MemoryTransport, plan_run
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Example

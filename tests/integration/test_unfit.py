@@ -20,8 +20,8 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import HttpTransport
 from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Claim, Decline
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary

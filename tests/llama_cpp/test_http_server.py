@@ -24,7 +24,7 @@ from fedone_sdk.errors import (
     LabelsNotShown,
     SpecError,
 )
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import OpenAISpec, RunSpec
 from fedone_sdk.task import Part
 from tests.llama_cpp.conftest import ALIAS, CONTEXT, LlamaServer

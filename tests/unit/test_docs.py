@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.cli.app import app
-from fedone_sdk.simulation import Federation
+from fedone_sdk.local import Federation
 from fedone_sdk.spec import (
     BackendSpec,
     GatewayPolicy,

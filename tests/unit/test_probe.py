@@ -12,9 +12,9 @@ from fedone_sdk.backends import Answer, Query
 from fedone_sdk.backends.wrappers import BudgetedBackend, CachedBackend, Wrapper
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError
-from fedone_sdk.simulation import Federation, plan_run, simulate
-from fedone_sdk.simulation.probe import Burst, Probe, by_limits, by_probe, probe_run
-from fedone_sdk.simulation.query_costs import longest_tokens
+from fedone_sdk.local import Federation, plan_run, simulate
+from fedone_sdk.local.probe import Burst, Probe, by_limits, by_probe, probe_run
+from fedone_sdk.local.query_costs import longest_tokens
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary

@@ -70,6 +70,10 @@ class ModelGateway:
             ProblemError: The request does not fit the assignment, or the model failed.
         """
         show = await self._show(run)
+        if run.state.seat_with(message.assignment_id) is None:
+            raise ProblemError(
+                "assignment_expired", f"assignment {message.assignment_id} has ended"
+            )
         calls = self._calls.get(message.assignment_id, {})
         task = calls.get(body_sha256)
         # No await from here to the task: the same request sent twice at once is one call.

@@ -61,6 +61,11 @@ class Proposer:
         if not busy and (effect.report.round + 1) % self._spec.every == 0 and self._room():
             self._task = asyncio.create_task(self._propose(), name=f"proposer {self._run.run_id}")
 
+    async def wait_idle(self) -> None:
+        """Wait until a pending call is answered and charged."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
     async def aclose(self) -> None:
         """Cancel a pending call; it is charged in full."""
         if self._task is not None:

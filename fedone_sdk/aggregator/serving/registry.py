@@ -24,6 +24,8 @@ _log = structlog.get_logger(__name__)
 
 _MAX_CHECKS = 8
 """Maximal number of concurrent model checks."""
+_MAX_ENDED = 64
+"""Maximal number of ended runs that stay in memory."""
 
 
 class RunRegistry:
@@ -35,6 +37,7 @@ class RunRegistry:
         new_run: Returns a served run in its initial state, for a machine and its candidates.
         on_loaded: Called with each run that is loaded.
         on_removed: Called with the id of each run that is removed, and the run if it was served.
+        keeps: Whether an ended run of this id must stay in memory.
 
     Attributes:
         served: The served runs by id: live runs, and others that were requested.
@@ -49,6 +52,7 @@ class RunRegistry:
         new_run: Callable[[RoundMachine, Vocabulary], ServedRun],
         on_loaded: Callable[[ServedRun], None],
         on_removed: Callable[[str, ServedRun | None], Awaitable[None]],
+        keeps: Callable[[str], bool],
     ) -> None:
         self.served: dict[str, ServedRun] = {}
         self.stored: dict[str, StoredRun] = {}
@@ -57,23 +61,43 @@ class RunRegistry:
         self._new_run = new_run
         self._on_loaded = on_loaded
         self._on_removed = on_removed
-        self._loading: dict[str, asyncio.Lock] = {}
+        self._keeps = keeps
+        self._loading: dict[str, asyncio.Task[ServedRun | None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._check_slots = asyncio.Semaphore(_MAX_CHECKS)
 
     async def get_or_load(self, run_id: str) -> ServedRun | None:
         """Return the run of this name, loaded from the store if necessary; None if missing."""
-        if run_id not in self.served:
-            async with self._loading.setdefault(run_id, asyncio.Lock()):
-                if run_id not in self.served:
-                    record = await self._store.run(run_id)
-                    if record is None:
-                        return None
-                    await self._load(record)
-            self._loading.pop(run_id, None)
-        return self.served[run_id]
+        run = self.served.get(run_id)
+        if run is not None:
+            return run
+        loading = self._loading.get(run_id)
+        if loading is None:
+            loading = asyncio.create_task(self._read(run_id), name=f"loading {run_id}")
+            self._loading[run_id] = loading
+            loading.add_done_callback(lambda _: self._loading.pop(run_id, None))
+        return await asyncio.shield(loading)
 
-    async def _load(self, record: RunRecord) -> None:
+    async def _read(self, run_id: str) -> ServedRun | None:
+        record = await self._store.run(run_id)
+        if record is None or run_id in self.served:
+            return self.served.get(run_id)
+        run = await self._load(record)
+        self._unload_ended()
+        return run
+
+    def _unload_ended(self) -> None:
+        """Replace the ended runs that were loaded first by their heads; a request loads them."""
+        ended = [
+            run
+            for run_id, run in self.served.items()
+            if not (run.live or self._keeps(run_id)) and run.model_checked.is_set()
+        ]
+        for run in ended[:-_MAX_ENDED]:
+            del self.served[run.run_id]
+            self.stored[run.run_id] = StoredRun.of_run(run)
+
+    async def _load(self, record: RunRecord) -> ServedRun:
         """Serve a stored run and start the check of its model if it is live."""
         spec = RunSpec.stored(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
@@ -89,6 +113,7 @@ class RunRegistry:
             )
         self._on_loaded(run)
         _log.info("run loaded", run_id=run.run_id, status=run.state.status)
+        return run
 
     async def _check_model(self, run: ServedRun) -> None:
         """Pause a loaded run if its model is unavailable or has changed."""

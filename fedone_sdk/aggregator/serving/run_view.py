@@ -179,6 +179,11 @@ class RunView:
         self._base = machine
 
     @property
+    def described(self) -> Vocabulary:
+        """The initial candidates, as the run's file describes them."""
+        return self._vocabulary
+
+    @property
     def vocabulary(self) -> Vocabulary:
         """The current candidates."""
         return self._current_vocabulary
@@ -187,6 +192,13 @@ class RunView:
     def state(self) -> RunState:
         """This replica's copy of the state."""
         return self._state
+
+    @property
+    def live(self) -> bool:
+        """Whether the run must be served: it is running or paused, or has open work."""
+        state = self._state
+        open_work = state.seats or state.account.leases or state.evaluation.leases
+        return state.running or state.paused or bool(open_work)
 
     @property
     def version(self) -> int:

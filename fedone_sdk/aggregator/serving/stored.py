@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
+from fedone_sdk.aggregator.serving.run_view import RunView
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages import Cap, RunSummary
 from fedone_sdk.spec import RunSpec
@@ -45,6 +46,20 @@ class StoredRun:
             return cls._of(head, document)
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"not a run's state: {exc}") from exc
+
+    @classmethod
+    def of_run(cls, run: RunView) -> Self:
+        """Return the head of a run in memory."""
+        state = run.state
+        return cls(
+            version=run.version,
+            live=run.live,
+            final=not (state.running or run.machine.can_resume(state)),
+            clients=frozenset(
+                {*(seat.client for seat in state.seats), *state.quarantined, *state.releases}
+            ),
+            summary=run.summary,
+        )
 
     @classmethod
     def _of(cls, head: RunHead, document: dict[str, Any]) -> Self:

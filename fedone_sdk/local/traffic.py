@@ -18,6 +18,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.local.federation import Federation
 from fedone_sdk.messages import (
     TENSORS,
     AlphaAssignment,
@@ -39,7 +40,6 @@ from fedone_sdk.messages import (
     encode,
 )
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire
-from fedone_sdk.simulation.federation import Federation
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import references_of
 

@@ -24,9 +24,9 @@ from fedone_sdk.calibration import CONTENT_FREE
 from fedone_sdk.candidates import label_checks, no_prompt, prompt_of
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
+from fedone_sdk.local.federation import Federation
+from fedone_sdk.local.traffic import first_work, planned_machine, unbudgeted
 from fedone_sdk.messages import LossesAssignment
-from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.simulation.traffic import first_work, planned_machine, unbudgeted
 from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import Example, TextPrompt, references_of
 

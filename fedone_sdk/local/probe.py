@@ -14,8 +14,8 @@ from fedone_sdk.backends import Answer, LLMBackend, Query, prediction_queries, q
 from fedone_sdk.backends.wrappers import CachedBackend, Wrapper
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, FedOneError
+from fedone_sdk.local.federation import Federation, simulate
 from fedone_sdk.messages import Message
-from fedone_sdk.simulation.federation import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import references_of
 

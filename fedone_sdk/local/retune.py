@@ -14,11 +14,11 @@ from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import ArgumentError, SpecError
+from fedone_sdk.local.federation import Ask, Federation
+from fedone_sdk.local.label_bias import label_bias
+from fedone_sdk.local.plan import RunPlan, plan_run
 from fedone_sdk.messages import Message
 from fedone_sdk.reports.artefact import PromptArtefact
-from fedone_sdk.simulation.federation import Ask, Federation
-from fedone_sdk.simulation.label_bias import label_bias
-from fedone_sdk.simulation.plan import RunPlan, plan_run
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, TextPrompt, form_of
 

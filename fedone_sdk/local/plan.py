@@ -15,17 +15,17 @@ from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.budget import Account, Usage
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.errors import SpecError
-from fedone_sdk.messages import Cap, Message
-from fedone_sdk.messages.bill import Bill, bill
-from fedone_sdk.simulation.federation import Federation
-from fedone_sdk.simulation.probe import Duration, Probe, by_limits, by_probe, probe_run
-from fedone_sdk.simulation.query_costs import query_costs
-from fedone_sdk.simulation.traffic import (
+from fedone_sdk.local.federation import Federation
+from fedone_sdk.local.probe import Duration, Probe, by_limits, by_probe, probe_run
+from fedone_sdk.local.query_costs import query_costs
+from fedone_sdk.local.traffic import (
     Exchange,
     ExchangePlan,
     exchange_plan,
     planned_machine,
 )
+from fedone_sdk.messages import Cap, Message
+from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.spec import RunSpec
 
 _EXCHANGES: tuple[Exchange, ...] = ("alpha", "losses")
