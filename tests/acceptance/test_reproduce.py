@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from fedone_sdk.experiments import EXPERIMENTS
+from tests.acceptance import golden_paper
 from tests.console import Fedone, the_line
 from tests.fake_openai.process import fake_process
 
@@ -88,6 +89,10 @@ def test_table1_from_an_interruption_to_the_end(data: list[object], tmp_path: Pa
     assert len(document["trials"]) == 12
     # White-box rows need weights, which the SDK's own model does not come with.
     assert "FedOne-Prompt tuning is left out: the model's folder has no" in done.stdout
+    trials = (tmp_path / "table1" / "trials").glob("*.json")
+    golden_paper.check(
+        "table1", {file.stem: json.loads(file.read_text())["result"] for file in trials}
+    )
     # The table is made of what the trials found.
     for row, cells in document["data"]["rows"].items():
         for task, cell in cells["tasks"].items():
@@ -259,6 +264,7 @@ def test_quick(
         if file.stem in document["trials"]
     }
     assert results.keys() == document["trials"].keys()
+    golden_paper.check(name, results)
     check(document["data"], results)
     text = (out / name / f"{name}.md").read_text()
     assert "A quick run: it shows that everything works, and nothing else." in text

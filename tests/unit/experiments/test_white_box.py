@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 pytest.importorskip("torch", reason="the extra torch is not installed")
 pytest.importorskip("transformers", reason="the extra torch is not installed")
 
-from fedone_sdk.experiments import Settings, Workspace
+from fedone_sdk.experiments import Settings, Workspace, find_experiment, run_experiment
 from fedone_sdk.experiments.experiment import Result
 from fedone_sdk.experiments.methods import METHODS
+from tests.acceptance import golden_paper
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))
 MODEL = SHARED / "models" / "roberta-mini"
@@ -36,6 +38,31 @@ def settings(glue: Path) -> Settings:
     if not MODEL.exists():
         pytest.skip(f"{MODEL} is absent (FEDONE_SHARED names the folder of shared data)")
     return Settings(model=MODEL, data=glue, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "methods"),
+    [("table1", "fine-tuning,prompt-tuning,p-tuning-v2,bbt"), ("table-queries", "bbt-20")],
+)
+def test_pinned_numbers(tmp_path: Path, name: str, methods: str) -> None:
+    tasks = ("sst2",) if name == "table1" else None
+    settings = Settings(
+        model=MODEL,
+        data=SHARED / "data" / "glue",
+        seeds=1,
+        quick=True,
+        device="cpu",
+        tasks=tasks,
+        options={"methods": methods},
+    )
+    finished = run_experiment(find_experiment(name), settings, out=tmp_path, workers=1)
+    assert finished.failures == {}
+    results = {
+        file.stem: json.loads(file.read_text())["result"]
+        for file in (tmp_path / name / "trials").glob("*.json")
+    }
+    assert results.keys() <= golden_paper.GOLDEN[name].keys()
+    golden_paper.check(name, results)
 
 
 @pytest.mark.parametrize("name", ["prompt-tuning", "p-tuning-v2", "bbt"])
