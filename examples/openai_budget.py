@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedone_sdk import RunSpec
 from fedone_sdk.backends.build import build_backend
-from fedone_sdk.simulation import Federation, plan_run, simulate
+from fedone_sdk.local import Federation, plan_run, simulate
 from fedone_sdk.stores import SqlStore
 
 DATA = Path(__file__).parent / "zero_one"
@@ -41,7 +41,7 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
                 "length": 4,
                 "vocabulary": {"kind": "list", "candidates": WORDS, "blank": True},
             },
-            "method": {"name": "evolution", "num_samples": 8, "batch_size": 4},
+            "method": {"name": "thompson", "num_samples": 8, "batch_size": 4},
             "participation": {"exchange": "losses"},
             "budget": {"requests": arguments.requests, "usd": arguments.usd},
             "rounds": arguments.rounds,

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.serving.feed import RunReloaded
     from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.local import Federation, First
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import ReportedRun
-    from fedone_sdk.simulation import Federation, First
     from fedone_sdk.spec import RunSpec
     from fedone_sdk.stores import Store
     from fedone_sdk.trackers import Tracking
@@ -37,7 +37,7 @@ async def run_here(
     source: Path,
     backend: LLMBackend,
     proposer: LLMBackend | None = None,
-    transport: Literal["http", "memory"],
+    transport: Literal["http", "memory"] = "memory",
     store: Store | None = None,
     state_dir: Path | None = None,
     tracking: Tracking | None = None,
@@ -48,7 +48,7 @@ async def run_here(
     Errors name `source`, the run's file.
     """
     from fedone_sdk.baselines import trainer_of
-    from fedone_sdk.simulation import simulate
+    from fedone_sdk.local import simulate
 
     stop = asyncio.Event()
 

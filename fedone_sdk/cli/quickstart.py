@@ -21,9 +21,9 @@ from fedone_sdk.cli._tuning import run_here
 from fedone_sdk.errors import SpecError
 
 if TYPE_CHECKING:
+    from fedone_sdk.local import Federation
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import Change
-    from fedone_sdk.simulation import Federation
     from fedone_sdk.stores import Store
 
 _SHOWN_CHANGES = 3

@@ -31,8 +31,8 @@ from fedone_sdk.cli.report import check_report, write_report
 from fedone_sdk.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from fedone_sdk.local import Federation
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.simulation import Federation
     from fedone_sdk.trackers import Tracking
 
 

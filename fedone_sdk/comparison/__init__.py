@@ -13,7 +13,7 @@ from fedone_sdk.comparison.records import Point, TrialFile, TrialRecord
 from fedone_sdk.comparison.results import Results, Standing, results_of
 from fedone_sdk.comparison.statistics import Estimate, difference
 from fedone_sdk.comparison.trials import Trial, run_trial
-from fedone_sdk.simulation.plan import training_queries
+from fedone_sdk.local.plan import training_queries
 
 __all__ = [
     "BASELINES",

@@ -15,7 +15,7 @@ from fedone_sdk.comparison.records import TrialFile, TrialRecord
 from fedone_sdk.comparison.results import Results, results_of
 from fedone_sdk.comparison.trials import Trial, run_trial
 from fedone_sdk.errors import SpecError
-from fedone_sdk.simulation import Federation
+from fedone_sdk.local import Federation
 from fedone_sdk.spec import RunSpec
 
 _DIGITS = 32

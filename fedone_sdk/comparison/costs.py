@@ -10,7 +10,7 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Usage
 from fedone_sdk.comparison.trials import Trial
 from fedone_sdk.errors import BudgetExhausted
-from fedone_sdk.simulation import plan_run
+from fedone_sdk.local import plan_run
 
 _UNEQUAL = (
     "budget: caps on requests, tokens and usd count what is sent: a trial gets further with "
@@ -84,7 +84,7 @@ async def costs_of(trials: Sequence[Trial], backend: LLMBackend) -> Costs:
     for name in dict.fromkeys(trial.entrant.name for trial in trials):
         same = [trial for trial in trials if trial.entrant.name == name]
         entrant, federation = same[0].entrant, same[0].federation
-        plan = await plan_run(federation, backend=backend, transport="memory")
+        plan = await plan_run(federation, backend=backend)
         count, queries = len(same), same[0].training_queries
         training += sum(trial.training_queries for trial in same)
         if entrant.kind == "method":

@@ -11,7 +11,7 @@ from fedone_sdk.errors import DataError
 from fedone_sdk.task import Example
 
 if TYPE_CHECKING:
-    from fedone_sdk.simulation import Federation
+    from fedone_sdk.local import Federation
 
 _FILE = "data"
 _PARTITION = "partition-id"

@@ -21,7 +21,7 @@ from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Part
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs

@@ -24,7 +24,7 @@ from flwr.simulation import run_simulation
 
 from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.flower import FedOneStrategy, client_app, node_shard
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.testing import ScriptedBackend
 from tests.flower.federations import federation
 

@@ -34,9 +34,9 @@ from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.backends.asking import query_for
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import Transport
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import AlphaUpdate, LossesUpdate
 from fedone_sdk.messages.ndarray import from_wire, to_wire
-from fedone_sdk.simulation import Federation, simulate
 
 CLIENTS, LENGTH, WORDS, ROUNDS = 40, 2, 30, 150
 STANDARD, OFF = "standard", "none"

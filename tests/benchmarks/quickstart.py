@@ -24,7 +24,7 @@ from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.backends import LLMBackend, predict
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.candidates import no_prompt
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.task import Bias, TextPrompt, predicted, target_of
 
 RESAMPLES = 10_000

@@ -25,7 +25,7 @@ import structlog
 
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.rounds.events import RoundFinished
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary

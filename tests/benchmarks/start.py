@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, RunSnapshot, SqlStore
 from fedone_sdk.testing import ScriptedBackend

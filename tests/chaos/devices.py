@@ -29,9 +29,9 @@ from fedone_sdk.backends import Answer, Query
 from fedone_sdk.client import RequiredPrivacy, noise
 from fedone_sdk.client.device_state import open_state
 from fedone_sdk.client.journal import Journal
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Message
 from fedone_sdk.messages.forms import TENSORS, encode
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend

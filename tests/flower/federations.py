@@ -12,8 +12,8 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.flower.node_server import NodeServer
 from fedone_sdk.flower.relay import Kept, Relay, kept_folder, turn
 from fedone_sdk.flower.wire import Item, pack, unpack
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
-from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ScriptedBackend

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk.backends import OnnxBackend
+from fedone_sdk.local import simulate
 from fedone_sdk.messages import RunResult
-from fedone_sdk.simulation import simulate
 from tests.flower import federations
 from tests.processes import free_port
 

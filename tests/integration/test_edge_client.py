@@ -33,6 +33,7 @@ from fedone_sdk.errors import (
     SpecError,
     TransportError,
 )
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import (
     MAX_TEXT_CHARS,
     AlphaUpdate,
@@ -42,7 +43,6 @@ from fedone_sdk.messages import (
     Score,
     Scores,
 )
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.task import Rendered

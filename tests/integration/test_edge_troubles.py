@@ -33,8 +33,8 @@ from fedone_sdk.errors import (
     SpecError,
     TransportError,
 )
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Enrol, Enrolled
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend

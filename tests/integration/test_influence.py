@@ -18,8 +18,8 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
+from fedone_sdk.local import Federation, MemoryTransport, simulate
 from fedone_sdk.messages import ClientInfluence, LossesUpdate, RunResult
-from fedone_sdk.simulation import Federation, MemoryTransport, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example
 from fedone_sdk.testing import ScriptedBackend

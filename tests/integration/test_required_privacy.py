@@ -24,8 +24,8 @@ from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.unfinished import UnfinishedWork
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import RunTask
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from tests.edge import edge_client, stored
@@ -363,7 +363,7 @@ async def test_a_target_without_noise_in_this_exchange(tmp_path: Path, required:
 
 async def test_a_memory_without_noise() -> None:
     document = noisy("alpha").model_dump(mode="json")
-    method = {"name": "evolution", "num_samples": 4, "batch_size": 4}
+    method = {"name": "random", "num_samples": 4, "batch_size": 4}
     spec = RunSpec.model_validate({**document, "method": method})
     assert spec.privacy is not None
     changed = spec.privacy.model_copy(update={"target": "alpha"})

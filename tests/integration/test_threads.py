@@ -14,7 +14,7 @@ from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkRequested
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large
 from fedone_sdk.algorithms.gs_bdpl import GumbelSoftmaxBDPL
 from fedone_sdk.algorithms.search import PromptSearch
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -86,7 +86,7 @@ class Watched:
         return watched
 
 
-@pytest.mark.parametrize("method", ["thompson", "evolution", "random", "tpe"])
+@pytest.mark.parametrize("method", ["thompson", "random", "tpe"])
 async def test_searches_ask_and_tell_in_other_threads(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,8 +20,8 @@ from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import HttpTransport
 from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Claim, Decline
-from fedone_sdk.simulation import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -39,7 +39,6 @@ def spec_of(name: str, labels: tuple[str, ...], *, rounds: int = 4) -> RunSpec:
         name=name,
         task={**TASK, "labels": {label: f" {label}" for label in labels}},
         method={"num_samples": 2},
-        participation={"max_lost": 3},
         rounds=rounds,
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedone_sdk.aggregator.rounds.replay import compare, machine_of
 from fedone_sdk.backends import predict
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
@@ -64,7 +64,7 @@ def federation_of(spec: RunSpec) -> Federation:
         {"name": "gs-bdpl", "tau": 1.0},
         {"name": "bdpl"},
         {"name": "thompson"},
-        {"name": "evolution"},
+        {"name": "random"},
     ],
     ids=lambda method: str(method["name"]),
 )

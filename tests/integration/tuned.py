@@ -8,8 +8,8 @@ from typing import Any
 
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.backends import LLMBackend
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
-from fedone_sdk.simulation import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ScriptedBackend

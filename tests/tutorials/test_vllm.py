@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from fedone_sdk import assets
-from fedone_sdk.simulation import Federation
+from fedone_sdk.local import Federation
 from fedone_sdk.spec import RunSpec, VllmSpec
 from tests.pages import blocks
 from tests.tutorials.tutorial import PAGES, ROOT, Tutorial

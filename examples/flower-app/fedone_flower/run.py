@@ -3,7 +3,7 @@
 from functools import cache
 
 from fedone_sdk import Budget, RunSpec, assets
-from fedone_sdk.simulation import Federation
+from fedone_sdk.local import Federation
 
 
 @cache  # Nodes of a simulation share a process.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fedone_paper.experiment import Result, Workspace
 from fedone_sdk.backends import EmbeddingSpace
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec, TrainedSpec, validate_spec
 from fedone_sdk.testing import ScriptedBackend
 

@@ -15,7 +15,7 @@ from fedone_paper.federated import trial_backend, untrained_prompt
 from fedone_sdk.backends import LLMBackend, prediction_queries
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.simulation import plan_run
+from fedone_sdk.local import plan_run
 
 _MOST_ATTEMPTS = 2
 """A trial may send this many times the requests that it needs at most; the rest are retries."""
@@ -151,10 +151,10 @@ async def _costs(
     # How many prompts of a draw are equal, and so cost once, depends on the method.
     runs = sum((plan.expected for plan in plans), NOTHING) * options["seeds"]
     measure = await expected(untrained_prompt(federation), federation.dev)
-    most_expensive = max(plans, key=lambda plan: plan.worst.requests)
+    most_expensive = max(plans, key=lambda plan: plan.most.requests)
     return _Costs(
         expected=runs + measure * options["measurements"] + await expected("", rows),
-        run=most_expensive.worst,
+        run=most_expensive.most,
         round=most_expensive.smallest_cap,
         measure=worst(federation.dev),
         bias=worst(rows),

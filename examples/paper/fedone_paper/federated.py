@@ -19,7 +19,7 @@ from fedone_paper.settings import Settings, onnx_file
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.baselines import bare_model, trainer_of
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:

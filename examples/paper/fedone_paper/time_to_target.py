@@ -27,7 +27,7 @@ from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import Prediction, prediction_queries, score_all
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendError, FedOneError
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun

@@ -16,7 +16,7 @@ from fedone_sdk.comparison import (
 )
 from fedone_sdk.comparison.page import comparison_html, comparison_svg
 from fedone_sdk.comparison.table import header_of, row_of
-from fedone_sdk.simulation import Federation
+from fedone_sdk.local import Federation
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.vocabulary import Vocabulary
 from tests.unit.comparison.records import record

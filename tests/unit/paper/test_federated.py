@@ -15,7 +15,7 @@ from fedone_sdk import assets
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
-from fedone_sdk.simulation import Federation, simulate
+from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 
 SMALL: dict[str, Any] = {

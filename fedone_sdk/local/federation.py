@@ -21,11 +21,11 @@ from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport, Trainer
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.local.devices import Between, Devices
+from fedone_sdk.local.population import Population
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
-from fedone_sdk.simulation.devices import Between, Devices
-from fedone_sdk.simulation.population import Population
 from fedone_sdk.spec import DirichletSpec, RunSpec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec

@@ -1,6 +1,6 @@
 """Federations in one process, over loopback HTTP or in memory."""
 
-from fedone_sdk.simulation.federation import (
+from fedone_sdk.local.federation import (
     Ask,
     Federation,
     First,
@@ -8,8 +8,8 @@ from fedone_sdk.simulation.federation import (
     load_score,
     simulate,
 )
-from fedone_sdk.simulation.memory_transport import MemoryTransport
-from fedone_sdk.simulation.plan import RunPlan, plan_run
+from fedone_sdk.local.memory_transport import MemoryTransport
+from fedone_sdk.local.plan import RunPlan, plan_run
 
 __all__ = [
     "Ask",

@@ -15,9 +15,9 @@ from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.local.devices import Devices
+from fedone_sdk.local.memory_transport import MemoryTransport
 from fedone_sdk.messages import Enrol, Enrolled
-from fedone_sdk.simulation.devices import Devices
-from fedone_sdk.simulation.memory_transport import MemoryTransport
 
 _BATCH = 128
 """Concurrent enrolments."""

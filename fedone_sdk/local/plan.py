@@ -1,0 +1,607 @@
+"""The cost and the duration of a run, estimated from its rows, prices and a short timing."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from pydantic import Field, field_serializer
+
+from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator.serving.evaluation import curve_examples
+from fedone_sdk.aggregator.serving.model_checks import check_caps
+from fedone_sdk.aggregator.serving.proposer import proposal_query
+from fedone_sdk.algorithms import stream, stream_seed
+from fedone_sdk.backends import (
+    LLMBackend,
+    Query,
+    Wrapper,
+    prediction_queries,
+    query_for,
+    score_all,
+    usable_vocabulary,
+)
+from fedone_sdk.budget import NOTHING, Account, Usage
+from fedone_sdk.candidates import ScoredCandidate, label_checks, no_prompt, prompt_of
+from fedone_sdk.data import draw_minibatch
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
+from fedone_sdk.local.federation import Federation
+from fedone_sdk.messages import Cap, Message
+from fedone_sdk.messages.bill import Bill, bill
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Example, TextPrompt, references_of
+
+_ONE = Usage(queries=1, requests=1)
+"""The usage of a query without further information."""
+
+_STEPS = 32
+"""Steps whose prompts and mini-batches are drawn as the run draws them."""
+
+_QUOTED = 128
+"""Queries whose tokens are counted: of the steps, and of each measurement."""
+
+_AT_ONCE = 64
+"""Inputs that are counted concurrently."""
+
+_TIMED_S = 3.0
+"""Seconds of queries to a local model that its speed is measured over."""
+
+_SLOW_S = 1.0
+"""Seconds of one query from which on queries are timed one at a time."""
+
+_ROUND_S = 0.02
+"""Seconds of a round's messages and of the method, on one core of 2024."""
+
+_CHARS_PER_TOKEN = 4
+"""Characters of English text."""
+
+
+class EvaluationPlan(Message):
+    """Evaluation queries, if all caps allow them.
+
+    Attributes:
+        no_prompt: For no prompt.
+        before: For the untrained prompt.
+        curve: For all points of the curve.
+        after: For the tuned prompt.
+        queries: Total.
+    """
+
+    no_prompt: int
+    before: int
+    curve: int
+    after: int
+    queries: int
+
+
+class Duration(Message):
+    """The estimated duration of a run.
+
+    Attributes:
+        basis: ``probe``: by queries timed on this machine; ``rate_limits``: the lower bound that
+            the backend's rate limits imply.
+        seconds: The estimate, from the start of the process.
+        probe_queries: Number of timed queries.
+        probe_s: Their duration.
+    """
+
+    basis: Literal["probe", "rate_limits"]
+    seconds: float
+    probe_queries: int = 0
+    probe_s: float = 0.0
+
+
+class RunPlan(Message):
+    """The plan of a run. Expectations come from a sample; the others are bounds.
+
+    Attributes:
+        name: The run.
+        cap: Its caps.
+        clients: K.
+        vocab_size: N of the vocabulary as built.
+        queries_per_round: K* x I x E.
+        rounds: T of the run.
+        rounds_planned: Rounds that the method plans with. A search in the losses exchange plans
+            with what the cap on queries pays, all else with T.
+        rounds_affordable: Full rounds that the caps cover if each query costs what its lease
+            reserves, at most T.
+        rounds_expected: Full rounds that the caps are expected to cover, at most T.
+        training_queries: Upper bound.
+        distinct_share: Expected share of prompts without repetitions on one mini-batch.
+        evaluation: Evaluation queries.
+        proposals: Calls of the proposer, at most.
+        per_query: Expected usage of a training query.
+        expected: Expected usage of the whole run, with equal queries merged.
+        most: Upper bound of the whole run's usage. For a local model: the longest rows of a client
+            with the longest candidates in every query. For other models, what leases reserve.
+        smallest_cap: The smallest caps that cover one round and evaluation.
+        duration: Estimated duration; null without a probe or a rate limit.
+        sufficient: Whether the caps cover all planned rounds in the worst case.
+        warnings: Likely problems.
+        priced: Whether all prices are known; else `usd` is null in JSON.
+    """
+
+    name: str
+    cap: Cap
+    clients: int
+    vocab_size: int
+    queries_per_round: int
+    rounds: int
+    rounds_planned: int
+    rounds_affordable: int
+    rounds_expected: int
+    training_queries: int
+    distinct_share: float
+    evaluation: EvaluationPlan
+    proposals: int
+    per_query: Usage
+    expected: Usage
+    most: Usage
+    smallest_cap: Usage
+    duration: Duration | None
+    sufficient: bool
+    warnings: tuple[str, ...]
+    priced: bool = Field(default=True, exclude=True)
+
+    @field_serializer("per_query", "expected", "most", "smallest_cap", when_used="json")
+    def _bill(self, value: Usage) -> Bill:
+        return bill(value, priced=self.priced)
+
+
+def queries_per_round(spec: RunSpec) -> int:
+    """Return the training queries of a round: K* x I x E."""
+    method = spec.method
+    return spec.participation.clients_per_round * method.num_samples * method.local_steps
+
+
+def training_queries(spec: RunSpec) -> int:
+    """Return the upper bound of a run's training queries."""
+    most = spec.rounds * queries_per_round(spec)
+    cap = None if spec.budget is None else spec.budget.queries
+    return most if cap is None else min(cap, most)
+
+
+async def plan_run(
+    federation: Federation,
+    *,
+    backend: LLMBackend,
+    proposer: LLMBackend | None = None,
+    probe: bool = False,
+    startup_s: float = 0.0,
+) -> RunPlan:
+    """Compute the cost of a run.
+
+    If a model is not available, the plan has a warning and covers the rest.
+
+    Args:
+        federation: The run and its data.
+        backend: The model. It counts tokens, and answers queries only in a probe. Without a probe,
+            the weights of a local model are not loaded.
+        proposer: The model of ``prompt.proposer``.
+        probe: Whether to time a local model for some seconds, without its client.
+        startup_s: Seconds since the process started; added to the duration.
+
+    Raises:
+        BackendError: The model cannot be used as described.
+        LabelWordError: A label word is not one token of the model.
+        SpecError: The method's settings do not fit each other, or the method makes no queries.
+    """
+    spec, troubles = federation.spec, list[str]()
+    if spec.method.domain != "tokens":
+        raise SpecError(f"method: {spec.method.name} tunes vectors, which have no plan")
+    adapter = backend.innermost if isinstance(backend, Wrapper) else backend
+    federation = await _checked(federation, backend, adapter, troubles)
+    steps, share = _steps(federation, backend)
+
+    per_round, training = queries_per_round(spec), training_queries(spec)
+    # Races at the end use fewer prompts per round.
+    rounds = math.ceil(training / per_round)
+    adapts = spec.method.pools and spec.participation.exchange == "losses"
+    planned = max(1, training // per_round) if adapts else spec.rounds
+    evaluation = _evaluation(federation, rounds=rounds)
+    points = rounds // spec.evaluation.every if spec.evaluation.every else 0
+    costs = await _costs(federation, backend, adapter, steps, evaluation, points, troubles)
+    proposals = await _proposals(federation, proposer, rounds, troubles)
+
+    trained = (costs.query * math.ceil(training * share)).without_queries()
+    leased = (costs.leased * evaluation.queries).without_queries()
+    round_most = costs.leased * per_round + _share(proposals.most, 1, proposals.every)
+    round_expected = (
+        costs.query.without_queries() * math.ceil(per_round * share)
+        + Usage(queries=per_round)
+        + _share(proposals.each, 1, proposals.every)
+    )
+    affordable = Account(cap=spec.budget, spent=leased).affordable(round_most, spec.rounds)
+    duration = _by_limits(spec, trained + costs.measured)
+    if adapter.local and probe:
+        try:
+            duration = await _timed(
+                federation, adapter, steps, trained, costs.measured, rounds, startup_s
+            )
+        except BackendError as exc:
+            troubles.append(f"backend: the probe failed: {exc}")
+    return RunPlan(
+        name=spec.name,
+        cap=Cap.of(spec.budget),
+        clients=len(federation.shards),
+        vocab_size=len(federation.vocabulary),
+        queries_per_round=per_round,
+        rounds=spec.rounds,
+        rounds_planned=planned,
+        rounds_affordable=affordable,
+        rounds_expected=Account(cap=spec.budget, spent=costs.measured).affordable(
+            round_expected, spec.rounds
+        ),
+        training_queries=training,
+        distinct_share=round(share, 4),
+        evaluation=evaluation,
+        proposals=proposals.calls,
+        per_query=costs.query,
+        expected=trained
+        + costs.measured
+        + Usage(queries=training)
+        + proposals.each * proposals.expected_calls,
+        most=(costs.most(training, evaluation) + proposals.most * proposals.calls),
+        smallest_cap=round_most + leased,
+        duration=duration,
+        sufficient=affordable >= planned,
+        warnings=(
+            *troubles,
+            *_warnings(federation, per_round, affordable, planned, evaluation),
+        ),
+        priced=all("usd" in model.bounds for model in (backend, proposer) if model is not None),
+    )
+
+
+async def _checked(
+    federation: Federation, backend: LLMBackend, adapter: LLMBackend, troubles: list[str]
+) -> Federation:
+    """Return the federation with the label words that the model takes; note its problems."""
+    spec = federation.spec
+    try:
+        vocabulary = await usable_vocabulary(backend, spec, federation.vocabulary)
+        federation = replace(federation, vocabulary=vocabulary)
+        if not adapter.local:  # A local model is loaded for this, and counting also checks words.
+            for words, form in label_checks(spec.task, vocabulary):
+                await backend.check(words, form)
+    except (BackendBlocked, BackendUnavailable) as exc:
+        troubles.append(f"backend: {exc}")
+    try:
+        check_caps(spec, backend.bounds)
+    except SpecError as exc:
+        troubles.extend(exc.problems)
+    return federation
+
+
+def _machine(federation: Federation) -> RoundMachine:
+    spec = federation.spec
+    try:
+        return RoundMachine.of(spec.name, spec, federation.vocabulary)
+    except ValueError as exc:
+        raise SpecError(f"method: {exc}") from exc
+
+
+def _steps(federation: Federation, backend: LLMBackend) -> tuple[list[list[Query]], float]:
+    """Return the distinct queries of some steps from the untrained alpha, and their share.
+
+    The share falls during training: as alpha concentrates, more prompts are equal.
+    """
+    spec, vocabulary = federation.spec, federation.vocabulary
+    algorithm, count = _machine(federation).algorithm, spec.method.num_samples
+    state, steps = algorithm.init(), []
+    for number in range(_STEPS):
+        rng = stream(stream_seed(spec.seed, "plan", number))
+        shard = federation.shards[int(rng.integers(len(federation.shards)))]
+        rows = draw_minibatch(len(shard), spec.method.batch_size, int(rng.integers(1 << 53)))
+        batch = [shard[row] for row in rows]
+        drawn = algorithm.ask(state, rng, count).prompts.tolist()
+        # Compared by text, because blank candidates give several draws the same text.
+        prompts = dict.fromkeys(prompt_of(spec.task, vocabulary, row) for row in drawn)
+        steps.append([_query(backend, federation, prompt, batch) for prompt in prompts])
+    return steps, sum(map(len, steps)) / (_STEPS * count)
+
+
+def _query(
+    backend: LLMBackend, federation: Federation, prompt: TextPrompt, rows: Sequence[Example]
+) -> Query:
+    task = federation.spec.task
+    return query_for(task, prompt, rows, backend=backend, references=references_of(task, rows))
+
+
+def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
+    spec, size = federation.spec, federation.spec.method.batch_size
+    if not federation.dev:
+        return EvaluationPlan(no_prompt=0, before=0, curve=0, after=0, queries=0)
+    whole = math.ceil(len(federation.dev) / size)
+    every, examples = spec.evaluation.every, min(spec.evaluation.examples, len(federation.dev))
+    curve = rounds // every * math.ceil(examples / size) if every else 0
+    return EvaluationPlan(
+        no_prompt=whole, before=whole, curve=curve, after=whole, queries=3 * whole + curve
+    )
+
+
+# Costs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """What queries cost.
+
+    Attributes:
+        leased: What a lease reserves for a query.
+        query: Mean of a training query.
+        measured: All of evaluation, expected.
+        longest: Prompt tokens of a query with the longest rows and candidates; None if not counted.
+    """
+
+    leased: Usage = _ONE
+    query: Usage = _ONE
+    measured: Usage = NOTHING
+    longest: int | None = None
+
+    def most(self, training: int, evaluation: EvaluationPlan) -> Usage:
+        """Upper bound of training and evaluation."""
+        each = self.leased
+        if self.longest is not None:
+            tokens = min(self.longest, each.prompt_tokens)
+            each = each.model_copy(update={"prompt_tokens": tokens})
+        return each * training + (each * evaluation.queries).without_queries()
+
+
+async def _costs(
+    federation: Federation,
+    backend: LLMBackend,
+    adapter: LLMBackend,
+    steps: Sequence[Sequence[Query]],
+    evaluation: EvaluationPlan,
+    points: int,
+    troubles: list[str],
+) -> _Costs:
+    """Count what queries cost."""
+    spec, method = federation.spec, _machine(federation).method
+    task, size = spec.task, spec.method.batch_size
+    untrained = prompt_of(
+        task, federation.vocabulary, map(int, method.prompt(method.init()).tolist())
+    )
+    queries_of = partial(prediction_queries, backend, task)
+    sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
+    try:
+        dev = federation.dev
+        bare = queries_of(no_prompt(task, federation.vocabulary), dev, size)
+        whole = queries_of(untrained, dev, size)
+        point = queries_of(untrained, curve_examples(spec, dev), size)
+        measured = await _quoted(backend, bare) + await _quoted(backend, whole) * 2
+        measured += await _quoted(backend, point) * points
+        return _Costs(
+            leased=backend.worst_case(size, task.max_written),
+            query=_share(await _quoted(backend, sample), 1, len(sample)),
+            measured=measured.without_queries(),
+            longest=await _longest(federation, adapter) if adapter.local else None,
+        )
+    except BackendError:
+        if not troubles:
+            raise
+        # This problem also prevents counting.
+        troubles.append("backend: tokens and costs cannot be counted without it")
+        return _Costs()
+
+
+async def _quoted(backend: LLMBackend, queries: Sequence[Query]) -> Usage:
+    """Return the expected usage of queries; of many, a sample is counted and scaled."""
+    picked = queries[:: math.ceil(len(queries) / _QUOTED) or 1]
+    total = sum([await backend.quote(query) for query in picked], NOTHING)
+    return _share(total, len(queries), len(picked)) if picked else NOTHING
+
+
+def _share(total: Usage, part: int, whole: int) -> Usage:
+    return Usage(
+        queries=math.ceil(total.queries * part / whole),
+        requests=math.ceil(total.requests * part / whole),
+        prompt_tokens=math.ceil(total.prompt_tokens * part / whole),
+        completion_tokens=math.ceil(total.completion_tokens * part / whole),
+        usd=total.usd * part / whole,
+    )
+
+
+async def _longest(federation: Federation, backend: LLMBackend) -> int:
+    """Return the prompt tokens of a query with the longest rows and candidates.
+
+    The rows are those of a client, or of the dev split. A row counts its tokens without a prompt;
+    each position adds the most that one of its candidates adds to the first candidates of all
+    positions, and 1, because a tokeniser may split a text differently where it meets another. The
+    model's context caps the sum.
+    """
+    spec, vocabulary = federation.spec, federation.vocabulary
+    room = backend.worst_case(1, spec.task.max_written).prompt_tokens
+    row = min(federation.shards[0], key=lambda row: sum(map(len, map(str, row.values()))))
+    firsts = [0] * spec.prompt.length
+    counted = partial(_counts, federation, backend)
+    bare, base = await counted([("", row), (prompt_of(spec.task, vocabulary, firsts), row)])
+    added, known = max(base - bare, 0) + len(firsts), dict[tuple[str, ...], int]()
+    for position in range(len(firsts)):
+        candidates = tuple(vocabulary.of_position(position))
+        if candidates not in known:
+            others = (
+                [*firsts[:position], index, *firsts[position + 1 :]]
+                for index in range(len(candidates))
+            )
+            counts = await counted([(prompt_of(spec.task, vocabulary, o), row) for o in others])
+            known[candidates] = max(0, max(counts) - base)
+        added += known[candidates]
+    longest = 0
+    for rows in (*federation.shards, federation.dev):
+        tokens = sorted(await counted([("", row) for row in rows]))[-spec.method.batch_size :]
+        longest = max(longest, sum(min(count + added, room) for count in tokens))
+    return longest
+
+
+async def _counts(
+    federation: Federation, backend: LLMBackend, inputs: Sequence[tuple[TextPrompt, Example]]
+) -> list[int]:
+    """Return the prompt tokens of single inputs."""
+    queries = [_query(backend, federation, prompt, [row]) for prompt, row in inputs]
+    found: list[int] = []
+    for at in range(0, len(queries), _AT_ONCE):
+        chunk = queries[at : at + _AT_ONCE]
+        quotes = await asyncio.gather(*(backend.quote(query) for query in chunk))
+        found += [quote.prompt_tokens for quote in quotes]
+    return found
+
+
+# The proposer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proposals:
+    """What the proposer costs.
+
+    Attributes:
+        calls: Its calls, at most.
+        expected_calls: Its calls, if each gives as many candidates as are asked for.
+        every: Rounds between two calls.
+        each: Expected usage of a call.
+        most: What is reserved for a call with the longest candidates.
+    """
+
+    calls: int = 0
+    expected_calls: int = 0
+    every: int = 1
+    each: Usage = NOTHING
+    most: Usage = NOTHING
+
+
+async def _proposals(
+    federation: Federation, model: LLMBackend | None, rounds: int, troubles: list[str]
+) -> _Proposals:
+    spec, proposer = federation.spec, federation.spec.prompt.proposer
+    slot = spec.prompt.proposed_slot
+    if proposer is None or slot is None:
+        return _Proposals()
+    if model is None:
+        troubles.append("prompt.proposer: its cost is not included")
+        return _Proposals()
+    calls = (rounds - 1) // proposer.every  # None after the last round.
+    candidates = federation.vocabulary.candidates_of(slot)
+    shown = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
+    query = proposal_query(spec, slot, shown)
+    text = proposer.count * (sum(map(len, candidates)) // max(len(candidates), 1))
+    written = min(math.ceil(text / _CHARS_PER_TOKEN) or 1, proposer.max_tokens)
+    try:
+        each = await model.quote(replace(query, max_tokens=written))
+        most = model.worst_case(1, proposer.max_tokens)
+    except BackendError as exc:
+        troubles.append(f"prompt.proposer.backend: {exc}")
+        return _Proposals(calls=calls)
+    return _Proposals(
+        calls=calls,
+        expected_calls=min(calls, math.ceil(proposer.max_candidates / proposer.count)),
+        every=proposer.every,
+        each=each.without_queries(),
+        most=most.without_queries(),
+    )
+
+
+# Time
+
+
+def _by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
+    """Return the duration that a backend's rate limits imply; None without limits."""
+    limits = getattr(spec.backend, "limits", None)
+    if limits is None:
+        return None
+    pairs = (
+        (expected.requests, limits.requests_per_minute),
+        (_tokens(expected), limits.tokens_per_minute),
+    )
+    minutes = [amount / limit for amount, limit in pairs if limit is not None]
+    return Duration(basis="rate_limits", seconds=round(60 * max(minutes), 1)) if minutes else None
+
+
+async def _timed(
+    federation: Federation,
+    backend: LLMBackend,
+    steps: Sequence[Sequence[Query]],
+    training: Usage,
+    evaluation: Usage,
+    rounds: int,
+    startup_s: float,
+) -> Duration:
+    """Return the duration at a local model's speed, from queries of the run's steps.
+
+    Time is proportional to tokens, or to queries if the model counts no tokens. A query with no
+    prompt comes first, so that one-time costs of the first pass count as the start.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await backend.check(federation.spec.task.label_words)
+    await backend.score(_query(backend, federation, "", federation.shards[0][:1]))
+    loaded = loop.time()
+    startup_s += loaded - began
+    waiting = [query for step in steps for query in step]
+    size, queries, seconds, used = 1, 0, 0.0, NOTHING
+    while waiting and seconds < _TIMED_S:
+        asked, waiting = waiting[:size], waiting[size:]
+        start = loop.time()
+        answers = await score_all(backend, asked)
+        took = loop.time() - start
+        queries, seconds = queries + len(asked), seconds + took
+        used = sum((answer.usage for answer in answers), used)
+        # One at a time if they are slow, so that a slow model is timed by one query.
+        size = 1 if took > _SLOW_S * len(asked) else len(steps[0])
+    per_token = seconds / max(_tokens(used), 1)
+    total = training + evaluation
+    busy = per_token * _tokens(total) if _tokens(used) else seconds / queries * total.requests
+    return Duration(
+        basis="probe",
+        seconds=round(startup_s + busy + _ROUND_S * rounds, 1),
+        probe_queries=queries,
+        probe_s=round(seconds, 1),
+    )
+
+
+def _tokens(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens
+
+
+def _warnings(
+    federation: Federation,
+    per_round: int,
+    affordable: int,
+    planned: int,
+    evaluation: EvaluationPlan,
+) -> list[str]:
+    spec, found = federation.spec, []
+    size, smallest = spec.method.batch_size, min(map(len, federation.shards))
+    wanted = None if spec.prompt.vocabulary is None else spec.prompt.vocabulary.size
+    if spec.budget is None:
+        found.append("budget: no cap is set")
+    if not affordable:
+        found.append(f"budget: cannot pay one round of {per_round} queries at worst case")
+    elif affordable < planned:
+        found.append(f"budget: pays {affordable} of {planned} rounds at worst case")
+    limit = spec.evaluation.queries
+    if limit is not None and limit < evaluation.queries:
+        found.append(f"evaluation.queries: {limit} of {evaluation.queries} needed")
+    needed = spec.participation.min_clients
+    if needed is not None and needed > len(federation.shards):
+        found.append(
+            f"participation.min_clients: {needed} are waited for, there are only "
+            f"{len(federation.shards)} clients"
+        )
+    if not federation.dev:
+        found.append("data.dev: is missing, so the run has no evaluation")
+    if wanted is not None and len(federation.vocabulary) < wanted:
+        found.append(
+            f"prompt.vocabulary.size: {wanted} asked, only {len(federation.vocabulary)} found"
+        )
+    if federation.reused_rows:
+        found.append("data: clients share rows, there are too few for disjoint shards")
+    if smallest < size:
+        found.append(
+            f"method.batch_size: {size} asked, the smallest client holds {smallest} examples"
+        )
+    return found
