@@ -1,0 +1,465 @@
+"""Servers with OpenAI's HTTP API: the client, its errors, keys, rate limits and usage."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import math
+import os
+import re
+import ssl
+import time
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from fedone_sdk.backends.base import LLMBackend, Query, RateLimits
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    MissingExtraError,
+    SpecError,
+    one_line,
+)
+from fedone_sdk.messages import is_sendable
+
+if TYPE_CHECKING:
+    import openai
+
+OPENAI_URL = "https://api.openai.com/v1"
+"""URL of OpenAI's API."""
+
+_QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
+_RETRYABLE = frozenset({408, 409, 425, 429})
+# Sent by proxies; the server behind one may have processed the request.
+_OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
+# No connection was made. By name, as httpx and httpx2 (openai 2 and 3) both have these classes.
+_NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"})
+# The connection broke in use; other TLS errors come from its configuration.
+_TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
+_CONNECT_S = 10.0
+_SECRET_NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
+_LEAST_CHARS = 8
+_SECRET_SHAPE = re.compile(
+    r"(?i:\bbearer\s+)(?=\S*\d)[^\s\"',;]+"
+    r"|\b(?i:(?:sk|pk|rk|gsk|xai)[-_]|hf_)[^\s\"',;]{6,}"
+    r"|(?i:\b(?:api[-_ ]?key|token|password|secret)\s*[=:]\s*)[^\s\"',;]{6,}"
+    r"|(?<=://)[^\s/@]+(?=@)"
+)
+_ONE_REQUEST = Usage(requests=1)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+_REMEMBERED = 1024
+"""Number of prepared queries to remember: more than are pending at once, as a rule."""
+
+
+class ModelServer:
+    """A server, for one of its models.
+
+    Attributes:
+        client: The `openai` client, which sends each request once.
+        url: The URL in errors.
+
+    Raises:
+        MissingExtraError: The extra ``openai`` is not installed.
+        SpecError: The key's variable is not set, or its value cannot be a key.
+    """
+
+    def __init__(
+        self, model: str, *, base_url: str | None, api_key_env: str | None, timeout_s: float
+    ) -> None:
+        self.model, self.timeout_s = model, timeout_s
+        self.url = base_url or OPENAI_URL
+        self._key_env = api_key_env
+        self.client = make_client(base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
+
+    def translated(self) -> AbstractContextManager[None]:
+        """Convert exceptions of the client to the SDK's errors: see `translated`."""
+        return translated(model=self.model, url=self.url, key_env=self._key_env)
+
+    def message_of(self, exc: openai.APIStatusError) -> str:
+        """Return the server's message of a refusal: one bounded line without the key."""
+        return message_of(exc, self._key_env)
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at a path, relative to `url`.
+
+        Raises:
+            BackendError: As `translated` raises.
+        """
+        with self.translated():
+            async with asyncio.timeout(self.timeout_s):
+                return _object(await self.client.get(self.url + path, cast_to=str))
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send one request; return the JSON object of its answer.
+
+        Raises:
+            BackendError: As `translated` raises.
+        """
+        with self.translated():
+            return await self.send(path, body)
+
+    async def send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """`post`, with the exceptions of the client."""
+        async with asyncio.timeout(self.timeout_s):
+            # As plain text, because the client's parsing to objects is the slowest part.
+            return _object(await self.client.post(self.url + path, body=body, cast_to=str))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.client.close()
+
+
+class Prepared(Protocol):
+    """A query as it is sent.
+
+    Attributes:
+        worst: Upper bound of its usage.
+        shortened: The truncated form of inputs that are too long; None if nothing is truncated.
+    """
+
+    @property
+    def worst(self) -> Usage: ...  # noqa: D102 (described above)
+
+    @property
+    def shortened(self) -> object | None: ...  # noqa: D102 (described above)
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class ServerBackend(LLMBackend, Generic[P]):
+    """Base of the backends for servers. Each query is tokenised and truncated once."""
+
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
+        self._recent: OrderedDict[Query, P] = OrderedDict()
+
+    @abstractmethod
+    async def _prepare(self, query: Query) -> P:
+        """Tokenise and truncate a query.
+
+        Raises:
+            BackendError: An input does not fit the model.
+        """
+
+    async def _prepared(self, query: Query) -> P:
+        if (found := self._recent.get(query)) is None:
+            found = self._recent[query] = await self._prepare(query)
+            if len(self._recent) > _REMEMBERED:
+                self._recent.popitem(last=False)
+        return found
+
+    async def quote(self, query: Query) -> Usage:
+        """Return the counted tokens of the inputs, and the bound on the generated ones.
+
+        Raises:
+            BackendError: An input does not fit the model.
+        """
+        return (await self._prepared(query)).worst
+
+    async def shortened(self, query: Query) -> object | None:
+        """Return the truncated form of inputs that are too long; it depends on the tokeniser.
+
+        Raises:
+            BackendError: An input does not fit the model.
+        """
+        return (await self._prepared(query)).shortened
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._server.aclose()
+
+
+def make_client(
+    *, base_url: str | None, api_key_env: str | None, timeout_s: float
+) -> openai.AsyncOpenAI:
+    """Return an `openai` client that sends each request once.
+
+    Args:
+        base_url: URL with its ``/v1``; None is OpenAI's own, also if ``OPENAI_BASE_URL`` is set.
+        api_key_env: Environment variable that holds the key; None sends no key.
+        timeout_s: Time limit of each read, in seconds; connecting has half of it, at most 10 s. A
+            server that sends slowly can take longer in total, so callers also apply
+            ``asyncio.timeout``.
+
+    Raises:
+        MissingExtraError: The extra ``openai`` is not installed.
+        SpecError: The variable is not set, or its value cannot be a key.
+    """
+    if find_spec("openai") is None:
+        raise MissingExtraError("an OpenAI-compatible model", extra="openai")
+    import openai
+
+    http = openai.DefaultAsyncHttpxClient(
+        # Servers close idle connections after 5 s or more. A request sent at that moment is lost,
+        # at unknown cost, so idle connections expire earlier here.
+        limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
+            max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
+        ),
+        event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]},
+    )
+    return openai.AsyncOpenAI(
+        # The client requires a key; the hook removes it.
+        api_key="none" if api_key_env is None else read_key(api_key_env),
+        base_url=base_url or OPENAI_URL,
+        # The connect timeout expires first, and proves that nothing was sent.
+        timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s / 2)),
+        # The retry wrapper retries, and pays for each attempt.
+        max_retries=0,
+        http_client=http,
+    )
+
+
+@contextmanager
+def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[None]:
+    """Convert exceptions of the `openai` client to the SDK's errors, of one line each.
+
+    It also converts `TimeoutError` (of ``asyncio.timeout``), bodies that are not JSON, and texts
+    that are not valid Unicode. The messages name the model, the URL and the key's variable.
+
+    Raises:
+        BackendUnavailable: 408, 409, 425, 429, 5xx, no connection, timeout, broken answer.
+        BackendBlocked: 401, 402, 403, 404, 405, a redirect, no quota left, a TLS failure.
+        BackendError: Any other refusal.
+    """
+    import openai
+
+    try:
+        yield
+    except openai.AuthenticationError:
+        # Servers may repeat the key in their answer, so the answer is dropped.
+        raise _bad_key(url, key_env) from None
+    except openai.APIStatusError as exc:
+        raise _of_status(exc, model, url, key_env) from exc
+    except openai.APIConnectionError as exc:
+        raise _of_connection(exc, url, key_env) from exc
+    except TimeoutError as exc:
+        raise BackendUnavailable("no answer in time", url=url) from exc
+    except UnicodeEncodeError as exc:
+        raise BackendError(
+            "an input is not valid Unicode (it has a lone surrogate)", usage=NOTHING
+        ) from exc
+    except (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError) as exc:
+        raise BackendUnavailable(
+            "the answer is cut off or not JSON (if that stays so, check base_url)", url=url
+        ) from exc
+    except openai.OpenAIError as exc:
+        said = _short(str(exc), key_env)
+        raise BackendError("the request failed", url=url, said=said) from exc
+
+
+def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
+    """Return the provider's message of a refusal: one bounded line without the key."""
+    body = exc.body
+    if isinstance(body, Mapping):
+        message = body.get("message")
+        return _short(message, key_env) if isinstance(message, str) else ""
+    return ""
+
+
+def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
+    """Parse the ``x-ratelimit-*`` headers, with durations such as ``1m30s`` or ``12ms``."""
+    limits = RateLimits(
+        requests=_count(headers.get("x-ratelimit-remaining-requests")),
+        requests_reset_s=_duration(headers.get("x-ratelimit-reset-requests")),
+        tokens=_count(headers.get("x-ratelimit-remaining-tokens")),
+        tokens_reset_s=_duration(headers.get("x-ratelimit-reset-tokens")),
+    )
+    return None if limits == RateLimits() else limits
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return the requested pause in seconds: ``retry-after-ms`` or ``Retry-After``, if any."""
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    if value is None:
+        return None
+    seconds = _number(value)
+    if seconds is not None:
+        return seconds
+    date = email.utils.parsedate_tz(value)
+    return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
+
+
+def usage_of(usage: object | None, quoted: Usage) -> Usage:
+    """Return the usage of one answered request."""
+    prompt = _tokens(usage, "prompt_tokens")
+    completion = _tokens(usage, "completion_tokens")
+    total = _tokens(usage, "total_tokens")
+    if prompt is None:
+        prompt = quoted.prompt_tokens
+    if completion is None:
+        completion = quoted.completion_tokens
+    elif total is not None:
+        # Some providers count reasoning tokens only in the total, and charge for them.
+        completion = max(completion, total - prompt)
+    return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
+
+
+def read_key(env: str) -> str:
+    """Return the key in an environment variable.
+
+    Raises:
+        SpecError: The variable is not set; or a header cannot carry its value, which the error does
+            not show.
+    """
+    # A newline at the end of a secret's file is common, and not allowed in a header.
+    key = os.environ.get(env, "").strip()
+    if not key:
+        raise SpecError(
+            f"api_key_env: the environment variable {env} is not set; put the key there, or name "
+            "another variable (null sends no key)",
+            source="backend",
+        )
+    if not is_sendable(key):
+        raise SpecError(
+            f"api_key_env: the environment variable {env} holds characters that no key has; "
+            "allowed is printable ASCII",
+            source="backend",
+        )
+    return key
+
+
+def without_secrets(text: str, key_env: str | None = None) -> str:
+    """Remove keys from a server's message, because servers may repeat the key of the request.
+
+    These are the value of `key_env`, those of variables with a secret's name, and text that looks
+    like a key.
+    """
+    secrets = {
+        value.strip()
+        for name, value in os.environ.items()
+        if name == key_env or _SECRET_NAME.search(name)
+    }
+    # Longest first: one key may be a prefix of another.
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _LEAST_CHARS:
+            text = text.replace(secret, "[removed]")
+    return _SECRET_SHAPE.sub("[removed]", text)
+
+
+async def _leave_out_key(request: Any) -> None:
+    request.headers.pop("Authorization", None)
+
+
+def _bad_key(url: str, key_env: str | None) -> BackendBlocked:
+    change = "set api_key_env" if key_env is None else "put a valid one in its place"
+    return BackendBlocked(
+        f"the key is missing or not valid: {change}", url=url, key_env=key_env, usage=_ONE_REQUEST
+    )
+
+
+def _of_status(
+    exc: openai.APIStatusError, model: str, url: str, key_env: str | None
+) -> BackendError:
+    status = exc.status_code
+    said = message_of(exc, key_env)
+    facts: dict[str, Any] = {"url": url, "said": said, "usage": _ONE_REQUEST}
+    if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
+        return BackendBlocked(
+            "the account has no quota left: add credit or raise its limit", **facts
+        )
+    if status == 403:
+        problem = f"the key may not use model {model!r}: change its rights, or the model"
+        return BackendBlocked(problem, key_env=key_env, **facts)
+    if status in (404, 405) or status < 400:
+        return BackendBlocked(
+            f"HTTP {status}: there is no model {model!r} here, or the key has no access to "
+            f"it: check model and base_url",
+            **facts,
+        )
+    if status in _RETRYABLE or status >= 500:
+        if status in _OUTCOME_UNKNOWN:
+            facts["usage"] = None
+        wait_s = retry_after_s(exc.response.headers)
+        return BackendUnavailable(f"HTTP {status}", retry_after_s=wait_s, **facts)
+    return BackendError(f"HTTP {status}: the request was refused", **facts)
+
+
+def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None) -> BackendError:
+    causes = list(_causes(exc))
+    usage = NOTHING if any(type(cause).__name__ in _NOT_SENT for cause in causes) else None
+    for cause in causes:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return BackendBlocked(
+                f"the server's certificate is not accepted ({cause.verify_message}): "
+                "check base_url, or trust its authority through SSL_CERT_FILE",
+                url=url,
+                usage=usage,
+            )
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, _TLS_BROKEN):
+            return BackendBlocked(
+                f"TLS failed ({cause.reason}): check http or https, and the port, in base_url",
+                url=url,
+                usage=usage,
+            )
+    import openai
+
+    if isinstance(exc, openai.APITimeoutError):
+        return BackendUnavailable("no answer in time", url=url, usage=usage)
+    what = "no connection" if usage is not None else "the connection broke"
+    reason = _short(str(causes[-1]), key_env) or type(causes[-1]).__name__
+    return BackendUnavailable(what, url=url, said=reason, usage=usage)
+
+
+def _causes(exc: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and its causes, the root last."""
+    seen: set[int] = set()
+    current: BaseException | None = exc
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _short(text: str, key_env: str | None) -> str:
+    line = without_secrets(one_line(text), key_env)
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value) if value is not None else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _count(value: str | None) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
+
+def _duration(value: str | None) -> float | None:
+    if value is None:
+        return None
+    found = _DURATION.findall(value)
+    if found and "".join(number + unit for number, unit in found) == value:
+        return math.fsum(float(number) * _SECONDS[unit] for number, unit in found)
+    return _number(value)
+
+
+def _tokens(usage: object | None, name: str) -> int | None:
+    value = usage.get(name) if isinstance(usage, Mapping) else getattr(usage, name, None)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return None
+
+
+def _object(body: str) -> dict[str, Any]:
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise json.JSONDecodeError("not an object", body, 0)
+    return found
