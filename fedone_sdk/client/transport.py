@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import email.utils
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import aiohttp
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.client.network import Connection, Network
-from fedone_sdk.errors import MessageError, ProblemError, TransportError
+from fedone_sdk.errors import MessageError, TransportError
 from fedone_sdk.messages import (
     ASSIGNMENT,
     JSON,
@@ -124,8 +124,7 @@ class Transport(Protocol):
 class HttpTransport:
     """The protocol over HTTP.
 
-    Messages with arrays are sent as tensor files if the server supports them, and as JSON if not;
-    its answers show which.
+    Messages with arrays are sent as tensor files.
 
     Args:
         server: Base URL of the aggregator.
@@ -139,8 +138,6 @@ class HttpTransport:
         network = network or Network()
         self._timeout_s = network.timeout_s
         self._connection = Connection(server, network, decompress=False)
-        # Whether the server supports tensor files; None until it has sent an alpha.
-        self._tensors: bool | None = None
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
@@ -168,13 +165,7 @@ class HttpTransport:
         )
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
-        assignment = _parse(ASSIGNMENT.validate_json, content, headers)
-        if _form(headers) == TENSORS:
-            self._tensors = True
-        elif isinstance(assignment, AlphaAssignment):
-            # The update is as large as the alpha: a server that supports tensors has sent them.
-            self._tensors = False
-        return assignment
+        return _parse(ASSIGNMENT.validate_json, content, headers)
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """List the runs that the client may work for."""
@@ -198,10 +189,11 @@ class HttpTransport:
     async def score(self, credential: str, message: Score) -> Scores:
         """Score prompts through the gateway."""
         # Scoring may take long; the assignment's own deadline bounds it.
-        headers, content = await self._exchange(
+        _, headers, content = await self._request(
+            "POST",
             "/v1/score",
             credential,
-            message,
+            encode(message, TENSORS),
             extra_s=600.0,
             max_bytes=_MAX_ANSWER_BYTES,
             accept=_EITHER_FORM,
@@ -213,7 +205,8 @@ class HttpTransport:
     ) -> Receipt:
         """Send an update."""
         path = f"/v1/assignments/{assignment_id}/update"
-        _, content = await self._exchange(path, credential, message)
+        body = encode(message, TENSORS)
+        _, _, content = await self._request("POST", path, credential, body)
         return _parse(Receipt.model_validate_json, content)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
@@ -230,24 +223,6 @@ class HttpTransport:
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
         await self._connection.aclose()
-
-    async def _exchange(
-        self, path: str, credential: str, message: Message, **options: Any
-    ) -> tuple[Mapping[str, str], bytes]:
-        """Send a message with arrays, as JSON if the server requires it."""
-        body = encode(message, JSON if self._tensors is False else TENSORS)
-        try:
-            _, headers, content = await self._request("POST", path, credential, body, **options)
-        except ProblemError as exc:
-            # The server does not support tensor files, or has received the same update as JSON
-            # from an older version of this device.
-            if body.content_type == JSON or exc.code not in ("not_json", "update_conflict"):
-                raise
-            if exc.code == "not_json":
-                self._tensors = False
-            body = encode(message)
-            _, headers, content = await self._request("POST", path, credential, body, **options)
-        return headers, content
 
     async def _request(
         self,

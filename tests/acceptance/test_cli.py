@@ -40,7 +40,6 @@ COMMANDS = [
     *(["db", name] for name in ("current", "upgrade")),
     *(["models", name] for name in ("get", "list", "path")),
     *(["runs", name] for name in ("clients", "export", "import", "list", "log", "replay")),
-    ["reproduce"],
     ["report"],
     *(["prompt", *name] for name in ([], ["use"], ["verify"])),
     *(["runs", name] for name in ("raise", "resume", "rollback", "show", "stop", "watch")),

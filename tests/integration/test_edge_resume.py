@@ -181,7 +181,7 @@ def _wrong(content: bytes) -> bytes:
 
 
 def _nan(content: bytes) -> bytes:
-    """As an older version stored the answer of a broken model."""
+    """The answer of a broken model."""
     return re.sub(rb'("row": \[)[^,]+', rb"\1NaN", content, count=1)
 
 
