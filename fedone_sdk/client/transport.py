@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import aiohttp
 import structlog
 from pydantic import TypeAdapter, ValidationError
+from yarl import URL
 
 from fedone_sdk.client.network import Connection, Network
 from fedone_sdk.errors import MessageError, TransportError
@@ -246,12 +247,29 @@ class HttpTransport:
         }
         if message is not None:
             headers["Content-Type"] = message.content_type
+        timeout_s = self._timeout_s + extra_s
+        status, answered, body = await self._send(
+            method, url, content, headers, timeout_s, max_bytes
+        )
+        if status >= 300:
+            raise _refusal(path, status, answered, body)
+        return status, answered, body
+
+    async def _send(
+        self,
+        method: str,
+        url: URL,
+        content: bytes,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        max_bytes: int,
+    ) -> tuple[int, Mapping[str, str], bytes]:
         async with self._connection.request(
             method,
             url,
             headers=headers,
             body=content or None,
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
         ) as response:
             most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
             body = bytearray()
@@ -259,9 +277,7 @@ class HttpTransport:
                 body += chunk
                 if len(body) > most:
                     raise MessageError(f"{url.path}: the answer is over {most} bytes")
-        if response.status >= 300:
-            raise _refusal(path, response.status, response.headers, bytes(body))
-        return response.status, response.headers, bytes(body)
+            return response.status, response.headers, bytes(body)
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
