@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ExchangeName(StrEnum):
-    """Exchanges between server and client."""
-
-    alpha = "alpha"
-    losses = "losses"
-
-
 class CalibrationName(StrEnum):
     """Methods of estimating a label bias without labels."""
 
@@ -117,10 +110,6 @@ Calibration = Annotated[
         help="Estimate a label bias without labels: from inputs without content (one more query), "
         "or from all examples. By default as in the run."
     ),
-]
-Exchange = Annotated[
-    ExchangeName | None,
-    typer.Option(help="Contents of updates: alpha (as in the paper) or one loss per prompt."),
 ]
 Trackers = Annotated[
     list[str] | None,

@@ -62,7 +62,6 @@ def test_a_finished_run_is_shown_again(tune: Fedone, folder: Path) -> None:
     [
         (["--seed", 1], "seed 0 -> 1"),
         (["--cap", 8], "budget.queries 16 -> 8"),
-        (["--exchange", "losses"], 'participation.exchange "alpha" -> "losses"'),
     ],
 )
 def test_another_description_is_one_line_and_loses_nothing(
@@ -77,21 +76,7 @@ def test_another_description_is_one_line_and_loses_nothing(
     assert tune().code == 0
     assert result_in("r.json").alpha_sha256 == first.alpha_sha256
     assert tune(*arguments, "--fresh").code == 0
-    assert result_in("r.json").alpha_sha256 != first.alpha_sha256 or "--exchange" in arguments
-
-
-def test_a_stored_run_keeps_its_initial_default(tune: Fedone, folder: Path) -> None:
-    """``participation.aggregation`` was ``examples`` where a file left it open."""
-    two = "participation: {clients_per_round: 2, exchange: alpha}\n"
-    began = two.replace("}", ", aggregation: examples}")
-    (folder / "run.yaml").write_text(RUN + began)
-    tune()
-    first = result_in("r.json")
-    (folder / "run.yaml").write_text(RUN + two)
-    assert tune("--exchange", "alpha", "--cap", 16).code == 0
-    assert result_in("r.json").alpha_sha256 == first.alpha_sha256
-    (folder / "run.yaml").write_text(RUN + two.replace("}", ", aggregation: plain}"))
-    assert 'participation.aggregation "examples" -> "plain"' in the_line(tune())
+    assert result_in("r.json").alpha_sha256 != first.alpha_sha256
 
 
 def test_the_line_names_what_a_file_has_changed(tune: Fedone, folder: Path) -> None:
