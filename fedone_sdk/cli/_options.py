@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class CalibrationName(StrEnum):
-    """Methods of estimating a label bias without labels."""
-
-    none = "none"
-    contextual = "contextual"
-    batch = "batch"
-
-
 class TransportName(StrEnum):
     """Transports of messages."""
 
@@ -103,13 +95,6 @@ JsonFile = Annotated[
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Use this seed.")]
 Cap = Annotated[
     int | None, typer.Option(metavar="N", help="Spend no more than N training queries.")
-]
-Calibration = Annotated[
-    CalibrationName | None,
-    typer.Option(
-        help="Estimate a label bias without labels: from inputs without content (one more query), "
-        "or from all examples. By default as in the run."
-    ),
 ]
 Trackers = Annotated[
     list[str] | None,

@@ -19,6 +19,7 @@ from fedone_sdk.aggregator import RoundMachine, Service
 from fedone_sdk.aggregator.archives.reading import read_archive
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.replay import compare
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.algorithms import (
     BBT,
     State,
@@ -258,9 +259,10 @@ class TestTrainers:
         ids=["NaN", "too large", "none", "raises"],
     )
     async def test_training_that_comes_to_nothing_is_declined(
-        self, trainer: Trains, reason: str
+        self, trainer: Trains, reason: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        spec = spec_of(TUNING, max_lost=1)
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        spec = spec_of(TUNING)
         async with serving(spec, None) as service, client_of(service, trainer=trainer) as client:
             assert (await client.run_once()).outcome == "declined"
             assert (await client.run_once()).outcome == "declined"

@@ -78,7 +78,6 @@ run_states = st.builds(
     defence=memories,
     releases=st.dictionaries(st.integers(0, 99), counts, max_size=3),
     method=states,
-    server_memory=memories,
     account=accounts,
     evaluation=accounts,
     seats=st.lists(seats, max_size=4, unique_by=lambda seat: seat.slot).map(tuple),
@@ -90,7 +89,6 @@ run_states = st.builds(
     started_at=st.none() | numbers,
     ended_at=st.none() | numbers,
     metric=st.builds(MetricReport, name=names, after=st.none() | numbers),
-    bias=st.none() | st.tuples(numbers, numbers),
     proposed=st.just(()) | st.just((("slot", " text"), ("slot", " more"))),
     waiting=st.just(()) | st.just((("slot", " last"),)),
 )
@@ -186,7 +184,7 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 
 def test_every_field_is_written() -> None:
-    arrays = {"method", "server_memory", "defence"}
+    arrays = {"method", "defence"}
     later = {"proposed", "waiting", "summary", "verdict", "votes", "unfit", "planned"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later

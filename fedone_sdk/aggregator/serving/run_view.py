@@ -319,7 +319,7 @@ class RunView:
     def prompt(self, state: RunState | None = None) -> PromptReport:
         """Return the deployable prompt of a state, by default the current one."""
         state = state or self._state
-        bias = state.bias or self.machine.bias(state)
+        bias = self.machine.bias(state)
         if self.spec.method.domain != "tokens":
             return PromptReport(text="", tokens=(), bias=bias)
         indices = self.machine.method.prompt(state.method).tolist()
@@ -396,7 +396,6 @@ class RunView:
             self.spec.task,
             outcomes,
             plain_bias=self.machine.plain_bias(self._state),
-            calibrated=self.spec.calibration.label_free is not None,
             empty=self._is_blank,
             measure=measure,
         )
