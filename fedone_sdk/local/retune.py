@@ -234,8 +234,6 @@ def _of_run(artefact: PromptArtefact, run: RunSpec, queries: int | None) -> dict
     given = run.model_dump()
     cap = queries or (run.budget and run.budget.queries) or DEFAULT_QUERIES
     given["budget"] = {**(given["budget"] or {}), "queries": cap}
-    # The untrained prompt, which evaluation measures, is then the old prompt.
-    given["evaluation"]["prompt"] = "mode"
     return given
 
 

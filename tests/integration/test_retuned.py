@@ -217,7 +217,12 @@ async def test_names() -> None:
 
 def test_a_backend_file_is_a_section_or_a_run(tmp_path: Path) -> None:
     path = tmp_path / "b.yaml"
-    for text in ("kind: onnx\n", "backend: {kind: onnx}\n", "name: r\nbackend: {kind: onnx}\n"):
+    for text in (
+        "kind: onnx\n",
+        "backend: {kind: onnx}\n",
+        "name: r\nbackend: {kind: onnx}\n",
+        "task: sst2\n",
+    ):
         path.write_text(text)
         assert load_backend(path) == OnnxSpec()
 

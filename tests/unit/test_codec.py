@@ -85,7 +85,6 @@ run_states = st.builds(
     lost=counts,
     fills=counts,
     model=st.none() | names,
-    votes=st.dictionaries(counts, names, max_size=3),
     started_at=st.none() | numbers,
     ended_at=st.none() | numbers,
     metric=st.builds(MetricReport, name=names, after=st.none() | numbers),
@@ -185,7 +184,7 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "defence"}
-    later = {"proposed", "waiting", "summary", "verdict", "votes", "unfit", "planned"}
+    later = {"proposed", "waiting", "summary", "verdict", "unfit", "planned"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later
     added = dataclasses.replace(
@@ -193,7 +192,6 @@ def test_every_field_is_written() -> None:
         proposed=(("a", " b"),),
         waiting=(("a", " c"),),
         summary="paused",
-        votes={3: "m"},
         verdict=Verdict(conclusion="unclear", source="dev", bias=(0.0, 0.5), examples=7),
         unfit={4: "why"},
         planned=80,

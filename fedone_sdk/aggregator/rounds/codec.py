@@ -55,7 +55,6 @@ def encode_document(state: RunState) -> dict[str, Any]:
         # Omitted when empty: replicas of earlier versions reject unknown keys.
         **({} if state.summary is None else {"summary": state.summary}),
         **({} if state.planned is None else {"planned": state.planned}),
-        **({"votes": list(state.votes.items())} if state.votes else {}),
         **({} if state.verdict is None else {"verdict": state.verdict.model_dump(mode="json")}),
         **({"unfit": list(state.unfit.items())} if state.unfit else {}),
         **{
@@ -90,7 +89,6 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "releases": dict(document["releases"]),
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
-                "votes": dict(document.get("votes", ())),
                 "unfit": dict(document.get("unfit", ())),
                 "metric": MetricReport.model_validate(document["metric"]),
                 "verdict": _load_verdict(document.get("verdict")),

@@ -187,15 +187,6 @@ class TestRollback:
             saved = [effect for effect in effects if isinstance(effect, MemorySaved)]
             assert saved == [MemorySaved(client=3, memory={})] * kept
 
-    @pytest.mark.parametrize(("to_round", "model"), [(0, None), (1, MODEL)])
-    def test_at_the_start_devices_may_come_with_another_model(
-        self, to_round: int, model: str | None
-    ) -> None:
-        game = Game(spec_of(rounds=5))
-        states = rounds(game, 2)
-        game.apply(back(states[to_round]))
-        assert game.state.model == model
-
     def test_a_gateway_s_run_keeps_its_model(self) -> None:
         game = Game(spec_of(rounds=5), gateway=True)
         states = rounds(game, 1)
