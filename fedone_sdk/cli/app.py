@@ -60,7 +60,7 @@ app.command(epilog="Example: fedone init tickets.csv --model smollm2-135m-instru
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
 app.command(
-    epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --queries 200"
+    epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --cap 200"
 )(retune.retune)
 app.command(epilog="Example: fedone compare run.yaml --seeds 5 --html compare.html")(
     compare.compare
