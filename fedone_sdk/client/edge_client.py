@@ -12,15 +12,14 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.client.condition import CONDITION_POLL_S, Condition, Paused
-from fedone_sdk.client.device_state import open_state
 from fedone_sdk.client.events import EventSink, Turn
 from fedone_sdk.client.fit import Capabilities, RunFit
-from fedone_sdk.client.identity import Identity
 from fedone_sdk.client.network import Network
 from fedone_sdk.client.options import Hooks, WorkPolicy, check_arguments, token_of
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.session import MAX_WAIT_S, Backoff, Session, retry_after_s
 from fedone_sdk.client.source import Data, Source
+from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.client.transport import HttpTransport, Idle
 from fedone_sdk.client.work import Assigned
@@ -100,7 +99,7 @@ class EdgeClient:
         self._run_id = policy.run_id
         self._wait_s = network.wait_s
         self._stop = StopSignal()
-        self._state = state = open_state(state_dir, server)
+        self._state = state = DeviceState(state_dir, server)
         self._privacy = (
             None
             if policy.privacy is None

@@ -10,8 +10,8 @@ import structlog
 from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.batch import Declining, Unfit
-from fedone_sdk.client.device_state import Change, DeviceState, change
 from fedone_sdk.client.journal import Journal
+from fedone_sdk.client.state import Change, DeviceState, change
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import ArgumentError, DataError
 from fedone_sdk.messages import AlphaAssignment, RunTask
@@ -157,10 +157,10 @@ class PrivacyAccount:
         kept = self._state.rows("SELECT target, precision FROM privacy")
         given = {"losses": 0.0, "alpha": 0.0, **dict(kept)}
         sound = all(isinstance(each, float) and 0 <= each < math.inf for each in given.values())
-        damaged = self._state.lost_counts if sound else [self._state.file]
-        if damaged:
+        damaged = self._state.damaged if sound else self._state.file
+        if damaged is not None:
             raise DataError(
-                f"{damaged[0]}: the count of epsilon cannot be read; without it, what the device "
+                f"{damaged}: the count of epsilon cannot be read; without it, what the device "
                 "has given away is not known"
             )
         return given

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import class_losses
 from fedone_sdk.client.batch import Declining, Minibatch
-from fedone_sdk.client.device_state import Change
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.session import Session
+from fedone_sdk.client.state import Change
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import Array, Score, Scored, Scores
 from fedone_sdk.messages.forms import first_error

@@ -13,7 +13,7 @@ import structlog
 import tenacity
 
 from fedone_sdk.client.events import EventSink
-from fedone_sdk.client.identity import Identity
+from fedone_sdk.client.state import Identity
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.client.transport import Transport
 from fedone_sdk.errors import (

@@ -11,16 +11,15 @@ import structlog
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.batch import Declining, Minibatch, Unfit, reason_of, usable
 from fedone_sdk.client.condition import Condition, Gate, Paused
-from fedone_sdk.client.device_state import Change, DeviceState
 from fedone_sdk.client.events import EventSink, Turn
 from fedone_sdk.client.fit import Capabilities
-from fedone_sdk.client.journal import Journal
+from fedone_sdk.client.journal import CurrentWork, Unsent
 from fedone_sdk.client.known_runs import KnownRuns
 from fedone_sdk.client.lease import Lease
 from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, Step, score_step
 from fedone_sdk.client.session import MAX_CALL_WAIT_S, Session, retry_after_s
+from fedone_sdk.client.state import Change, DeviceState
 from fedone_sdk.client.stop import StopSignal
-from fedone_sdk.client.unfinished import UnfinishedWork, Unsent
 from fedone_sdk.client.work import Assigned, Work
 from fedone_sdk.errors import (
     FedOneError,
@@ -69,7 +68,7 @@ class Worker:
         self._condition = condition
         self._events = events
         self._stop = stop
-        self._unfinished = UnfinishedWork(state)
+        self._current = CurrentWork(state)
         self._runs = KnownRuns(session, self._backend)
         self._unfit: dict[str, TaskSpec] = {}
 
@@ -79,7 +78,7 @@ class Worker:
         The runs of the next identity may have the same names and be other runs.
         """
         self._runs.forget()
-        self._unfinished.forget()
+        self._current.forget()
 
     def fits_more(self, held: Sequence[Example]) -> bool:
         """Return whether the examples fit a run that no earlier ones did."""
@@ -104,7 +103,6 @@ class Worker:
         log = _log.bind(run_id=assignment.run_id, round=assignment.round)
         facts = _facts(assignment)
         self._events.emit("assigned", **facts)
-        journal = self._unfinished.journal(assignment.assignment_id)
         transport = self._session.transport
         try:
             async with Lease(
@@ -112,7 +110,7 @@ class Worker:
                 lambda: self._session.call(transport.renew, assignment.assignment_id),
             ) as lease:
                 try:
-                    unsent = await self._done(assignment, held, journal, lease)
+                    unsent = await self._done(assignment, held, lease)
                 except (MessageError, Paused, TransportError):
                     raise
                 except Exception as exc:
@@ -125,12 +123,12 @@ class Worker:
                         log.error("the work failed", traceback=traceback.format_exc())
                     log.warning("assignment declined", reason=str(exc))
                     # Includes the cost before a restart.
-                    usage = self._reported(usage.at_least(journal.total))
+                    usage = self._reported(usage.at_least(self._current.spent))
                     message = Decline(
                         reason=reason_of(exc)[:500], usage=usage, unfit=isinstance(exc, _UNFIT)
                     )
                     await self._session.call(transport.decline, assignment.assignment_id, message)
-                    self._unfinished.drop(assignment.assignment_id)
+                    self._current.drop(assignment.assignment_id)
                     self._events.emit("declined", reason=message.reason, **facts)
                     return Turn(outcome="declined", reason=message.reason, **facts)
                 await self._send(unsent)
@@ -141,15 +139,17 @@ class Worker:
             if exc.code == "model_mismatch":
                 self._runs.forget()  # The run has another model than its cached task.
             if exc.code != "run_conflict":
-                self._unfinished.drop(assignment.assignment_id)
+                self._current.drop(assignment.assignment_id)
             self._events.emit("refused", reason=str(exc), **facts)
             return Turn(outcome="refused", reason=str(exc), **facts)
         return Turn(outcome="worked", **facts)
 
-    async def _done(
-        self, assignment: Assigned, held: Sequence[Example], journal: Journal, lease: Lease
-    ) -> Unsent:
+    async def _done(self, assignment: Assigned, held: Sequence[Example], lease: Lease) -> Unsent:
         """Score what the assignment contains, and store the update until it is sent."""
+        unsent = self._current.unsent
+        if unsent is not None and unsent.assignment_id == assignment.assignment_id:
+            return unsent
+        journal = self._current.journal(assignment.assignment_id)
         try:
             run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
         except MessageError as exc:
@@ -204,12 +204,12 @@ class Worker:
             trainer=self._hooks.trainer,
             before_noise=lambda usage: charged.extend(charge(usage)),
         )
-        update, memory = await work.update(lambda: self._unfinished.memory(assignment.run_id))
+        update, memory = await work.update(lambda: self._current.memory(assignment.run_id))
         update = update.model_copy(update={"usage": self._reported(update.usage)})
         unsent = Unsent(
             update=update, memory=memory, noised=run.privacy is not None, **_facts(assignment)
         )
-        if not self._unfinished.put(unsent, charged) and unsent.noised:
+        if not self._current.put(unsent, charged) and unsent.noised:
             raise Declining("the noised update cannot be stored", update.usage)
         return unsent
 
@@ -247,19 +247,21 @@ class Worker:
     # Updates
 
     async def send_unsent(self) -> None:
-        """Send the updates that were finished before the device stopped or went offline.
+        """Send the update that was finished before the device stopped or went offline.
 
         Raises:
             ProblemError: The server refuses for now, or does not know the device.
-            TransportError: The server cannot be reached; the updates stay.
+            TransportError: The server cannot be reached; the update stays.
         """
-        for unsent in self._unfinished.unsent():
-            try:
-                await self._send(unsent)
-            except ProblemError as exc:
-                if is_retryable(exc) or exc.code == "unauthorized":
-                    raise
-                self._events.emit("refused", reason=str(exc), **_facts(unsent))
+        unsent = self._current.unsent
+        if unsent is None:
+            return
+        try:
+            await self._send(unsent)
+        except ProblemError as exc:
+            if is_retryable(exc) or exc.code == "unauthorized":
+                raise
+            self._events.emit("refused", reason=str(exc), **_facts(unsent))
 
     async def _send(self, unsent: Unsent) -> None:
         """Send an update; sent again, it gets the same receipt.
@@ -274,9 +276,9 @@ class Worker:
             )
         except ProblemError as exc:
             if not is_retryable(exc) and exc.code not in ("unauthorized", "run_conflict"):
-                self._unfinished.drop(unsent.assignment_id)
+                self._current.drop(unsent.assignment_id)
             raise
-        self._unfinished.accept(unsent)
+        self._current.accept(unsent)
         _log.info("updated", **_facts(unsent))
         self._events.emit("updated", **_facts(unsent))
 
