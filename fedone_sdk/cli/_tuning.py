@@ -20,8 +20,7 @@ from fedone_sdk.cli.progress import progress
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import Change
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.local import Federation, First
     from fedone_sdk.messages import RunResult
@@ -62,10 +61,10 @@ async def run_here(
         naming(str(source)),
     ):
 
-        def watch(run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-            shown(run, effect)
+        def watch(run: ServedRun, change: Change | None) -> None:
+            shown(run, change)
             if tracking is not None:
-                tracking(run, effect)
+                tracking(run, change)
 
         result = await simulate(
             federation,

@@ -17,8 +17,7 @@ from fedone_sdk.cli._output import plural, size, terminal
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import Change
     from fedone_sdk.experiments.engine import Progress as TrialProgress
 
 _SMOOTHING = 0.1
@@ -61,10 +60,8 @@ class Progress(_Bar):
         self._seen = 0
         self._began: tuple[float, float] | None = None
 
-    def __call__(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-        """Handle an effect. It is called for every message, and therefore cheap."""
-        from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
-
+    def __call__(self, run: ServedRun, change: Change | None) -> None:
+        """Handle a change. It is called for every message, and therefore cheap."""
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             self.text = (
@@ -73,8 +70,10 @@ class Progress(_Bar):
                 f"{plural(len(run.vocabulary), 'candidate')}"
             )
             self.show(end=True)
-        if isinstance(effect, RoundFinished):
-            loss = effect.report.mean_loss
+        if change is None:
+            return
+        if change.finished is not None:
+            loss = change.finished.mean_loss
             self._loss = (
                 loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
             )
@@ -82,9 +81,9 @@ class Progress(_Bar):
             self.share = _share(run)
             self.text = self._line(run)
             self.show(end=measured)
-        elif isinstance(effect, RunEnded):
+        if change.ended:
             self.share = 1.0
-            self.text = f"{self._line(run)}, {effect.status}"
+            self.text = f"{self._line(run)}, {run.state.status}"
             self.show(end=True)
 
     def show(self, *, end: bool) -> None:

@@ -24,6 +24,8 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.archives.reading import import_run, read_archive
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.lifecycle import resume, roll_back, stop
+from fedone_sdk.aggregator.rounds.seats import decline, expire
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     Assigned,
@@ -188,13 +190,11 @@ class Game:
         before = at_round(self.run.spec, WORDS, log, to_round)
         kept = await self.store.memories("run")
         await self.run.apply(
-            RollbackRequested(
-                method=before.state.method,
+            roll_back, method=before.state.method,
                 server_memory=before.state.server_memory,
                 memories={client: before.memories.get(client, {}) for client in kept},
                 to_round=to_round,
                 reason="a test",
-            )
         )
 
     async def snapshot(self) -> RunSnapshot:
@@ -302,17 +302,17 @@ def test_whatever_happens(
             elif action == "decline" and game.works:
                 work = rng.choice(list(game.works))
                 try:
-                    await game.run.apply(WorkDeclined(assignment_id=work, reason="no"))
+                    await game.run.apply(decline, assignment_id=work, reason="no")
                 except ProblemError as exc:
                     if exc.code != "assignment_expired":
                         raise
                 del game.works[work]
             elif action == "wait":
                 game.clock.advance(rng.choice([1.0, 11.0, 130.0]))
-                await game.run.apply(TimePassed())
+                await game.run.apply(expire)
             elif action == "stop" and game.run.state.running:
-                await game.run.apply(StopRequested())
-                await game.run.apply(ResumeRequested())
+                await game.run.apply(stop)
+                await game.run.apply(resume)
             elif action == "roll back" and game.run.state.running:
                 await game.roll_back(rng.randint(0, game.run.state.round))
             elif action == "look":
@@ -435,7 +435,7 @@ async def test_a_run_moves_during_its_work() -> None:
             assert game.run.state.status == "stopped"
             assert "imported" in (game.run.state.reason or "")
             assert len(game.run.result().history) == 3
-            await game.run.apply(ResumeRequested())
+            await game.run.apply(resume)
         for work in works:
             assert work is not None
             assert await game.send(work)

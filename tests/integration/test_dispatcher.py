@@ -13,6 +13,7 @@ import pytest
 
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.archives.writing import export_run
+from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.backends import ModelClient, Query
@@ -637,8 +638,8 @@ class TestBudget:
             run = await service.add_run(spec_of(), WORDS)
             before = await store.alive()
             hub.store()  # comes now
-            await run.apply(EvaluationReserved(lease_id="replica1/a", worst=Usage(requests=3)))
-            await run.apply(EvaluationReserved(lease_id="gone/b", worst=Usage(requests=5)))
+            await run.apply(reserve_evaluation, lease_id="replica1/a", worst=Usage(requests=3))
+            await run.apply(reserve_evaluation, lease_id="gone/b", worst=Usage(requests=5))
             await run.charge_lost_replicas(before, down=False)
             assert set(run.state.evaluation.leases) == {"replica1/a"}
             assert run.state.account.spent == Usage(requests=5)

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from fedone_sdk.aggregator import ServedRun, Service
+from fedone_sdk.aggregator.rounds.lifecycle import record_model
 from fedone_sdk.aggregator.rounds.events import ModelSeen
 from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
@@ -122,8 +123,8 @@ class TestWork:
             run, device = await working(service)
             call = asyncio.create_task(device.score())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await run.apply(ModelSeen(model="m-1"))
-            await run.apply(ModelSeen(model="m-2"))
+            await run.apply(record_model, model="m-1")
+            await run.apply(record_model, model="m-2")
             assert run.state.paused
             waiting = asyncio.create_task(service.wait(run))
             await asyncio.sleep(0)
@@ -194,8 +195,8 @@ class TestWork:
             run, device = await working(service)
             call = asyncio.create_task(device.refused())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await run.apply(ModelSeen(model="m-1"))
-            await run.apply(ModelSeen(model="m-2"))
+            await run.apply(record_model, model="m-1")
+            await run.apply(record_model, model="m-2")
             assert (await call).code == "run_conflict"
             assert run.state.seat_with(device.work.assignment_id) is not None
 
@@ -271,8 +272,8 @@ class TestEvaluation:
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
             await until(lambda: len(backend.asked) == 5)  # all of the first measurement
-            await run.apply(ModelSeen(model="m-1"))
-            await run.apply(ModelSeen(model="m-2"))
+            await run.apply(record_model, model="m-1")
+            await run.apply(record_model, model="m-2")
             await service.steering.resume(run)
             assert model.held is not None
             model.held.set()

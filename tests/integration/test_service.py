@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
+from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.backends import LLMBackend
@@ -468,7 +469,7 @@ class TestRestart:
         worst = Usage(queries=3, requests=5)
         async with serving(store=store, backend=ScriptedBackend()) as service:
             run = await service.add_run(spec_of(budget={"requests": 99}), WORDS)
-            await run.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+            await run.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
         async with serving(store=store, backend=ScriptedBackend()) as service:
             state = service.runs["run"].state
             assert state.evaluation.spent == worst

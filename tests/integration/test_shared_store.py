@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.access.tokens import Authority
+from fedone_sdk.aggregator.rounds.lifecycle import roll_back
 from fedone_sdk.aggregator.rounds.events import RollbackRequested
 from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.service import Service
@@ -246,7 +247,7 @@ async def test_a_rollback_drops_work_that_finished_during_the_lookup() -> None:
         await device.send(work)
         assert load_memory(await store.memory("run", 0) or b"")
         # What is gone back to was looked up before it came.
-        await run.apply(RollbackRequested(method=start.method, to_round=0, reason="a lying client"))
+        await run.apply(roll_back, method=start.method, to_round=0, reason="a lying client")
         assert load_memory(await store.memory("run", 0) or b"") == {}
         await service.steering.stop(run)
         snapshot = await store.snapshot("run")

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, record_metric, stop
+from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
 from fedone_sdk.aggregator.rounds.events import (
     CapsRaised,
     EvaluationReserved,
@@ -23,7 +25,7 @@ SEARCH: dict[str, Any] = {"name": "evolution", "rounds": 100, "participation": L
 
 
 def raised(game: Game, **caps: Any) -> Any:
-    return game.apply(RaiseRequested(caps=Budget(**caps)))
+    return game.apply(raise_caps, caps=Budget(**caps))
 
 
 @both
@@ -33,7 +35,7 @@ def test_a_run_that_is_raised_is_the_run_with_the_higher_cap(exchange: str) -> N
     whole.play()
     game = Game(spec_of(rounds=9, budget={"queries": 8}, participation=part))
     game.play()
-    game.apply(Measured(which="after", value=0.5))
+    game.apply(record_metric, which="after", value=0.5)
     assert game.state.status == "budget_exhausted"
     raised(game, queries=20)
     assert (game.state.running, game.state.metric.after, game.state.ended_at) == (True, None, None)
@@ -47,7 +49,7 @@ def test_a_seat_that_waits_for_money_gets_its_work() -> None:
     game = Game(spec_of(rounds=9, budget={"queries": 8, "requests": 8}), gateway=True)
     (client,) = game.seat()
     lease = Usage(requests=8)
-    game.apply(EvaluationReserved(lease_id="this-replica/evaluation", worst=lease))
+    game.apply(reserve_evaluation, lease_id="this-replica/evaluation", worst=lease)
     assert game.claim(client) is None
     assert SeatOffered(client=client) in raised(game, requests=16)
     assert game.claim(client) is not None
@@ -114,6 +116,6 @@ def test_a_run_without_caps_or_with_all_rounds_done_is_not_raised() -> None:
 
 def test_a_stopped_run_stays_stopped() -> None:
     game = Game(spec_of(rounds=9, budget={"queries": 8}))
-    game.apply(StopRequested())
+    game.apply(stop)
     raised(game, queries=16)
     assert (game.state.status, game.state.account.cap) == ("stopped", Budget(queries=16))

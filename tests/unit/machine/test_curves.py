@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds import MIN_SAMPLES
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
+from fedone_sdk.aggregator.rounds.lifecycle import record_metric, resume, roll_back, stop
 from fedone_sdk.aggregator.rounds.events import (
     Measured,
     ResumeRequested,
@@ -327,9 +328,9 @@ class TestMeasuredBias:
     def ended(self) -> Game:
         game = Game(calibrated(rounds=1))
         play(game, 1)
-        game.apply(Measured(which="no_prompt", value=0.5, bias=(0.0, 9.0)))
+        game.apply(record_metric, which="no_prompt", value=0.5, bias=(0.0, 9.0))
         assert game.state.bias is None
-        game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
+        game.apply(record_metric, which="after", value=0.75, bias=self.BIAS)
         assert game.state.bias == self.BIAS
         return game
 
@@ -338,19 +339,19 @@ class TestMeasuredBias:
         assert game.state.metric.after == 0.75
         game = Game(calibrated(rounds=3))
         play(game, 1)
-        game.apply(StopRequested())
-        game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
-        game.apply(ResumeRequested())
+        game.apply(stop)
+        game.apply(record_metric, which="after", value=0.75, bias=self.BIAS)
+        game.apply(resume)
         assert (game.state.metric.after, game.state.bias) == (None, None)
 
     def test_a_rollback_forgets_it(self) -> None:
         game = Game(calibrated(rounds=3))
         play(game, 1)
-        game.apply(StopRequested())
-        game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
+        game.apply(stop)
+        game.apply(record_metric, which="after", value=0.75, bias=self.BIAS)
         start = game.machine.initial_state()
         game.apply(
-            RollbackRequested(method=start.method, server_memory={}, to_round=0, reason="a test")
+            roll_back, method=start.method, server_memory={}, to_round=0, reason="a test"
         )
         assert game.state.bias is None
 

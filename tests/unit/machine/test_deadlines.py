@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY
+from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.events import (
     DeadlineExtended,
     RenewalRequested,
@@ -48,7 +49,7 @@ class TestDeadlines:
         game = Game(spec_of())
         work = game.take()
         game.advance(60)
-        (again,) = game.apply(RenewalRequested(assignment_id=work.assignment_id))
+        (again,) = game.apply(renew, assignment_id=work.assignment_id)
         assert again == DeadlineExtended(deadline_s=100)
         game.advance(99)
         assert game.state.seat_with(work.assignment_id) is not None
@@ -77,7 +78,7 @@ class TestDeadlines:
         game = Game(spec_of(local_steps=2, participation={**LOSSES, "max_renewals": 1}))
         for _ in range(2):
             work = game.take([0])
-            game.apply(RenewalRequested(assignment_id=work.assignment_id))
+            game.apply(renew, assignment_id=work.assignment_id)
             game.send(work)
         assert game.state.round == 1
 
@@ -135,7 +136,7 @@ class TestDeadlines:
         works = [game.claim(client) for client in game.seat(range(9))]
         for work in works:
             assert work is not None
-            game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
+            game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
             if game.state.running:
                 for client in game.seat(range(9)):
                     game.claim(client)

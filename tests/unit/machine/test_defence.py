@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedone_sdk.aggregator.rounds.lifecycle import resume, roll_back
+from fedone_sdk.aggregator.rounds.seats import fill, lift_quarantine
 from fedone_sdk.aggregator.rounds.events import (
     ClientQuarantined,
     QuarantineLifted,
@@ -136,7 +138,7 @@ def test_a_released_client_returns_to_quarantine_only_at_the_next_attack() -> No
     play(game, attackers=(ATTACKER,))
     resumed = Game(defended(rounds=200))
     resumed.state = dataclasses.replace(game.state, status="running")
-    resumed.apply(QuarantineLifted(client=ATTACKER))
+    resumed.apply(lift_quarantine, client=ATTACKER)
     before = resumed.state.round
     play(resumed, until=before + 20)
     assert ATTACKER in {record["seats"][0]["client"] for record in records(resumed)}
@@ -150,7 +152,7 @@ def test_a_rollback_keeps_the_ledger() -> None:
     play(game, until=20)
     before = dict(game.state.defence)
     game.apply(
-        RollbackRequested(method=game.machine.initial_state().method, to_round=0, reason="test")
+        roll_back, method=game.machine.initial_state().method, to_round=0, reason="test"
     )
     assert game.state.round == 0
     assert dict(game.state.defence).keys() == before.keys()
@@ -393,16 +395,16 @@ def test_a_run_ends_when_every_device_has_spent_its_epsilon() -> None:
     play(game, until=4 * 3)
     there = dict.fromkeys(CLIENTS, 5)
     for enrolled in (None, len(CLIENTS) + 1):  # Another client may come.
-        assert game.apply(SeatsVacant(available=there, enrolled=enrolled)) == ()
+        assert game.apply(fill, available=there, enrolled=enrolled) == ()
         assert game.state.running
-    game.apply(SeatsVacant(available={}, enrolled=len(CLIENTS)))
+    game.apply(fill, available={}, enrolled=len(CLIENTS))
     assert game.state.status == "stopped"
     assert game.state.reason == (
         "privacy.max_epsilon: 4 devices have reached it, and no other is available; "
         "enrol more, then resume the run"
     )
-    game.apply(ResumeRequested())
-    game.apply(SeatsVacant(available={**there, 9: 5}, enrolled=len(CLIENTS) + 1))
+    game.apply(resume)
+    game.apply(fill, available={**there, 9: 5}, enrolled=len(CLIENTS) + 1)
     assert [seat.client for seat in game.state.seats] == [9]
 
 
@@ -416,14 +418,14 @@ def test_no_work_is_lost_when_epsilon_is_spent() -> None:
     three = (0, 1, 2)
     for _ in range(2):
         assert game.state.running
-        game.apply(SeatsVacant(available=dict.fromkeys(three, 5), enrolled=3))
+        game.apply(fill, available=dict.fromkeys(three, 5), enrolled=3)
         for seat in game.state.seats:
             work = game.claim(seat.client)
             assert work is not None
-            game.apply(SeatsVacant(available=dict.fromkeys(three, 5), enrolled=3))
+            game.apply(fill, available=dict.fromkeys(three, 5), enrolled=3)
             assert game.state.running
             game.send(work)
-    game.apply(SeatsVacant(available={}, enrolled=3))
+    game.apply(fill, available={}, enrolled=3)
     assert game.state.status == "stopped"
     assert game.state.round == 2
     seats = [len(record["seats"]) for record in records(game)]

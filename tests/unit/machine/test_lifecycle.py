@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY
+from fedone_sdk.aggregator.rounds.lifecycle import pause, record_metric, record_model, resume, roll_back, stop
+from fedone_sdk.aggregator.rounds.seats import decline
 from fedone_sdk.aggregator.rounds.events import (
     Measured,
     ModelSeen,
@@ -30,7 +32,7 @@ class TestPauses:
         game = Game(spec_of(rounds=3), gateway=True)
         work = game.take()
         game.gateway(work, SAMPLES)
-        game.apply(PauseRequested(reason="the key was revoked"))
+        game.apply(pause, reason="the key was revoked")
         return game, work
 
     def test_a_pause_ends_only_waits(self) -> None:
@@ -52,7 +54,7 @@ class TestPauses:
     def test_resumed_the_same_client_gets_the_same_work(self) -> None:
         game, work = self.paused()
         game.advance(100_000)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         assert (game.state.status, game.state.paused, game.state.reason) == ("running", False, None)
         again = game.claim(game.state.seats[0].client)
         assert again == work
@@ -68,37 +70,37 @@ class TestPauses:
 
     def test_a_paused_run_can_be_stopped_for_good(self) -> None:
         game, _ = self.paused()
-        game.apply(StopRequested())
+        game.apply(stop)
         assert (game.state.status, game.state.paused, game.leased) == ("stopped", False, NOTHING)
-        game.apply(PauseRequested(reason="too late"))
+        game.apply(pause, reason="too late")
         assert not game.state.paused
 
 
 class TestModels:
     def test_the_first_model_is_noted(self) -> None:
         game = Game(spec_of(), gateway=True)
-        assert game.apply(ModelSeen(model="m-1")) == ()
-        assert game.apply(ModelSeen(model="m-1")) == ()
+        assert game.apply(record_model, model="m-1") == ()
+        assert game.apply(record_model, model="m-1") == ()
         assert (game.state.models, game.state.status) == (("m-1",), "running")
 
     def test_another_one_pauses_the_run_until_it_is_accepted(self) -> None:
         game = Game(spec_of(), gateway=True)
-        game.apply(ModelSeen(model="m-1"))
-        game.apply(ModelSeen(model="m-2"))
+        game.apply(record_model, model="m-1")
+        game.apply(record_model, model="m-2")
         assert game.state.paused
         assert game.state.reason == (
             "paused: the provider answers with 'm-2' now, it was 'm-1'; resume the run to accept it"
         )
-        game.apply(ResumeRequested())
-        game.apply(ModelSeen(model="m-2"))
-        game.apply(ModelSeen(model="m-1"))  # a cache may still hold its answers
+        game.apply(resume)
+        game.apply(record_model, model="m-2")
+        game.apply(record_model, model="m-1")  # a cache may still hold its answers
         assert (game.state.models, game.state.status) == (("m-1", "m-2"), "running")
 
     def test_a_paused_run_tells_of_it_too(self) -> None:
         game = Game(spec_of(), gateway=True)
-        game.apply(ModelSeen(model="m-1"))
-        game.apply(PauseRequested(reason="the key was revoked"))
-        game.apply(ModelSeen(model="m-2"))
+        game.apply(record_model, model="m-1")
+        game.apply(pause, reason="the key was revoked")
+        game.apply(record_model, model="m-2")
         assert game.state.reason == (
             "paused: the key was revoked; the provider answers with 'm-2' now, it was 'm-1'; "
             "resume the run to accept it"
@@ -106,17 +108,17 @@ class TestModels:
 
     def test_an_ended_run_only_notes_it(self) -> None:
         game = Game(spec_of(), gateway=True)
-        game.apply(ModelSeen(model="m-1"))
-        game.apply(StopRequested())
-        game.apply(ModelSeen(model="m-2"))
+        game.apply(record_model, model="m-1")
+        game.apply(stop)
+        game.apply(record_model, model="m-2")
         assert (game.state.reason, game.state.paused) == (None, False)
         assert game.state.models == ("m-1", "m-2")
 
     def test_a_resume_accepts_the_server_s_model(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.state = replace(game.state, model="another")
-        game.apply(PauseRequested(reason="the server's model is another"))
-        game.apply(ResumeRequested())
+        game.apply(pause, reason="the server's model is another")
+        game.apply(resume)
         assert game.state.model == game.machine.gateway_model
 
     @both
@@ -133,7 +135,7 @@ class TestModels:
         for client in range(3, 6):
             send(client, "of-the-fleet")
         assert (game.state.status, game.state.model) == ("failed", "of-a-few")
-        game.apply(ResumeRequested())
+        game.apply(resume)
         for client in range(3, 6):
             send(client, "of-the-fleet")
         assert (game.state.round, game.state.model) == (6, "of-the-fleet")
@@ -141,8 +143,8 @@ class TestModels:
     def test_a_server_that_cannot_ask_its_model_keeps_the_runs_one(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.machine = game.machine.with_model("", game.machine.worst_query)
-        game.apply(StopRequested())
-        game.apply(ResumeRequested())
+        game.apply(stop)
+        game.apply(resume)
         assert game.state.model == MODEL
 
 
@@ -155,7 +157,7 @@ class TestStopAndResume:
         assert done is not None
         assert lost is not None
         game.send(done)
-        effects = game.apply(StopRequested(reason="enough"))
+        effects = game.apply(stop, reason="enough")
         assert [type(effect) for effect in effects] == [WorkClosed, RoundFinished, RunEnded]
         assert (game.state.status, game.state.reason) == ("stopped", "enough")
         assert game.state.ended_at == game.now
@@ -164,7 +166,7 @@ class TestStopAndResume:
         assert game.seat() == []
         assert game.claim(first) is None
         assert refusal(game.send(lost)).code == "assignment_expired"
-        game.apply(ResumeRequested())
+        game.apply(resume)
         assert game.state.running
         assert (game.state.reason, game.state.ended_at) == (None, None)
         game.play()
@@ -177,7 +179,7 @@ class TestStopAndResume:
         assert done is not None
         game.claim(second)
         game.send(done)
-        effects = game.apply(StopRequested())
+        effects = game.apply(stop)
         assert [type(effect) for effect in effects] == [WorkClosed, RoundFinished, RunEnded]
         assert (game.state.status, game.state.round) == ("completed", 1)
 
@@ -191,7 +193,7 @@ class TestStopAndResume:
         assert work is not None
         assert other is not None
         game.send(work)  # is offered its second step now
-        game.apply(StopRequested())
+        game.apply(stop)
         assert game.reports[0].queries == SAMPLES
         assert game.only(RoundFinished).clients == (first,)
         assert not np.array_equal(game.state.method.alpha, before)
@@ -204,9 +206,9 @@ class TestStopAndResume:
         for client in game.seat(clients):
             game.claim(client)
         seats = game.state.seats
-        game.apply(StopRequested())
+        game.apply(stop)
         assert game.state.seats == ()
-        game.apply(ResumeRequested())
+        game.apply(resume)
         for client in game.seat(clients):
             game.claim(client)
         ids = {seat.slot: seat.assignment_id for seat in seats}
@@ -221,17 +223,17 @@ class TestStopAndResume:
         for client in first:
             work = game.claim(client)
             assert work is not None
-            game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
+            game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
         assert set(first).isdisjoint(game.seat(clients))
-        game.apply(StopRequested())
-        game.apply(ResumeRequested())
+        game.apply(stop)
+        game.apply(resume)
         assert game.seat(clients) == first
 
     def test_stopping_is_no_failure_of_the_clients(self) -> None:
         game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 1}))
         for client in game.seat():
             game.claim(client)
-        effects = game.apply(StopRequested())
+        effects = game.apply(stop)
         assert game.state.status == "stopped"
         assert [type(e) for e in effects] == [WorkClosed] * 3 + [RunEnded]
 
@@ -241,16 +243,16 @@ class TestStopAndResume:
             game.take()
             game.advance(100)
         assert game.state.status == "failed"
-        game.apply(ResumeRequested())
+        game.apply(resume)
         game.take()
         game.advance(100)
         assert game.state.running
 
     def test_only_where_it_makes_sense(self) -> None:
         game = Game(spec_of())
-        assert refusal(game.apply(ResumeRequested())).code == "run_conflict"
-        game.apply(StopRequested())
-        assert refusal(game.apply(StopRequested())).code == "run_conflict"
+        assert refusal(game.apply(resume)).code == "run_conflict"
+        game.apply(stop)
+        assert refusal(game.apply(stop)).code == "run_conflict"
         done = Game(spec_of(rounds=1))
         done.play()
         for event in (ResumeRequested(), StopRequested()):
@@ -263,20 +265,20 @@ class TestStopAndResume:
         game.send(game.take())
 
         def after(value: float, at: tuple[int, int]) -> float | None:
-            game.apply(Measured(which="after", value=value, at=at))
+            game.apply(record_metric, which="after", value=value, at=at)
             return game.state.metric.after
 
-        game.apply(StopRequested())
+        game.apply(stop)
         assert after(0.1, (0, 0)) is None
         assert after(0.2, (1, 0)) == 0.2
-        game.apply(RollbackRequested(method=start.method, to_round=0, reason="a lying client"))
+        game.apply(roll_back, method=start.method, to_round=0, reason="a lying client")
         assert after(0.2, (1, 0)) is None
         assert after(0.3, (0, 0)) is None
         assert after(0.4, (0, 1)) == 0.4
 
     def test_ended_by_whom(self) -> None:
         game = Game(spec_of())
-        game.apply(StopRequested(status="failed", reason="the disk is full"))
+        game.apply(stop, status="failed", reason="the disk is full")
         assert (game.state.status, game.state.reason) == ("failed", "the disk is full")
 
 
@@ -286,7 +288,7 @@ class TestKeptStops:
         work = game.take()
         game.gateway(work, SAMPLES)
         leased = game.state.account.leased
-        game.apply(StopRequested(reason="interrupted", keep=True))
+        game.apply(stop, reason="interrupted", keep=True)
         assert (game.state.status, game.state.paused) == ("stopped", False)
         assert game.state.reason == "interrupted"
         assert game.state.account.leased == leased != NOTHING
@@ -294,7 +296,7 @@ class TestKeptStops:
         declined = WorkDeclined(assignment_id=work.assignment_id, reason="the app ends")
         assert refusal(game.apply(declined)).code == "run_conflict"
         game.advance(100_000)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         again = game.claim(game.state.seats[0].client)
         assert again == work
         game.send(again)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.rounds.events import (
     MemorySaved,
     QuarantineLifted,
@@ -17,7 +18,7 @@ from tests.unit.machine.game import GATEWAY_QUERY, LOSSES, SAMPLES, Game, both, 
 
 def test_it_is_never_drawn_not_even_alone() -> None:
     game = Game(spec_of(participation={"min_clients": 1}))
-    assert game.apply(QuarantineRequested(client=1, reason="lies")) == ()
+    assert game.apply(quarantine, client=1, reason="lies") == ()
     assert game.seat([1]) == []
     assert game.machine.needs_seating(game.state)
     for _ in range(3):
@@ -29,9 +30,9 @@ def test_it_is_never_drawn_not_even_alone() -> None:
 @pytest.mark.parametrize("selection", ["uniform", "proportional"])
 def test_it_may_come_back(selection: str) -> None:
     game = Game(spec_of(participation={"min_clients": 1, "selection": selection}))
-    game.apply(QuarantineRequested(client=1, reason="lies"))
-    game.apply(QuarantineLifted(client=1))
-    game.apply(QuarantineLifted(client=5))
+    game.apply(quarantine, client=1, reason="lies")
+    game.apply(lift_quarantine, client=1)
+    game.apply(lift_quarantine, client=5)
     assert game.state.quarantined == frozenset()
     assert game.seat([1]) == [1]
 
@@ -41,7 +42,7 @@ def test_its_open_work_is_closed_and_charged(exchange: str) -> None:
     game = Game(spec_of(participation={"exchange": exchange}))
     work = game.take([0, 1])
     (seat,) = game.state.seats
-    (closed,) = game.apply(QuarantineRequested(client=seat.client, reason="lies"))
+    (closed,) = game.apply(quarantine, client=seat.client, reason="lies")
     assert closed == WorkClosed(
         assignment_id=work.assignment_id,
         client=seat.client,
@@ -58,7 +59,7 @@ def test_through_the_gateway_it_costs_what_the_server_saw() -> None:
     work = game.take([3])
     game.gateway(work, 1)
     game.apply(game.asked(work, GATEWAY_QUERY))
-    game.apply(QuarantineRequested(client=3, reason="lies"))
+    game.apply(quarantine, client=3, reason="lies")
     assert game.spent == Usage(queries=1, requests=1) + GATEWAY_QUERY
 
 
@@ -66,7 +67,7 @@ def test_an_offer_is_taken_back() -> None:
     game = Game(spec_of())
     assert game.seat([3, 4, 5]) != []
     (seat,) = game.state.seats
-    assert game.apply(QuarantineRequested(client=seat.client, reason="lies")) == ()
+    assert game.apply(quarantine, client=seat.client, reason="lies") == ()
     assert game.claim(seat.client) is None
     assert game.spent == NOTHING
 
@@ -76,7 +77,7 @@ def test_its_earlier_local_steps_do_not_count() -> None:
     before = game.state.method.alpha.tobytes()
     game.send(game.take([0, 1]))
     (seat,) = game.state.seats
-    game.apply(QuarantineRequested(client=seat.client, reason="lies"))
+    game.apply(quarantine, client=seat.client, reason="lies")
     assert (game.state.seats, game.state.round) == ((), 0)
     assert game.state.method.alpha.tobytes() == before
     assert game.spent == Usage(queries=SAMPLES)
@@ -90,7 +91,7 @@ def test_what_it_has_done_in_the_round_does_not_count_either() -> None:
     work = game.claim(first)
     assert work is not None
     game.send(work)
-    game.apply(QuarantineRequested(client=first, reason="lies"))
+    game.apply(quarantine, client=first, reason="lies")
     assert [seat.client for seat in game.state.seats] == [second]
     game.play([second, 7])
     records = [effect.record for effect in game.effects if isinstance(effect, RoundFinished)]
@@ -104,6 +105,6 @@ def test_all_its_seats_are_taken() -> None:
     game = Game(spec_of(participation=part))
     assert game.seat([4]) == [4, 4, 4]
     game.claim(4)
-    game.apply(QuarantineRequested(client=4, reason="lies"))
+    game.apply(quarantine, client=4, reason="lies")
     assert game.state.seats == ()
     assert game.seat([4]) == []

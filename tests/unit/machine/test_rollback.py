@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.aggregator.rounds.lifecycle import pause, resume, stop
+from fedone_sdk.aggregator.rounds.seats import fill
 from fedone_sdk.aggregator.rounds.events import (
     MemorySaved,
     PauseRequested,
@@ -139,10 +141,10 @@ class TestRollback:
     def test_a_run_that_was_broken_off(self, status: Any) -> None:
         game = Game(spec_of(rounds=5))
         states = rounds(game, 2)
-        game.apply(StopRequested(status=status))
+        game.apply(stop, status=status)
         game.apply(back(states[1]))
         assert (game.state.status, game.state.round) == (status, 1)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         game.play()
         assert game.state.status == "completed"
 
@@ -150,11 +152,11 @@ class TestRollback:
         game = Game(spec_of(rounds=5))
         states = rounds(game, 1)
         game.take()
-        game.apply(PauseRequested(reason="the key was revoked"))
+        game.apply(pause, reason="the key was revoked")
         game.apply(back(states[0]))
         assert (game.state.status, game.state.paused) == ("stopped", True)
         assert (game.state.seats, game.leased) == ((), NOTHING)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         assert game.state.round == 0
         game.play()
         assert game.state.status == "completed"
@@ -221,5 +223,5 @@ class TestRollback:
         game.apply(back(states[1]))
         game.apply(back(states[0]))
         assert (game.state.round, game.state.rollbacks) == (0, 2)
-        effects = game.apply(SeatsVacant(available={0: 1}))
+        effects = game.apply(fill, available={0: 1})
         assert effects == (SeatOffered(client=0),)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.seats import decline, fill
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     MemorySaved,
@@ -116,7 +117,7 @@ class TestRounds:
             part = {"selection": "proportional", "max_weight": most, **LOSSES}
             game = Game(spec_of(rounds=40, participation=part))
             for _ in range(40):
-                game.apply(SeatsVacant(available={0: 10**6, 1: 1}))
+                game.apply(fill, available={0: 10**6, 1: 1})
                 (seat,) = game.state.seats
                 work = game.claim(seat.client)
                 assert work is not None
@@ -275,7 +276,7 @@ class TestRounds:
             elif end == "vanishes":
                 game.advance(100)
             else:
-                game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
+                game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
         assert game.state.next_deadline == game.now + 10
         game.advance(9)
         assert game.state.seat_of(4) is not None
@@ -317,7 +318,7 @@ class TestDeterminism:
             )
             while game.state.running:
                 held = {client: 3 + client for client in arrivals}
-                game.apply(SeatsVacant(available=held))
+                game.apply(fill, available=held)
                 while any(seat.phase != "done" for seat in game.state.seats):
                     works = []
                     for client in arrivals:

@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas, record_metric, resume, stop
+from fedone_sdk.aggregator.rounds.seats import decline
+from fedone_sdk.aggregator.rounds.spending import reserve_evaluation, settle_evaluation
 from fedone_sdk.aggregator.rounds.events import (
     CallReserved,
     EvaluationReserved,
@@ -140,7 +143,7 @@ class TestBudget:
         assert game.claim(second) is None
         assert not game.machine.needs_seating(game.state)
         effects = game.apply(
-            WorkDeclined(assignment_id=work.assignment_id, reason="low battery", usage=NOTHING)
+            decline, assignment_id=work.assignment_id, reason="low battery", usage=NOTHING
         )
         assert SeatOffered(client=second) in effects  # it is woken, and finds work now
         assert game.claim(second) is not None
@@ -182,7 +185,7 @@ class TestWhatALostSeatCost:
         game = Game(spec_of(participation={"trusted_clients": trusted}))
         work = game.take()
         usage = Usage(queries=1, requests=9)
-        game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="broken", usage=usage))
+        game.apply(decline, assignment_id=work.assignment_id, reason="broken", usage=usage)
         assert game.spent == expected
 
     def test_even_trusted_silence_is_charged_in_full(self) -> None:
@@ -215,7 +218,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         if way == "late":
             game.advance(100)
         elif way == "stopped":
-            game.apply(StopRequested())
+            game.apply(stop)
         else:
             declined = WorkDeclined(
                 assignment_id=work.assignment_id, reason="too many failed", usage=usage
@@ -297,7 +300,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         game.send(first)
         second = game.claim(game.state.seats[0].client)
         assert second is not None
-        game.apply(WorkDeclined(assignment_id=second.assignment_id, reason="broken", usage=NOTHING))
+        game.apply(decline, assignment_id=second.assignment_id, reason="broken", usage=NOTHING)
         assert game.spent == GATEWAY_QUERY * SAMPLES
 
 
@@ -392,7 +395,7 @@ class TestRestarts:
         due = game.state.seats[0].due
         game.advance(1)
         assert game.machine.has_lost_calls(game.state, frozenset({"b"}))
-        game.apply(ReplicasLost(alive=frozenset({"b"}), down=False))
+        game.apply(charge_lost_replicas, alive=frozenset({"b"}), down=False)
         (seat,) = game.state.seats
         assert (seat.sent, seat.used) == ({"b/1": worst}, worst + Usage(queries=2))
         assert seat.due == due  # others served it meanwhile
@@ -421,8 +424,8 @@ class TestRestarts:
         game = Game(spec_of(), gateway=True)
         worst = Usage(queries=3, requests=5)
         for replica in ("a", "b"):
-            game.apply(EvaluationReserved(lease_id=f"{replica}/evaluation", worst=worst))
-        game.apply(ReplicasLost(alive=frozenset({"b"}), down=False))
+            game.apply(reserve_evaluation, lease_id=f"{replica}/evaluation", worst=worst)
+        game.apply(charge_lost_replicas, alive=frozenset({"b"}), down=False)
         assert game.state.evaluation.spent == worst
         assert set(game.state.evaluation.leases) == {"b/evaluation"}
         assert set(game.state.account.leases) == {"b/evaluation"}
@@ -430,7 +433,7 @@ class TestRestarts:
     def test_evaluation_under_way_is_spent(self) -> None:
         game = Game(spec_of(), gateway=True)
         worst = Usage(queries=3, requests=5)
-        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
         game.apply(ALL_GONE)
         assert (game.state.evaluation.spent, game.spent) == (worst, Usage(requests=5))
         assert game.leased == NOTHING
@@ -442,32 +445,32 @@ class TestEvaluation:
             spec_of(budget={"queries": 8, "requests": 9}, evaluation={"queries": 3}), gateway=True
         )
         worst = Usage(queries=3, requests=5)
-        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
         assert game.state.evaluation.leased == worst
         assert game.leased == Usage(requests=5)
         assert game.take().leased_queries == 2  # 4 requests are left, a query takes 2 at worst
-        game.apply(EvaluationSettled(lease_id="evaluation-1", used=Usage(queries=3, requests=3)))
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=Usage(queries=3, requests=3))
         assert game.state.evaluation.spent == Usage(queries=3, requests=3)
         assert game.spent == Usage(requests=3)
         refused = refusal(
-            game.apply(EvaluationReserved(lease_id="evaluation-2", worst=Usage(queries=1)))
+            game.apply(reserve_evaluation, lease_id="evaluation-2", worst=Usage(queries=1))
         )
         assert (refused.code, "3 queries exhausted" in refused.detail) == ("lease_exhausted", True)
 
     def test_a_cap_on_all_requests_holds_evaluation_back(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
         worst = Usage(queries=1, requests=5)
-        refused = refusal(game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst)))
+        refused = refusal(game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst))
         assert refused.code == "lease_exhausted"
         assert game.state.evaluation.leased == NOTHING
 
     def test_training_waits_for_evaluation_before_it_gives_up(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
-        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=Usage(requests=4)))
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=Usage(requests=4))
         assert len(game.seat()) == 1
         assert game.claim(game.state.seats[0].client) is None
         assert game.state.running
-        game.apply(EvaluationSettled(lease_id="evaluation-1", used=NOTHING))
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING)
         assert game.take().leased_queries == 2
 
     def test_an_unknown_lease(self) -> None:
@@ -477,11 +480,11 @@ class TestEvaluation:
 
     def test_measured(self) -> None:
         game = Game(spec_of())
-        game.apply(Measured(which="before", value=0.5))
-        game.apply(Measured(which="after", value=0.25))  # too early: the run continues
-        game.apply(StopRequested())
-        game.apply(Measured(which="after", value=0.75))
+        game.apply(record_metric, which="before", value=0.5)
+        game.apply(record_metric, which="after", value=0.25)  # too early: the run continues
+        game.apply(stop)
+        game.apply(record_metric, which="after", value=0.75)
         metric = game.state.metric
         assert (metric.no_prompt, metric.before, metric.after) == (None, 0.5, 0.75)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         assert (game.state.metric.before, game.state.metric.after) == (0.5, None)
