@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from fedone_sdk.aggregator.rounds.curves import Curves
@@ -25,6 +25,24 @@ def arrays_of(state: RunState) -> dict[str, Any]:
         if seat.local is not None:
             arrays |= _named(f"seat{seat.slot}", seat.local)
     return arrays
+
+
+def encode_snapshot(state: RunState) -> bytes:
+    """Return what a rollback restores: the method's state and the server optimiser's memory."""
+    return dump_memory(arrays_of(replace(state, seats=(), defence={})))
+
+
+def decode_snapshot(arrays: bytes) -> tuple[State, Memory]:
+    """Return the method's state and the server optimiser's memory of a snapshot.
+
+    Raises:
+        ValueError: The snapshot is damaged.
+    """
+    loaded = load_memory(arrays)
+    method = _unnamed(_METHOD, loaded)
+    if method is None:
+        raise ValueError("the snapshot has no alpha")
+    return method, _below(_SERVER, loaded)
 
 
 def encode_arrays(arrays: Memory) -> bytes:
@@ -54,17 +72,13 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "ended_at": state.ended_at,
         "metric": state.metric.model_dump(),
         "bias": state.bias,
-        # Omitted when empty: replicas of earlier versions reject unknown keys.
-        **({} if state.summary is None else {"summary": state.summary}),
-        **({} if state.planned is None else {"planned": state.planned}),
-        **({"votes": list(state.votes.items())} if state.votes else {}),
-        **({} if state.verdict is None else {"verdict": state.verdict.model_dump(mode="json")}),
-        **({"unfit": list(state.unfit.items())} if state.unfit else {}),
-        **{
-            name: [list(each) for each in found]
-            for name in ("proposed", "waiting")
-            if (found := getattr(state, name))
-        },
+        "summary": state.summary,
+        "planned": state.planned,
+        "votes": list(state.votes.items()),
+        "verdict": state.verdict and state.verdict.model_dump(mode="json"),
+        "unfit": list(state.unfit.items()),
+        "proposed": state.proposed,
+        "waiting": state.waiting,
     }
 
 
@@ -76,7 +90,6 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
     """
     try:
         loaded = load_memory(arrays)
-        account, seats = _without_backups(document)
         method = _unnamed(_METHOD, loaded)
         if method is None:
             raise ValueError("the run's alpha is missing")
@@ -85,21 +98,24 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 **document,
                 "method": method,
                 "server_memory": _below(_SERVER, loaded),
-                "account": account,
+                "account": _load_account(document["account"]),
                 "evaluation": _load_account(document["evaluation"]),
-                "seats": tuple(_load_seat(s, _unnamed(f"seat{s['slot']}", loaded)) for s in seats),
+                "seats": tuple(
+                    _load_seat(seat, _unnamed(f"seat{seat['slot']}", loaded))
+                    for seat in document["seats"]
+                ),
                 "passed": frozenset(document["passed"]),
                 "quarantined": frozenset(document["quarantined"]),
                 "releases": dict(document["releases"]),
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
-                "votes": dict(document.get("votes", ())),
-                "unfit": dict(document.get("unfit", ())),
+                "votes": dict(document["votes"]),
+                "unfit": dict(document["unfit"]),
                 "metric": MetricReport.model_validate(document["metric"]),
-                "bias": None if (bias := document.get("bias")) is None else tuple(bias),
-                "verdict": _load_verdict(document.get("verdict")),
-                "proposed": _load_candidates(document.get("proposed", ())),
-                "waiting": _load_candidates(document.get("waiting", ())),
+                "bias": None if (bias := document["bias"]) is None else tuple(bias),
+                "verdict": _load_verdict(document["verdict"]),
+                "proposed": _load_candidates(document["proposed"]),
+                "waiting": _load_candidates(document["waiting"]),
             }
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError) as exc:
@@ -152,8 +168,6 @@ def _load_account(document: dict[str, Any]) -> Account:
 def _seat(seat: Seat) -> dict[str, Any]:
     plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
     del plain["local"]
-    if not seat.own_model:  # Omitted when false: earlier versions reject the key.
-        del plain["own_model"]
     return {
         **plain,
         "calls": sorted(seat.calls),
@@ -161,25 +175,6 @@ def _seat(seat: Seat) -> dict[str, Any]:
         "used": seat.used.exact(),
         "curves": [curves.dump() for curves in seat.curves],
     }
-
-
-def _without_backups(document: dict[str, Any]) -> tuple[Account, list[dict[str, Any]]]:
-    """Return the account and the seats of a document, with one seat per slot.
-
-    Earlier versions could hedge: two clients held the slot of a slow client. The first client keeps
-    the slot, and the lease of the second is charged in full.
-    """
-    account = _load_account(document["account"])
-    seats: dict[int, dict[str, Any]] = {}
-    for seat in document["seats"]:
-        kept = seats.setdefault(seat["slot"], seat)
-        lease = None if kept is seat else account.leases.get(seat["assignment_id"])
-        if lease is not None:
-            account = account.settle(seat["assignment_id"], lease)
-    hedging = ("backup_due", "late")
-    return account, [
-        {key: value for key, value in seat.items() if key not in hedging} for seat in seats.values()
-    ]
 
 
 def _load_seat(document: dict[str, Any], local: State | None) -> Seat:

@@ -36,7 +36,6 @@ def vote_model(rules: Rules, state: RunState, client: int, model: str, now: floa
             rules,
             RollbackRequested(
                 method=rules.initial_state().method,
-                memories={one: {} for one in votes},
                 to_round=0,
                 reason=f"most devices have the model {chosen!r}, not {before!r}",
             ),

@@ -8,7 +8,6 @@ import pytest
 
 from fedone_sdk.aggregator.rounds.events import (
     Assigned,
-    MemorySaved,
     Refused,
     ResumeRequested,
     RunRolledBack,
@@ -131,15 +130,6 @@ class TestAsked:
         assert isinstance(asked(game, 0, ODD), Refused)
         works(game, 1, MODEL)
         assert game.state.round == 1
-
-    def test_what_devices_remember_of_the_other_model_goes(self) -> None:
-        game = Game(spec_of(rounds=5, optimizer="adamw", participation=LOSSES))
-        works(game, 9, ODD)
-        asked(game, 0, MODEL)
-        game.seat([1])
-        effects = game.apply(event(game, 1, MODEL))
-        saved = {e.client: e.memory for e in effects if isinstance(e, MemorySaved)}
-        assert saved == {9: {}, 0: {}, 1: {}}
 
 
 class TestUpdates:
