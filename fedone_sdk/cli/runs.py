@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.cli import archives
 from fedone_sdk.cli._options import (
     JsonFile,
     RunId,
@@ -23,6 +22,7 @@ from fedone_sdk.cli._options import (
 from fedone_sdk.cli._output import Output, money, plural
 from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli._report import print_result
+from fedone_sdk.cli.export import export_run
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError, ProblemError
 from fedone_sdk.messages import Removal, RunResult
@@ -164,8 +164,7 @@ def delete(
 ) -> None:
     """Delete runs that have ended, with their logs, for good; their names stay taken.
 
-    A new run of such a name would spend its budget again. To keep a run, export it first: the
-    archive of its last state can be imported again.
+    A new run of such a name would spend its budget again. To keep its rounds, export it first.
     """
     output = Output(json_file)
     if (not run_ids) == (older_than_days is None):
@@ -195,7 +194,7 @@ def delete(
     are = "would be" if dry_run else "is" if len(removed) == 1 else "are"
     output.heading(f"{plural(len(removed), 'run')} {are} deleted")
     output.table(
-        ["run", "status", "queries", "log lines", "closed work", "memories"],
+        ["run", "status", "queries", "log lines", "closed work"],
         (
             [
                 removal.run_id,
@@ -203,7 +202,6 @@ def delete(
                 str(removal.spent.queries),
                 str(removal.log_lines),
                 str(removal.closed_work),
-                str(removal.memories),
             ]
             for removal in removed
         ),
@@ -237,19 +235,9 @@ def rollback(
     _show(output, call(server, token, lambda admin: admin.roll_back(run_id, to_round, reason)))
 
 
-app.command(epilog="Example: fedone runs replay sst2 --store fedone.db")(archives.replay)
 app.command(
     "export", epilog="Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db"
-)(archives.export_run)
-app.command("import", epilog="Example: fedone runs import sst2.fedone --store other.db")(
-    archives.import_run
-)
-
-
-@app.command(epilog="Example: fedone runs log sst2 --server https://fedone.example > sst2.jsonl")
-def log(run_id: RunId, server: Server, token: Token) -> None:
-    """Print a run's log: one JSON object per round."""
-    typer.echo(call(server, token, lambda admin: admin.log(run_id)), nl=False)
+)(export_run)
 
 
 @app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")

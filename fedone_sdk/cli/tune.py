@@ -97,7 +97,7 @@ def tune(
     The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
     crash or a pause. Paths in RUN.yaml are relative to its folder.
     """
-    from fedone_sdk.reports import read_run, start_of
+    from fedone_sdk.reports import read_start
 
     output = Output(json_file)
     quiet_logs()
@@ -118,7 +118,7 @@ def tune(
         cap=cap,
         exchange=exchange,
         raised=_caps(raised or []),
-        start=None if start is None else start_of(asyncio.run(read_run(start))),
+        start=None if start is None else read_start(start),
     )
     if artefact is not None and run.spec.method.domain != "tokens":
         raise ArgumentError(f"--artefact: {run.spec.method.name} tunes vectors, no words")

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import fedone_sdk
-from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import (
@@ -100,7 +99,7 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
         machine = run.base.at(state)  # with its candidates
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
-        prompt = show(evaluated_prompt(machine, state).tolist())
+        prompt = show(machine.method.prompt(state.method).tolist())
         queries, prediction_of = _measurement(federation, recorder, task, prompt, examples)
         answers = recorder.repeated(queries)
         return None if answers is None else prediction_of(answers)

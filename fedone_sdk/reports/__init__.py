@@ -17,14 +17,12 @@ from fedone_sdk.reports.forms import (
     promptfoo_config,
     ready_text,
 )
-from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive, start_of
+from fedone_sdk.reports.source import ReportedRun, read_export, read_run, read_start
 from fedone_sdk.reports.use import Labelled, label_examples
-from fedone_sdk.reports.verify import Check, check_against, check_artefact
 
 __all__ = [
     "ArtefactEvaluation",
     "Change",
-    "Check",
     "FORMS",
     "Labelled",
     "LedgerReport",
@@ -32,8 +30,6 @@ __all__ = [
     "ReportedRun",
     "artefact_of",
     "changed_answers",
-    "check_against",
-    "check_artefact",
     "dspy_state",
     "in_form",
     "label_examples",
@@ -41,8 +37,8 @@ __all__ = [
     "mlflow_prompt",
     "promptfoo_config",
     "read_artefact",
+    "read_export",
     "read_run",
+    "read_start",
     "ready_text",
-    "run_of_archive",
-    "start_of",
 ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
-import hashlib
 import json
 import random
 import sys
@@ -255,7 +254,6 @@ def sources(found: Target) -> list[tuple[int, Maker]]:
         (8, _Strangers(found)),
         (2, _Halves(found)),
         (6, _Signatures(found)),
-        (4, _Archives(found)),
     ]
 
 
@@ -760,35 +758,6 @@ class _Signatures:
         token = self._signer.credential
         data = request("POST", path, body, token=token, headers=headers)
         return Bad("signature", data, open_ended=True)
-
-
-class _Archives:
-    """Archives of runs that are damaged before or after they are packed."""
-
-    def __init__(self, found: Target) -> None:
-        assert found.archive is not None
-        self._packed = found.archive
-        self._lines = gzip.decompress(found.archive).splitlines()
-
-    def __call__(self, rng: random.Random) -> Bad | None:
-        lines = list(self._lines)
-        match rng.randrange(5):
-            case 0:
-                packed = damaged_bytes(rng, self._packed)
-            case 1:
-                packed = gzip.compress(damaged_bytes(rng, b"\n".join(lines)), 1)
-            case 2:
-                packed = gzip.compress(rng.choice((b" ", b"[", b"\n")) * (80 << 20), 9)
-            case _:
-                # The digest is right again, so that what lies behind it is read.
-                at = rng.randrange(len(lines) - 1)
-                lines[at] = damaged(rng, lines[at]).replace(b"\n", b" ")
-                digest = hashlib.sha256(b"".join(line + b"\n" for line in lines[:-1])).hexdigest()
-                lines[-1] = json.dumps({**json.loads(lines[-1]), "sha256": digest}).encode()
-                packed = gzip.compress(b"".join(line + b"\n" for line in lines), 1)
-        kind = {"Content-Type": rng.choice(("application/gzip", "application/gzip", "text/plain"))}
-        data = request("POST", "/v1/runs/import", packed, token=ADMIN, headers=kind)
-        return Bad("archive", data)
 
 
 class _Halves:

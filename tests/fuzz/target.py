@@ -164,7 +164,6 @@ class Target:
         process: It.
         devices: Enrolled devices; three for each run.
         signer: A device that must sign.
-        archive: A run of the server, exported.
     """
 
     host: str
@@ -173,7 +172,6 @@ class Target:
     process: psutil.Process
     devices: list[Device] = field(default_factory=list)
     signer: Signer | None = None
-    archive: bytes | None = None
 
     def wire(self, patience_s: float = 20.0) -> Wire:
         """A new connection."""
@@ -207,9 +205,6 @@ class Target:
                 group.create_task(self._play(device, hold_at=HELD_ROUND))
 
         self.signer = await self._enrol_signer()
-        exported = await self.ask("GET", "/v1/runs/losses/export", token=ADMIN)
-        assert exported.status == 200, exported
-        self.archive = exported.body
 
     async def _enrol_signer(self) -> Signer:
         key = Ed25519PrivateKey.generate()

@@ -13,7 +13,7 @@ from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
 from fedone_sdk.messages import PromptReport
-from fedone_sdk.reports import PromptArtefact, artefact_of, run_of_archive
+from fedone_sdk.reports import PromptArtefact, artefact_of
 from fedone_sdk.reports.retuned import Retuned, measure_retuned
 from fedone_sdk.spec import OnnxSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.stores import MemoryStore
@@ -30,7 +30,7 @@ DEV = tuple(
 
 
 async def artefact(**changes: Any) -> PromptArtefact:
-    found = artefact_of(await run_of_archive((await small()).archive))
+    found = artefact_of((await small()).run)
     return found.model_copy(update=changes)
 
 

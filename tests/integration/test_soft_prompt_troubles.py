@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator import RoundMachine, Service
 from fedone_sdk.aggregator.archives.reading import read_archive
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.replay import compare
+
+from fedone_sdk import EdgeClient
+from fedone_sdk.aggregator import RoundMachine, Service
 from fedone_sdk.algorithms import (
     BBT,
     State,

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from fedone_sdk.aggregator.rounds.replay import compare
 
 from fedone_sdk.aggregator.rounds.prompts import candidates
-from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.projection import projected
 from fedone_sdk.backends import EmbeddingSpace

@@ -26,6 +26,23 @@ def arrays_of(state: RunState) -> dict[str, Any]:
     return arrays
 
 
+def encode_snapshot(state: RunState) -> bytes:
+    """Return what a rollback restores: the method's state."""
+    return dump_memory(_named(_METHOD, state.method))
+
+
+def decode_snapshot(arrays: bytes) -> State:
+    """Return the method's state of a snapshot.
+
+    Raises:
+        ValueError: The snapshot is damaged.
+    """
+    method = _unnamed(_METHOD, load_memory(arrays))
+    if method is None:
+        raise ValueError("the snapshot has no alpha")
+    return method
+
+
 def encode_arrays(arrays: Memory) -> bytes:
     """Return the arrays of `arrays_of` as bytes."""
     return dump_memory(arrays)

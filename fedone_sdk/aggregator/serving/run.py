@@ -13,7 +13,13 @@ import structlog
 
 from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, RunChanged
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.codec import arrays_of, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.codec import (
+    arrays_of,
+    decode_snapshot,
+    encode_arrays,
+    encode_document,
+    encode_snapshot,
+)
 from fedone_sdk.aggregator.rounds.lifecycle import (
     charge_lost_replicas,
     pause,
@@ -27,7 +33,7 @@ from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runtime import Bucket, in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView, client_influences
-from fedone_sdk.algorithms import dump_memory, load_memory
+from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, MethodError, ProblemError, SpecError, one_line
@@ -41,11 +47,13 @@ from fedone_sdk.messages import (
     SeatReport,
 )
 from fedone_sdk.stores import (
+    SERVER,
     ClosedWork,
     Commit,
     LogEntry,
     RunRecord,
     Store,
+    StoredMemory,
     VersionConflict,
     log_pages,
 )
@@ -402,6 +410,8 @@ class ServedRun(RunView):
         """
         if handler is charge_lost_replicas:
             return {**data, "alive": data["alive"] | await self._store.alive()}
+        if handler is roll_back and 0 < data["to_round"] <= self._state.round:
+            return {**data, "method": await self._snapshot(data["to_round"])}
         if handler is assign and self.machine.remembers_clients:
             saved = await self._store.memory(self.run_id, data["client"])
             return {**data, "memory": None if saved is None else load_memory(saved)}
@@ -434,6 +444,20 @@ class ServedRun(RunView):
         """Pause the run because of a failure."""
         reason, summary = reasons(cause)
         await self.apply(pause, reason=reason, summary=summary)
+
+    async def _snapshot(self, number: int) -> State:
+        """Return the method's state after some rounds."""
+        every = self.base.snapshot_every
+        stored = None
+        if number % every == 0:
+            stored = await self._store.memory(self.run_id, SERVER, number)
+        if stored is None:
+            kept = "every round" if every == 1 else f"rounds 0, {every}, {2 * every}, ..."
+            raise ProblemError(
+                "run_conflict",
+                f"there is no snapshot of round {number}; the run keeps those of {kept}",
+            )
+        return await in_thread_if_large(len(stored), decode_snapshot, stored)
 
     async def _has_newer_version(self) -> bool:
         """Whether the store has a newer version that was not signalled yet."""
@@ -495,7 +519,7 @@ class ServedRun(RunView):
         """Return the newest stored outcomes of each prompt.
 
         Raises:
-            ArchiveError: A line of the log is damaged.
+            ResultError: A line of the log is damaged.
         """
         lines = [
             entry async for page in log_pages(self._store, self.run_id, OUTCOMES) for entry in page
@@ -534,8 +558,14 @@ class ServedRun(RunView):
             LostWork(round=before.round, client_id=name, reason=one.reason, at=now)
             for one, name in zip(without, names, strict=True)
         ]
-        # Without the time: earlier versions reject the key.
-        log = [LogEntry(kind="lost", body=one.model_dump_json(exclude={"at"})) for one in lost]
+        log = [LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]
+        every = self.base.snapshot_every
+        # The first round of which there is a snapshot with the clients' new memories.
+        kept_at = -(-state.round // every) * every
+        memories = [
+            StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
+            for client, memory in result.memories.items()
+        ]
         report = None
         if result.finished is not None:
             clients = ",".join(await self._names(result.finished.clients))
@@ -543,6 +573,9 @@ class ServedRun(RunView):
             body = {"report": report.model_dump(), **result.finished.record}
             text = await in_thread_if_large(self._num_bytes, json.dumps, body)
             log.append(LogEntry(kind="round", body=text))
+            if state.round == kept_at:
+                snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
+                memories.append(StoredMemory(client_index=SERVER, round=kept_at, value=snapshot))
         log += [LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
         back_to = next((record["round"] for kind, record in result.log if kind == "rollback"), None)
         change = Change(
@@ -552,8 +585,14 @@ class ServedRun(RunView):
             back_to=back_to,
             ended=not state.running and _phase(before) != _phase(state),
         )
-        memories = tuple((client, dump_memory(m)) for client, m in result.memories.items())
-        await self._store_commit(state, change, closed=closed, log=tuple(log), memories=memories)
+        await self._store_commit(
+            state,
+            change,
+            closed=closed,
+            log=tuple(log),
+            memories=tuple(memories),
+            back_to=back_to,
+        )
         if back_to is not None:
             del self.history[back_to:]
         if report is not None:

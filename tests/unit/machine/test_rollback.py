@@ -9,7 +9,6 @@ import pytest
 from fedone_sdk.aggregator.rounds.lifecycle import pause, resume, stop
 from fedone_sdk.aggregator.rounds.seats import fill
 from fedone_sdk.aggregator.rounds.events import (
-    MemorySaved,
     PauseRequested,
     ResumeRequested,
     RollbackRequested,
@@ -24,7 +23,6 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, stream_seed
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import (
-    ALPHA,
     LOSSES,
     MODEL,
     SAMPLES,
@@ -182,15 +180,6 @@ class TestRollback:
             )
             refused = refusal(game.apply(event))
             assert refused.detail == f"the run has done 1 rounds, not {to_round}"
-
-    def test_clients_memories_go_back_where_they_are_kept(self) -> None:
-        for part, kept in ((LOSSES, 1), (ALPHA, 0)):
-            game = Game(spec_of(rounds=5, optimizer="adamw", participation=part))
-            start = game.state
-            rounds(game, 1)
-            effects = game.apply(back(start, memories={3: {}}))
-            saved = [effect for effect in effects if isinstance(effect, MemorySaved)]
-            assert saved == [MemorySaved(client=3, memory={})] * kept
 
     @pytest.mark.parametrize(("to_round", "model"), [(0, None), (1, MODEL)])
     def test_at_the_start_devices_may_come_with_another_model(
