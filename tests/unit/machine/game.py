@@ -47,7 +47,7 @@ def spec_of(
 ) -> RunSpec:
     name = method.get("name", "gs-bdpl")
     few: dict[str, Any] = {"num_samples": SAMPLES, "batch_size": 2}
-    local = {} if name == "evolution" else {"optimizer": "sgd", "learning_rate": 0.01}
+    local = {} if name in ("random", "thompson") else {"optimizer": "sgd", "learning_rate": 0.01}
     if name == "gs-bdpl":
         few["tau"] = 1.0  # at this temperature the prompts of a step differ, so that alpha moves
     return RunSpec.model_validate(

@@ -44,7 +44,7 @@ class AnyOrder(RuleBasedStateMachine):
     """Events in any order; `Game.apply` checks every step."""
 
     @initialize(
-        method=st.sampled_from(["gs-bdpl", "gs-bdpl", "bdpl", "thompson"]),
+        method=st.sampled_from(["gs-bdpl", "gs-bdpl", "bdpl", "random"]),
         exchange=st.sampled_from(["alpha", "losses"]),
         clients_per_round=st.integers(1, 3),
         local_steps=st.integers(1, 3),
@@ -79,7 +79,7 @@ class AnyOrder(RuleBasedStateMachine):
         evaluation: int | None,
     ) -> None:
         options: dict[str, Any] = {"name": method, "local_steps": local_steps}
-        if method != "thompson":
+        if method != "random":
             options["optimizer"] = optimizer
         elif exchange == "alpha" or local_steps > 1:
             clients_per_round = 1

@@ -348,9 +348,7 @@ class TestMeasuredBias:
         game.apply(stop)
         game.apply(record_metric, which="after", value=0.75, bias=self.BIAS)
         start = game.machine.initial_state()
-        game.apply(
-            roll_back, method=start.method, server_memory={}, to_round=0, reason="a test"
-        )
+        game.apply(roll_back, method=start.method, server_memory={}, to_round=0, reason="a test")
         assert game.state.bias is None
 
 

@@ -147,9 +147,7 @@ def test_a_rollback_keeps_the_ledger() -> None:
     game = Game(defended())
     play(game, until=20)
     before = dict(game.state.defence)
-    game.apply(
-        roll_back, method=game.machine.initial_state().method, to_round=0, reason="test"
-    )
+    game.apply(roll_back, method=game.machine.initial_state().method, to_round=0, reason="test")
     assert game.state.round == 0
     assert dict(game.state.defence).keys() == before.keys()
     assert all(game.state.defence[name] is before[name] for name in before)

@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY
-from fedone_sdk.aggregator.rounds.lifecycle import pause, record_metric, record_model, resume, roll_back, stop
+from fedone_sdk.aggregator.rounds.lifecycle import (
+    pause,
+    record_metric,
+    record_model,
+    resume,
+    roll_back,
+    stop,
+)
 from fedone_sdk.aggregator.rounds.seats import decline
 from fedone_sdk.aggregator.rounds.events import (
     Measured,
