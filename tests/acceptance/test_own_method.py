@@ -152,14 +152,6 @@ def tuned(fedone: Fedone, *arguments: str) -> RunResult:
     return RunResult.model_validate_json(Path("r.json").read_bytes())
 
 
-@pytest.fixture
-def archive(fedone: Fedone, folder: Path) -> bytes:
-    """The archive of the run by `fedone runs export`."""
-    tuned(fedone)
-    assert fedone("runs", "export", "climb", "-o", "c.fedone", "--run", "run.yaml").code == 0
-    return Path("c.fedone").read_bytes()
-
-
 class TestTuned:
     @pytest.mark.parametrize("shares", [True, False], ids=["run's memory", "clients' memory"])
     def test_a_run_continues_from_its_stored_state(
@@ -334,22 +326,6 @@ class TestServed:
         assert (status, problem["code"]) == (422, "invalid_run")
         assert "method.name: cannot be own in a posted run" in problem["detail"]
         assert "fedone_test_climb" not in sys.modules
-
-    async def test_http_imports_none(
-        self,
-        archive: bytes,
-        server: Server,  # noqa: F811
-    ) -> None:
-        # Even though it is loaded here: what an archive says is not this server's.
-        assert OBJECT in own._loaded
-        async with server.session.post(
-            f"{server.url}/v1/runs/import",
-            data=archive,
-            headers={"Authorization": f"Bearer {ADMIN}", "Content-Type": "application/gzip"},
-        ) as response:
-            problem = await response.json()
-        assert response.status == 422
-        assert "a run with a method of its own cannot be imported over HTTP" in problem["detail"]
 
 
 @pytest.mark.parametrize(
