@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -19,7 +20,7 @@ from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError
 from fedone_sdk.spec import BackendSpec, OnnxSpec, OwnMethodSpec, RunSpec, Spec
-from fedone_sdk.stores import SqlStore
+from fedone_sdk.stores import RunRecord, SqlStore
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary
 
@@ -96,8 +97,8 @@ class StoreConfig(Spec):
         """Whether it is a SQLite file."""
         return "://" not in self.url.get_secret_value()
 
-    def build(self, folder: Path) -> SqlStore:
-        """Return the store, not yet opened.
+    def build(self, folder: Path, *, serving: bool = True) -> SqlStore:
+        """Return the store, not yet opened; `serving` as for `SqlStore`.
 
         Raises:
             SpecError: The URL does not name a supported database.
@@ -105,9 +106,9 @@ class StoreConfig(Spec):
         if self.is_file:
             if self.password is not None:
                 raise SpecError("store.password: a SQLite file has none; name a URL")
-            return SqlStore.sqlite(folder / self.url.get_secret_value())
+            return SqlStore.sqlite(folder / self.url.get_secret_value(), serving=serving)
         try:
-            return SqlStore(self._sql_url())
+            return SqlStore(self._sql_url(), serving=serving)
         except SpecError as exc:
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
 
@@ -129,6 +130,23 @@ class StoreConfig(Spec):
             return await probe_server(self._sql_url())
         except FedOneError as exc:
             raise SpecError(f"store: {exc}") from exc
+
+    async def stored(self, folder: Path, run_ids: Iterable[str]) -> list[RunRecord]:
+        """Return the stored runs of these names, without changes of the store.
+
+        Empty if the store does not exist or has an older schema.
+        """
+        from fedone_sdk.stores.sql import schema
+
+        store = self.build(folder, serving=False)
+        if await store.schema() != schema.HEAD:
+            return []
+        await store.open()
+        try:
+            found = [await store.run(run_id) for run_id in run_ids]
+        finally:
+            await store.close()
+        return [record for record in found if record is not None]
 
     def __str__(self) -> str:
         """Return the file or URL, with stars for a password."""
@@ -299,21 +317,32 @@ class ServeConfig(Spec):
         """
         return None if self.tls is None else self.tls.open(folder)
 
-    def load_runs(self, folder: Path) -> list[RunToServe]:
+    def load_runs(
+        self, folder: Path, source: str = "config"
+    ) -> tuple[list[RunToServe], list[FedOneError]]:
         """Load the runs and build their vocabularies.
 
-        Raises:
-            SpecError: A run or its public text is invalid, or two runs have the same name.
+        Args:
+            folder: Base of relative paths.
+            source: Name of this configuration in errors.
+
+        Returns:
+            The runs that can be served, and the errors of the others.
         """
         runs: dict[str, RunToServe] = {}
+        errors: list[FedOneError] = []
         for number, name in enumerate(self.runs):
-            run = self._load_run(folder / name, folder)
+            try:
+                run = self._load_run(folder / name, folder)
+            except FedOneError as exc:
+                errors.append(exc)
+                continue
             other = runs.setdefault(run.spec.name, run)
             if other is not run:
-                raise SpecError(
-                    f"runs.{number}: {run.path} and {other.path} share the name {run.spec.name!r}"
-                )
-        return list(runs.values())
+                where = f"runs.{number}: {run.path} and {other.path}"
+                text = f"{where} share the name {run.spec.name!r}"
+                errors.append(SpecError(text, source=source))
+        return list(runs.values()), errors
 
     def _load_run(self, path: Path, folder: Path) -> RunToServe:
         spec = RunSpec.load(path)

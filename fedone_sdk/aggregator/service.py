@@ -20,26 +20,20 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
 )
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
+from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.evaluation import Evaluation, query_as_evaluation
+from fedone_sdk.aggregator.serving.evaluation import Evaluation
 from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.open_work import Offers, OpenWork
 from fedone_sdk.aggregator.serving.proposer import Proposer
-from fedone_sdk.aggregator.serving.registry import RunRegistry
+from fedone_sdk.aggregator.serving.registry import RunRegistry, StoredRun
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
-from fedone_sdk.aggregator.serving.stored import StoredRun
-from fedone_sdk.backends import (
-    Answer,
-    LLMBackend,
-    Query,
-    usable_vocabulary,
-)
-from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import (
@@ -127,10 +121,7 @@ class Service:
         self.draining = False
         self._store = store
         self._clock = clock
-        if backend is not None and not backend.metered:
-            # The budget wrapper charges each request to its query's payer.
-            backend = BudgetedBackend(backend)
-        self._backend = backend
+        self._backend = backend = None if backend is None else _metered(backend)
         self._models = ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)
         self._evaluations: dict[str, Evaluation] = {}
@@ -144,6 +135,7 @@ class Service:
             new_run=self._new_run,
             on_loaded=lambda run: self.dispatcher.sync_run(run),
             on_removed=self._on_removed,
+            keeps=lambda run_id: run_id in self._evaluations or run_id in self._proposers,
         )
         self.runs = self.registry.served
         offers = Offers()
@@ -357,7 +349,7 @@ class Service:
                     # A refresh may have read it already.
                     run = self.runs.setdefault(run.run_id, run)
                     await self.replicas.publish_added(run)
-            if not run.spec.is_same_run(spec) or not run.vocabulary.comes_from(vocabulary):
+            if not run.spec.is_same_run(spec) or not run.described.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
                     f"name: {spec.name!r} is taken by a run with another description "
@@ -381,7 +373,7 @@ class Service:
             self._evaluate(run)
         if proposer is not None and run.run_id not in self._proposers:
             self._proposers[run.run_id] = Proposer(
-                run, proposer, replica=lambda: self._store.replica
+                run, _metered(proposer), replica=lambda: self._store.replica
             )
         self.dispatcher.sync_run(run)
         self.dispatcher.wake()
@@ -413,6 +405,9 @@ class Service:
         await run.ended.wait()
         if self._gateway is not None:
             await self._gateway.wait_idle(run)  # Paid answers go into the cache.
+        proposer = self._proposers.get(run.run_id)
+        if proposer is not None:
+            await proposer.wait_idle()  # Its cost belongs to the result.
         task = self._tasks.get(f"evaluation {run.run_id}")
         if task is not None:
             await asyncio.shield(task)
@@ -634,6 +629,11 @@ class Service:
             proposer.on_effect(effect)
         for listener in self.listeners:
             listener(run, effect)
+
+
+def _metered(backend: LLMBackend) -> LLMBackend:
+    """Return a backend that charges each request to its query's payer."""
+    return backend if backend.metered else ModelClient(backend)
 
 
 def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:

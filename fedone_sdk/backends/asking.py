@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
@@ -145,14 +145,17 @@ async def score_all(
         BudgetError: The budget does not suffice for a request.
     """
     asked = list(queries)
-    answers, failures = await ask_each(backend, asked, concurrency=concurrency)
+    answers, failures = await ask_each(backend.score, asked, concurrency=concurrency)
     if failures:
         raise failures[0]
     return [answers[index] for index in range(len(asked))]
 
 
 async def ask_each(
-    backend: LLMBackend, queries: Iterable[Query], *, concurrency: int = CONCURRENCY
+    score: Callable[[Query], Awaitable[Answer]],
+    queries: Iterable[Query],
+    *,
+    concurrency: int = CONCURRENCY,
 ) -> tuple[dict[int, Answer], list[Exception]]:
     """Scores several queries, `concurrency` of them at a time.
 
@@ -170,7 +173,7 @@ async def ask_each(
         while ahead and not failures:
             index, query = ahead.popleft()
             try:
-                answers[index] = await backend.score(query)
+                answers[index] = await score(query)
             except Exception as exc:
                 failures.append(exc)
 

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from fedone_sdk.backends.base import EVERY_UNIT, Answer, EmbeddingSpace, LLMBackend, Query
+from fedone_sdk.backends.base import EVERY_UNIT, Answer, Query
 from fedone_sdk.backends.chat import (
     MASKED,
     TemplateWarning,
@@ -19,40 +18,30 @@ from fedone_sdk.backends.chat import (
     probes,
     refuse_chat,
 )
-from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
-from fedone_sdk.backends.openai_api import usage_of
-from fedone_sdk.backends.tokenizer import (
-    LocalEncoder,
-    ServerEncoder,
-    ServerTokenizer,
-    UnknownText,
-    find_tokenizer,
-)
-from fedone_sdk.backends.vllm_server import (
-    PROBE,
+from fedone_sdk.backends.completions import (
     UNREADABLE,
     Rows,
-    ServedModel,
-    VllmServer,
     asking_for,
     choices,
     ending_log_prob,
     log_prob_rows,
     next_tokens,
 )
-from fedone_sdk.budget import Usage
-from fedone_sdk.errors import (
-    BackendBlocked,
-    BackendError,
-    LabelWordError,
-    MissingExtraError,
-    needs_extra,
+from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
+from fedone_sdk.backends.openai_http import ServerBackend, usage_of
+from fedone_sdk.backends.tokens import find_tokenizer
+from fedone_sdk.backends.vllm_server import (
+    PROBE,
+    LocalEncoder,
+    ServedModel,
+    ServerEncoder,
+    ServerTokenizer,
+    UnknownText,
+    VllmServer,
 )
-from fedone_sdk.soft_prompt import SoftPromptKind
+from fedone_sdk.budget import Usage
+from fedone_sdk.errors import BackendBlocked, BackendError, LabelWordError, MissingExtraError
 from fedone_sdk.task import Part, Rendered
-
-if TYPE_CHECKING:
-    from fedone_sdk.backends.vllm_embeds import PromptEmbeds
 
 R = TypeVar("R")
 
@@ -67,7 +56,7 @@ class _Request(NamedTuple):
     """One request, and the parser of its answer.
 
     Attributes:
-        body: The JSON body; with `SOFT` among the token ids if the query has a soft prompt.
+        body: The JSON body.
         worst: Upper bound of its usage.
         read: Parses the answer to log-probabilities and texts.
         shortened: The truncated token ids, if an input was too long; else None.
@@ -80,8 +69,11 @@ class _Request(NamedTuple):
     shortened: list[list[int]] | None = None
 
 
-class VllmBackend(LLMBackend):
+class VllmBackend(ServerBackend[_Request]):
     """Backend for a vLLM server, with one request per query.
+
+    Its dialect of OpenAI's API has lists of prompts as token ids (``/tokenize``), and exact
+    log-probabilities of chosen tokens (``logprob_token_ids``).
 
     The client tokenises texts, so that special tokens in them are plain text, tokens are counted
     before the request, and inputs that are too long are truncated. Without a local
@@ -93,21 +85,15 @@ class VllmBackend(LLMBackend):
     `check` reads the maximum length, the start tokens and the kind of model from the server, and
     must precede `fingerprint` and `worst_case`.
 
-    A server of a causal model with ``--enable-prompt-embeds`` supports soft prompts of vectors, for
-    one-token label words and for texts. The other tokens are then sent as vectors too, which needs
-    their `embeddings`.
-
     The arguments are options of `VllmSpec`. With `multi_token_labels` each input is sent once per
     label word.
 
-    Attributes:
-        takes: ``embeddings`` if they are configured, else empty.
-
     Raises:
-        MissingExtraError: The extra ``vllm`` is not installed, or NumPy for `embeddings`.
-        SpecError: The key's variable, the tokeniser's file or the embeddings do not exist.
+        MissingExtraError: The extra ``vllm`` is not installed.
+        SpecError: The key's variable or the tokeniser's file does not exist.
     """
 
+    _server: VllmServer
     bounds = EVERY_UNIT
     answers = frozenset({"labels", "reference", "text"})
 
@@ -119,19 +105,15 @@ class VllmBackend(LLMBackend):
         api_key_env: str | None = None,
         tokenizer: str | None = None,
         multi_token_labels: bool = False,
-        embeddings: str | Path | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         if any(find_spec(name) is None for name in ("openai", "tokenizers")):
             raise MissingExtraError("a vLLM server", extra="vllm")
-        self._server = VllmServer(
-            model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s
+        super().__init__(
+            VllmServer(model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
         )
         self._tokenizer_file = find_tokenizer(tokenizer, model)
         self._multi_token_labels = multi_token_labels
-        self._embeds = None if embeddings is None else _prompt_embeds(embeddings)
-        if self._embeds is not None:
-            self.takes = frozenset[SoftPromptKind]({"embeddings"})
         self._served: ServedModel | None = None
         self._encoder: CausalEncoder | ClozeEncoder | None = None
         self._tokenised = ServerTokenizer()
@@ -151,21 +133,16 @@ class VllmBackend(LLMBackend):
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Read the model from the server, and compare its tokeniser with the local one.
 
-        The first call also compares embeddings, by one request of about 50 tokens that is not
-        counted.
-
         Raises:
             BackendUnavailable: The server does not answer.
-            BackendBlocked: The server does not have this model, the same tokeniser, the plugin, or
-                support for these embeddings; or it has changed since the last check.
+            BackendBlocked: The server does not have this model, the same tokeniser or the plugin,
+                or it has changed since the last check.
             LabelWordError: A label word is not one token.
             BackendError: Two label words are the same token.
         """
         served = await self._server.describe()
         if self._served is None:
             encoder = await self._make_encoder(served)
-            if self._embeds is not None:
-                await self._embeds.check_server(self._server, served)
             self._served, self._encoder = served, encoder
         elif served != self._served:
             raise BackendBlocked(
@@ -186,18 +163,15 @@ class VllmBackend(LLMBackend):
             Log-probabilities as float32 numbers, which the wire preserves.
 
         Raises:
-            BackendError: An input or soft prompt does not fit the model (its length, ``{mask}``),
-                vLLM does not support this query with a soft prompt, or the server refused it.
+            BackendError: An input does not fit the model (its length, ``{mask}``), or the server
+                refused it.
             BackendUnavailable: The server is temporarily unavailable.
             BackendBlocked: Key, model or server settings must change.
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs.
         """
-        request = await self._request(query)
-        body = request.body
-        if query.soft_prompt is not None and self._embeds is not None:
-            body = await asyncio.to_thread(self._embeds.in_body, body, query.soft_prompt)
-        answer = await self._server.post(request.path, body)
+        request = await self._prepared(query)
+        answer = await self._server.post(request.path, request.body)
         try:
             log_probs, texts = request.read(answer)
         except UNREADABLE as exc:
@@ -229,44 +203,17 @@ class VllmBackend(LLMBackend):
             completion_tokens=num_prompts * max(num_new, max_tokens),
         )
 
-    async def quote(self, query: Query) -> Usage:
-        """Return the tokens that this query sends, and the bound on the generated ones."""
-        return (await self._request(query)).worst
-
-    async def shortened(self, query: Query) -> object | None:
-        """Return the token ids of inputs that are too long, truncated by the tokeniser's tokens.
-
-        Raises:
-            BackendError: As `score`.
-        """
-        return (await self._request(query)).shortened
-
-    async def embedding_space(self) -> EmbeddingSpace:
-        """Return the scale of the input embeddings; the first call reads the whole local matrix."""
-        embeds = self._embeds
-        if embeds is None:
-            return await super().embedding_space()
-        return await asyncio.to_thread(lambda: embeds.space)
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._server.aclose()
-
     # From a query to a request
 
-    async def _request(self, query: Query) -> _Request:
+    async def _prepare(self, query: Query) -> _Request:
         if not query.inputs:
             raise ValueError("a query needs at least one input")
         if self._encoder is None:
             await self.check(())
-        if query.soft_prompt is not None:
-            if self._embeds is None:
-                raise BackendError("a soft prompt needs embeddings: set it to the model's weights")
-            self._embeds.check_query(query.soft_prompt, query.want)
         if isinstance(self._encoder, ClozeEncoder):
             return await self._cloze_request(self._encoder, query)
         for parts in query.inputs:
-            await self._know_frame(parts, soft=query.soft_prompt is not None)
+            await self._know_frame(parts)
         if query.want == "text":
             return await self._text_request(query)
         if query.want == "reference":
@@ -277,11 +224,6 @@ class VllmBackend(LLMBackend):
             labels = await self._labels(query.label_words, query.inputs[0])
             if all(len(ids) == 1 for ids in labels):
                 return await self._label_request(query, [ids[0] for ids in labels])
-            if query.soft_prompt is not None:
-                raise BackendError(
-                    "vLLM cannot score label words of several tokens after embeddings: "
-                    "choose label words of one token"
-                )
             endings = [labels] * len(query.inputs)
         else:
             raise BackendError(f"a vLLM server does not answer {query.want!r}")
@@ -403,7 +345,7 @@ class VllmBackend(LLMBackend):
                 self._template_warning.check(form)
             self._template_warning = None
 
-    async def _know_frame(self, parts: Rendered, *, soft: bool = False) -> None:
+    async def _know_frame(self, parts: Rendered) -> None:
         """Fetch the frame of a chat from the server, unless it is cached.
 
         Raises:
@@ -412,7 +354,7 @@ class VllmBackend(LLMBackend):
         """
         if not is_chat(parts):
             return
-        roles = tuple(message.role for message in messages_of(parts, soft=soft))
+        roles = tuple(message.role for message in messages_of(parts))
         if roles in self._causal.frames:
             return
         if self._tokenizer_file is None:
@@ -472,10 +414,8 @@ class VllmBackend(LLMBackend):
         Returns:
             The ids; and the same ids again if an input was truncated, else None.
         """
-        soft = query.soft_prompt
-        num_soft = 0 if soft is None else soft.shape[0]
         calls = [
-            partial(self._causal.fitted, parts, reserve=room, num_soft=num_soft)
+            partial(self._causal.fitted, parts, reserve=room)
             for parts, room in zip(query.inputs, reserve, strict=True)
         ]
         if self._tokenizer_file is None:
@@ -528,12 +468,6 @@ class VllmBackend(LLMBackend):
                 "set tokenizer to the server's own"
             )
         return encoder
-
-
-def _prompt_embeds(path: str | Path) -> PromptEmbeds:
-    with needs_extra("embeddings for a vLLM server", "alpha"):
-        from fedone_sdk.backends.vllm_embeds import PromptEmbeds
-    return PromptEmbeds(path)
 
 
 async def _in_thread_if_long(

@@ -9,8 +9,8 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
+from fedone_sdk.backends import Wrapper
 from fedone_sdk.backends.torch_model import TorchModel
-from fedone_sdk.backends.wrappers import Wrapper
 from fedone_sdk.baselines.step import check_task, train_step
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.soft_prompt import SoftPromptKind

@@ -16,7 +16,13 @@ import typer
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import (
+    BackendUnavailable,
+    FedOneError,
+    SpecError,
+    StoreUnavailable,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
@@ -58,9 +64,11 @@ def serve(
     name = "environment" if config_path is None else str(config_path)
     folder = Path() if config_path is None else config_path.parent
     with naming(name):
-        runs = config.load_runs(folder)
+        runs, errors = config.load_runs(folder, name)
         if check:
-            store = asyncio.run(_check(config, folder, runs))
+            store = asyncio.run(_check(config, folder, runs, errors))
+            if errors:
+                raise ExceptionGroup("runs that cannot be served", errors)
             for warning in config.warnings:
                 typer.echo(f"warning: {name}: {warning}", err=True)
             would = f"would serve {plural(len(runs), 'run')} at {config.listen}"
@@ -70,27 +78,35 @@ def serve(
                 measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
                 typer.echo(f"{run.spec.name}: {measured}{dev.why and f': {dev.why}'}")
         else:
-            asyncio.run(_serve(config, folder, runs))
+            asyncio.run(_serve(config, folder, runs, errors))
 
 
-async def _check(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> str:
-    """Run all steps of serving before listening, on a store in memory."""
+async def _check(
+    config: ServeConfig, folder: Path, runs: list[RunToServe], errors: list[FedOneError]
+) -> str:
+    """Run all steps of serving before listening, on a copy of the stored runs in memory."""
     from fedone_sdk.aggregator import Aggregator
     from fedone_sdk.stores import MemoryStore
 
     config.server_tls(folder)
     store = await config.store.check(folder)
+    copy = MemoryStore()
+    for record in await config.store.stored(folder, [run.spec.name for run in runs]):
+        await copy.add_run(record)
     async with AsyncExitStack() as stack:
         if _traced(config):
             from fedone_sdk.aggregator.telemetry import tracing  # noqa: F401 (raises if the extra is missing)
         backend = await _backend(config, folder, None, stack)
-        aggregator = Aggregator(backend=backend, store=MemoryStore(), **config.auth.arguments())
+        aggregator = Aggregator(backend=backend, store=copy, **config.auth.arguments())
         await stack.enter_async_context(aggregator)
-        await _add_runs(aggregator, runs, stack, measured=False)  # That costs queries.
+        # Without measurements, which cost queries.
+        await _add_runs(aggregator, runs, errors, stack, measured=False)
     return store
 
 
-async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> None:
+async def _serve(
+    config: ServeConfig, folder: Path, runs: list[RunToServe], errors: list[FedOneError]
+) -> None:
     from fedone_sdk.aggregator import Aggregator
     from fedone_sdk.aggregator.config import host_and_port
 
@@ -132,10 +148,14 @@ async def _serve(config: ServeConfig, folder: Path, runs: list[RunToServe]) -> N
                 host, port = host_and_port(config.metrics.listen)
                 await aggregator.listen_metrics(host=host, port=port)
         await aggregator.service.wait_until_loaded()
-        await _add_runs(aggregator, runs, stack)
+        await _add_runs(aggregator, runs, errors, stack)
+        for error in errors:
+            _log.error("a configured run is not served", reason=one_line(error))
+        if errors and not aggregator.service.registry.summaries:
+            raise ExceptionGroup("no run can be served", errors)
         aggregator.service.admit_devices()
         collect_rarely()
-        _log.info("serving", url=url, runs=[run.spec.name for run in runs], store=str(config.store))
+        _log.info("serving", url=url, runs=sorted(aggregator.service.runs), store=str(config.store))
         await stopped.wait()
         _log.info("stopping", notice_s=config.drain_notice_s, drain_s=config.drain_s)
         aggregator.drain()
@@ -155,30 +175,48 @@ async def _backend(
 
 
 async def _add_runs(
-    aggregator: Aggregator, runs: list[RunToServe], stack: AsyncExitStack, *, measured: bool = True
+    aggregator: Aggregator,
+    runs: list[RunToServe],
+    errors: list[FedOneError],
+    stack: AsyncExitStack,
+    *,
+    measured: bool = True,
 ) -> None:
-    from fedone_sdk.backends.build import proposer_of
-
+    """Add the configured runs; append the errors of those that cannot be served to `errors`."""
     for run in runs:
         if await aggregator.service.store.deleted(run.spec.name) is not None:
             _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)
             continue
-        with naming(str(run.path)):
-            found = proposer_of(run.spec, run.path.parent)
-            proposer = await stack.enter_async_context(found)
-            dev = _dev_of(run) if measured else _Dev()
-            await aggregator.add_run(
-                run.spec,
-                run.vocabulary,
-                dev=dev.rows,
-                score=dev.score,
-                measure=dev.measure,
-                proposer=proposer,
-            )
-            if dev.rows:
-                _log.info("prompts are measured", run_id=run.spec.name, rows=len(dev.rows))
-            elif measured:
-                _log.warning("prompts are not measured", run_id=run.spec.name, reason=dev.why)
+        try:
+            with naming(str(run.path)):
+                await _add_run(aggregator, run, stack, measured=measured)
+        except StoreUnavailable:
+            raise
+        except FedOneError as exc:
+            if isinstance(exc.__cause__, BackendUnavailable):
+                raise  # Not a fault of the run: a restart may serve it.
+            errors.append(exc)
+
+
+async def _add_run(
+    aggregator: Aggregator, run: RunToServe, stack: AsyncExitStack, *, measured: bool
+) -> None:
+    from fedone_sdk.backends.build import proposer_of
+
+    proposer = await stack.enter_async_context(proposer_of(run.spec, run.path.parent))
+    dev = _dev_of(run) if measured else _Dev()
+    await aggregator.add_run(
+        run.spec,
+        run.vocabulary,
+        dev=dev.rows,
+        score=dev.score,
+        measure=dev.measure,
+        proposer=proposer,
+    )
+    if dev.rows:
+        _log.info("prompts are measured", run_id=run.spec.name, rows=len(dev.rows))
+    elif measured:
+        _log.warning("prompts are not measured", run_id=run.spec.name, reason=dev.why)
 
 
 class _Dev(NamedTuple):

@@ -31,6 +31,9 @@ from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
 
+_MAX_LOGGED = 8
+"""Maximal number of runs whose fit a new device logs: each costs a request."""
+
 
 class EdgeClient:
     """A device that takes part in prompt tuning with its own labelled text.
@@ -335,7 +338,8 @@ class EdgeClient:
             await self._session.enrol()
             return await self._fits(await self._source.held())
 
-    async def _fits(self, held: Sequence[Example]) -> tuple[RunFit, ...]:
+    async def _fits(self, held: Sequence[Example], most: int | None = None) -> tuple[RunFit, ...]:
+        """Return how rows fit the running runs, at most `most` of them."""
         transport = self._session.transport
         listed = {run.run_id: run.status for run in await self._session.call(transport.runs)}
         if self._run_id is not None:
@@ -343,9 +347,8 @@ class EdgeClient:
                 raise ProblemError("not_found", f"there is no run {self._run_id!r} for this device")
             listed = {self._run_id: listed[self._run_id]}
         found = []
-        for run_id, status in listed.items():
-            if status != "running":
-                continue
+        running = [run_id for run_id, status in listed.items() if status == "running"]
+        for run_id in running[:most]:
             try:
                 run = await self._session.call(transport.task, run_id)
             except MessageError as exc:
@@ -358,7 +361,7 @@ class EdgeClient:
     async def _log_fit(self, held: Sequence[Example]) -> None:
         """Log once how the rows fit the runs."""
         try:
-            fits = await self._fits(held)
+            fits = await self._fits(held, _MAX_LOGGED)
         except (MessageError, ProblemError):
             return  # The claim meets the same refusal.
         self._checks_fit = False

@@ -7,22 +7,20 @@ not show a task's label words gives a result without a metric: a ``refused`` cel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, zip_longest
 from typing import Any
 
-from fedone_sdk.backends import LLMBackend, Prediction, Query, predict
-from fedone_sdk.backends.wrappers import WatchedBackend
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, LabelsNotShown
+from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 from fedone_sdk.glue import glue_task
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.local.label_bias import label_bias
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, form_of
 
@@ -123,19 +121,19 @@ async def _paid(
     """Return a result with the trial's spending, also if the model hides the label words."""
     refusals: list[LabelsNotShown] = []
 
-    @contextmanager
-    def noted(backend: LLMBackend, query: Query) -> Iterator[None]:
-        try:
-            yield
-        except LabelsNotShown as exc:
-            refusals.append(exc)
-            raise
+    class Noted(Wrapper):
+        async def score(self, query: Query) -> Answer:
+            try:
+                return await self.inner.score(query)
+            except LabelsNotShown as exc:
+                refusals.append(exc)
+                raise
 
     ledger = SqliteLedger(workspace.file("spent.sqlite"), program="fedone reproduce")
     guard = BudgetGuard(_budget(*options["caps"]), ledger=ledger)
     async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:
         try:
-            found = await find(WatchedBackend(backend, noted))
+            found = await find(Noted(backend))
         except FedOneError:
             if not refusals:
                 raise

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     Field,
     JsonValue,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from fedone_sdk.budget import Price
-from fedone_sdk.spec.base import STORED, Spec
+from fedone_sdk.spec.base import Spec
 
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -59,10 +57,6 @@ class _Answering(Spec):
     cache: str | None = Field(
         default=None,
         description="SQLite file that keeps paid answers across runs; null caches in memory only.",
-    )
-    record: str | None = Field(
-        default=None,
-        description="Cassette (JSON lines) of all requests and answers, for audits and tests.",
     )
 
 
@@ -153,8 +147,6 @@ class VllmSpec(RemoteSpec):
             then falls back to the server, which is slower.
         multi_token_labels: Allows a causal model's label words of several tokens, each scored by
             the sum of its tokens' log-probabilities.
-        embeddings: Folder or ``.safetensors`` file with the weights of the server's model, for
-            methods whose prompts are vectors; null disables these.
         prices: Prices; null is free of charge, for your own server.
     """
 
@@ -164,7 +156,6 @@ class VllmSpec(RemoteSpec):
     api_key_env: _EnvName | None = None
     tokenizer: str | None = None
     multi_token_labels: bool = False
-    embeddings: str | None = None
 
 
 class OpenAISpec(RemoteSpec):
@@ -206,22 +197,8 @@ class OpenAISpec(RemoteSpec):
         return self
 
 
-_REMOVED = ("gateway", "litellm")
-
-
-def _refuse_removed(value: object, info: ValidationInfo) -> object:
-    kind = value.get("kind") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or not isinstance(kind, str) or kind not in _REMOVED:
-        return value
-    if info.context is STORED:
-        # A stored run continues with the backend of the current description.
-        known = {name: given for name, given in value.items() if name in OpenAISpec.model_fields}
-        return {"model": kind, **known, "kind": "openai"}
-    raise ValueError(f"kind {kind} was removed: use kind openai with base_url of a LiteLLM proxy")
-
-
 class OwnSpec(RemoteSpec):
-    """A user-defined backend (`LLMBackend`), with the SDK's wrappers.
+    """A user-defined backend (`LLMBackend`), behind the SDK's `ModelClient`.
 
     Attributes:
         object: The class or function that creates it: ``package.module:object``, also from a module
@@ -239,5 +216,4 @@ class OwnSpec(RemoteSpec):
 BackendSpec = Annotated[
     OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec | OwnSpec,
     Field(discriminator="kind"),
-    BeforeValidator(_refuse_removed),
 ]

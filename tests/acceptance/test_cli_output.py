@@ -202,8 +202,7 @@ HTML = b"<html>hi</html>"
         (["list"], HTML),
         (["list"], b'[{"a": 1}]'),
         (["list"], b"{}"),
-        (["log", "tiny"], HTML),
-        (["log", "tiny"], b'{"round": 0}\n["round"]\n'),
+        (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
         (["clients", "tiny"], HTML),
     ],
 )

@@ -126,7 +126,7 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         (["prompt", "use", "result.json"], "result.json: is no prompt artefact"),
         (["report", "run.yaml"], "run.yaml: must be an export (fedone runs export) or a result"),
         (
-            ["prompt", "use", "prompt.json", "--run", "run.yaml"],
+            ["prompt", "use", "prompt.json", "--backend", "run.yaml"],
             "arguments: --data: is required to use a model",
         ),
         (
@@ -145,10 +145,6 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         ),
         (["report", "result.json", "-o", "no/x.html"], "--output: there is no folder no"),
         (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
-        (
-            ["runs", "export", "tiny", "--as", "prompt", "--with-credentials", "--store", "run.db"],
-            "--with-credentials: does not go with --as prompt",
-        ),
         (["tune", "run.yaml", "--report", "x.txt"], "--report: x.txt must end in .html or .md"),
         (["tune", "run.yaml", "--artefact", "no/x.json"], "--artefact: there is no folder no"),
         (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
@@ -177,7 +173,7 @@ def test_use_prints_the_prompt(fedone: Fedone, folder: Path) -> None:
 def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
     """As `fedone score` measures: the same rows right."""
     code, out, err = fedone(
-        "prompt", "use", "prompt.json", "--run", "run.yaml", "--data", "dev.jsonl"
+        "prompt", "use", "prompt.json", "--backend", "run.yaml", "--data", "dev.jsonl"
     )
     assert code == 0, err
     dev = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]

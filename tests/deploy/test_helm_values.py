@@ -174,7 +174,7 @@ def test_the_programs_take_what_is_rendered(
                 assert listen is None or listen == f"0.0.0.0:{_port(container, 'metrics')}"
             if served.backend is not None:
                 _key_is_there(served.backend.model_dump(), container)
-            for run in served.load_runs(folder):
+            for run in served.load_runs(folder)[0]:
                 assert run.spec.name == "reviews"
                 assert run.spec.budget == Budget(queries=1_000_000)
                 assert run.vocabulary.candidates == (" good", " bad")

@@ -13,13 +13,13 @@ import pytest
 
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.backends import Query
-from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
+from fedone_sdk.backends import ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendUnavailable, FedOneError, ProblemError
 from fedone_sdk.messages import Claim, Enrol, LossesAssignment
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RetrySpec, RunSpec
 from fedone_sdk.stores import Commit, Member, MemoryStore, RunRecord, SqlStore, Store
 from fedone_sdk.stores.base import Signals
 from fedone_sdk.task import Rendered
@@ -42,7 +42,7 @@ def spec_of(
     return run_spec(
         name=name,
         method={"num_samples": 2},
-        participation={"claim_timeout_s": 10, **participation},
+        participation=participation,
         budget=budget,
         rounds=rounds,
     )
@@ -555,10 +555,11 @@ class TestEnds:
             await until(lambda: not gateway._calls)
             await until(lambda: one.runs["run"].state.round == 1)
 
-    async def test_offers_end_with_the_round(self) -> None:
+    async def test_offers_end_with_the_round(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 99)
         clock = ManualClock()
         async with serving(MemoryStore(), clock=clock) as (service,):
-            await service.add_run(spec_of(max_lost=99), WORDS)
+            await service.add_run(spec_of(), WORDS)
             for client in await enrol(service, 5):
                 await update(service, client, await work_of(service, client))
                 service.dispatcher.pool.remove([client.index])  # It never comes again.
@@ -604,7 +605,7 @@ class TestBudget:
                 await services[0].tick()
                 raise BackendUnavailable("busy", retry_after_s=0.0)
 
-        backend = RetryingBackend(BudgetedBackend(ScriptedBackend(gate=gate)), max_wait_s=0.001)
+        backend = ModelClient(ScriptedBackend(gate=gate), retry=RetrySpec(max_wait_s=0.001))
         async with serving(*stores, backend=backend) as served:
             services += served
             one, two = served

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from fedone_sdk.backends import CachedBackend, Query
+from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.cli.export import exported_from
 from fedone_sdk.errors import BackendUnavailable
@@ -139,7 +139,7 @@ async def test_a_price_that_is_not_known_is_null() -> None:
             assert RunResult.model_validate(document) == result
             assert result.verdict is not None
             assert ("unknown price" in result.verdict.text) is (usd is None)
-        # An archive says it, too, and so do a report and an artefact.
+        # An export says it, too, and so do a report and an artefact.
         reported = read_export(await exported_from(store, "run"))
         assert reported.result == result
         assert json.loads(artefact_of(reported).dump())["ledger"]["spent"]["usd"] == usd
@@ -237,7 +237,7 @@ async def test_examples_that_the_model_fails_on_are_left_out() -> None:
 
 
 async def test_cache_hits_are_counted() -> None:
-    async with serving(backend=CachedBackend(ScriptedBackend())) as service:
+    async with serving(backend=ModelClient(ScriptedBackend(), cache=AnswerCache())) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run, TRAIN)
     result = run.result()

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
+from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
+from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendError,
@@ -101,6 +102,11 @@ class Bench:
         return self._service.runs["run"]
 
     @property
+    def gateway(self) -> ModelGateway:
+        assert self._service._gateway is not None
+        return self._service._gateway
+
+    @property
     def spent(self) -> Usage:
         return self.run.state.account.spent
 
@@ -133,6 +139,21 @@ async def hang_up(device: Device, held: Held) -> None:
     await asyncio.gather(gone, return_exceptions=True)
     held.opened.set()
     await turns()
+
+
+async def test_nothing_is_kept_for_an_assignment_that_closes_during_its_call(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = await bench.start(ScriptedBackend(), spec_of())
+    show = bench.run.show
+
+    async def closing(backend: LLMBackend) -> Any:
+        await device.update()
+        return await show(backend)
+
+    monkeypatch.setattr(bench.run, "show", closing)
+    assert (await device.refused()).code == "assignment_expired"
+    assert not bench.gateway._calls
 
 
 class TestCharges:
@@ -194,7 +215,9 @@ class TestCharges:
         assert bench.spent.queries == 8
 
     async def test_cache_hits_count_as_queries_and_cost_nothing(self, bench: Bench) -> None:
-        device = await bench.start(CachedBackend(ScriptedBackend()), spec_of("alpha"))
+        device = await bench.start(
+            ModelClient(ScriptedBackend(), cache=AnswerCache()), spec_of("alpha")
+        )
         await device.score(prompts=prompts([[0, 0]] * 4))
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
         assert bench.run.result().cache.hits == 3

@@ -14,7 +14,7 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.config import RunToServe
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.cli.serve import _add_runs
-from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.errors import FedOneError, ProblemError, SpecError
 from fedone_sdk.messages import Removal
 from fedone_sdk.stores import MemoryStore
 from tests.console import invoked
@@ -170,7 +170,9 @@ class TestCommand:
             RunToServe(path=Path(f"{name}.yaml"), spec=spec_of(name), vocabulary=WORDS)
             for name in ("gone", "next")
         ]
-        await _add_runs(server.aggregator, runs, stack)
+        errors: list[FedOneError] = []
+        await _add_runs(server.aggregator, runs, errors, stack)
+        assert not errors
         assert [summary.run_id for summary in service.registry.summaries] == ["next"]
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.serving.probabilities import likeliest
-from fedone_sdk.backends import LLMBackend
-from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.aggregator.routes.monitoring import likeliest
+from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
 from fedone_sdk.cli.export import exported_from
 from fedone_sdk.errors import BackendError, SpecError
@@ -99,7 +98,6 @@ async def test_the_model_sees_what_the_slots_hold() -> None:
     [
         ("gs-bdpl", {"optimizer": "sgd", "learning_rate": 0.01}),
         ("thompson", {"race": 0}),
-        ("evolution", {"race": 0}),
         ("random", {"race": 0}),
     ],
 )
@@ -166,7 +164,7 @@ WRITTEN = '["Is it good?", "Say {label:0} or {label:1}!", "Is it good?", "Name t
 
 async def test_proposed_candidates_are_tried() -> None:
     scripted = ScriptedBackend(write=lambda inputs, most: WRITTEN)
-    proposer = BudgetedBackend(scripted)
+    proposer = ModelClient(scripted)
     prompt = {
         "slots": SLOTS,
         "proposer": {"backend": {"kind": "onnx"}, "slot": "instruction", "every": 2},
@@ -198,7 +196,7 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
 
     prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}, "every": 1}}
     scripted = ScriptedBackend(gate=fails)
-    proposer = BudgetedBackend(scripted)
+    proposer = ModelClient(scripted)
     run, vocabulary = await served(spec_of("random", "losses", prompt=prompt), proposer=proposer)
     assert run.result.status == "completed"
     assert vocabulary.candidates_of("instruction") == tuple(SLOTS[0]["candidates"])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator.rounds.prompts import candidates
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.projection import projected
 from fedone_sdk.backends import EmbeddingSpace
@@ -208,8 +209,11 @@ class TestTrained:
                     await device.run_forever()
             assert federation.run.result().status == "completed"
 
-    async def test_a_client_without_a_trainer_declines(self) -> None:
-        spec = spec_of(TUNING, rounds=1, max_lost=1)
+    async def test_a_client_without_a_trainer_declines(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        spec = spec_of(TUNING, rounds=1)
         async with LoopbackFederation(
             spec, NOTHING, backend=ScriptedBackend(space=SPACE)
         ) as federation:
@@ -228,8 +232,11 @@ class TestTrained:
                         await serving
             assert federation.run.result().status == "completed"
 
-    async def test_training_that_leaves_all_bounds_is_declined(self) -> None:
-        spec = spec_of(TUNING, rounds=1, max_lost=1)
+    async def test_training_that_leaves_all_bounds_is_declined(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        spec = spec_of(TUNING, rounds=1)
         async with LoopbackFederation(
             spec, NOTHING, backend=ScriptedBackend(space=SPACE)
         ) as federation:
@@ -254,7 +261,6 @@ class TestTrained:
         ({"name": "gs-bdpl"}, {}, "prompt.vocabulary or slots: required for method gs-bdpl"),
         (TUNING, {"exchange": "losses"}, "participation.exchange: must be alpha"),
         ({**BBT, "memory": "run"}, {"clients_per_round": 2}, "states of CMA-ES"),
-        ({**BBT, "memory": "run"}, {"server_optimizer": "adamw"}, "must be none"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_line(

@@ -270,7 +270,8 @@ def test_a_run_has_the_model_of_its_server_and_its_dev_rows(tmp_path: Path) -> N
     config = ServeConfig.model_validate(
         {"auth": {"enrolment_tokens": ["t" * 20]}, "backend": backend, "runs": ["runs/run.yaml"]}
     )
-    (run,) = config.load_runs(tmp_path)
+    ((run,), errors) = config.load_runs(tmp_path)
+    assert not errors
     assert run.spec.backend == config.backend
     assert (run.spec.data, run.dev, run.unmeasured) == (None, ({"text": "fine", "label": 1},), None)
     # A stored run continues with another backend: its fingerprint identifies the model.

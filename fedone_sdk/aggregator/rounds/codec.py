@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from fedone_sdk.aggregator.rounds.curves import Curves
@@ -13,13 +13,12 @@ from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.messages import MetricReport, Verdict
 
-_METHOD, _SERVER, _DEFENCE = "method", "server", "defence"
+_METHOD, _DEFENCE = "method", "defence"
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
     """Return all arrays of a state by name, without copies."""
     arrays = _named(_METHOD, state.method)
-    arrays |= {f"{_SERVER}/{key}": value for key, value in state.server_memory.items()}
     arrays |= {f"{_DEFENCE}/{key}": value for key, value in state.defence.items()}
     for seat in state.seats:
         if seat.local is not None:
@@ -28,21 +27,20 @@ def arrays_of(state: RunState) -> dict[str, Any]:
 
 
 def encode_snapshot(state: RunState) -> bytes:
-    """Return what a rollback restores: the method's state and the server optimiser's memory."""
-    return dump_memory(arrays_of(replace(state, seats=(), defence={})))
+    """Return the method's state as bytes: what a rollback restores."""
+    return dump_memory(_named(_METHOD, state.method))
 
 
-def decode_snapshot(arrays: bytes) -> tuple[State, Memory]:
-    """Return the method's state and the server optimiser's memory of a snapshot.
+def decode_snapshot(arrays: bytes) -> State:
+    """Return the method's state of a snapshot.
 
     Raises:
         ValueError: The snapshot is damaged.
     """
-    loaded = load_memory(arrays)
-    method = _unnamed(_METHOD, loaded)
+    method = _unnamed(_METHOD, load_memory(arrays))
     if method is None:
         raise ValueError("the snapshot has no alpha")
-    return method, _below(_SERVER, loaded)
+    return method
 
 
 def encode_arrays(arrays: Memory) -> bytes:
@@ -71,7 +69,6 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "started_at": state.started_at,
         "ended_at": state.ended_at,
         "metric": state.metric.model_dump(),
-        "bias": state.bias,
         "summary": state.summary,
         "planned": state.planned,
         "votes": list(state.votes.items()),
@@ -97,7 +94,6 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
             **{
                 **document,
                 "method": method,
-                "server_memory": _below(_SERVER, loaded),
                 "account": _load_account(document["account"]),
                 "evaluation": _load_account(document["evaluation"]),
                 "seats": tuple(
@@ -112,7 +108,6 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "votes": dict(document["votes"]),
                 "unfit": dict(document["unfit"]),
                 "metric": MetricReport.model_validate(document["metric"]),
-                "bias": None if (bias := document["bias"]) is None else tuple(bias),
                 "verdict": _load_verdict(document["verdict"]),
                 "proposed": _load_candidates(document["proposed"]),
                 "waiting": _load_candidates(document["waiting"]),

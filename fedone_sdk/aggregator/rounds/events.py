@@ -19,7 +19,6 @@ from fedone_sdk.messages import (
     RunStatus,
     Verdict,
 )
-from fedone_sdk.task import Bias
 
 # Events
 
@@ -180,14 +179,12 @@ class Measured:
         which: The prompt.
         value: The metric.
         at: For ``after``: round and number of rollbacks when the prompt was current.
-        bias: The label bias that the measurement estimated without labels.
         verdict: For ``after``: whether tuning improved the metric.
     """
 
     which: Literal["no_prompt", "before", "after"]
     value: float
     at: tuple[int, int] | None = None
-    bias: Bias | None = None
     verdict: Verdict | None = None
 
 
@@ -259,13 +256,11 @@ class RollbackRequested:
 
     Attributes:
         method: Method state of that round: alpha and its memory.
-        server_memory: The server optimiser's memory of that round.
         to_round: Number of rounds done at that point.
         reason: The reason, for the log.
     """
 
     method: State
-    server_memory: Memory = field(default_factory=dict)
     to_round: int
     reason: str
 

@@ -91,7 +91,6 @@ def run_again(rules: Rules, state: RunState, now: float) -> RunState:
         votes={},
         unfit={},
         metric=state.metric.model_copy(update={"after": None}),
-        bias=None,
         verdict=None,
     )
 
@@ -144,8 +143,8 @@ def _current_model(rules: Rules, state: RunState) -> str | None:
 
 
 def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
-    part = rules.spec.participation
-    patience = {"offered": part.claim_timeout_s, "working": part.deadline_s, "done": 0.0}
+    deadline_s = rules.spec.participation.deadline_s
+    patience = {"offered": rules.CLAIM_TIMEOUT_S, "working": deadline_s, "done": 0.0}
     return tuple(replace(seat, due=now + patience[seat.phase]) for seat in state.seats)
 
 
@@ -213,7 +212,6 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
         method=rules.with_new_candidates(
             State(alpha=event.method.alpha, memory=event.method.memory)
         ),
-        server_memory=event.server_memory,
         seats=(),
         passed=frozenset(),
         fills=0,
@@ -224,7 +222,6 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
         rollbacks=state.rollbacks + 1,
         planned=None,  # The next assignment plans for the caps of its time.
         metric=state.metric.model_copy(update={"after": None}),
-        bias=None,
         verdict=None,
     )
     record = {
@@ -244,4 +241,4 @@ def record_metric(rules: Rules, event: Measured, state: RunState, now: float) ->
     metric = state.metric.model_copy(update={event.which: event.value})
     if event.which != "after":
         return replace(state, metric=metric), ()
-    return replace(state, metric=metric, bias=event.bias, verdict=event.verdict), ()
+    return replace(state, metric=metric, verdict=event.verdict), ()

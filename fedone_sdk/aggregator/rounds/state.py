@@ -11,7 +11,6 @@ from fedone_sdk.aggregator.rounds.events import Effect, RunEnded
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import MetricReport, RunStatus, Verdict
-from fedone_sdk.task import Bias
 
 MOST_UNFIT = 1000
 """Maximal number of unfit clients in a state, which is written with every event."""
@@ -79,7 +78,6 @@ class RunState:
         summary: Why the run is paused, for viewers; None equals `reason`.
         round: Number of rounds done, and index of the current round.
         method: Alpha and the method's memory on the server.
-        server_memory: Memory of the server optimiser.
         account: Caps, spending and leases of training, and of evaluation except for its queries.
         evaluation: Account of evaluation queries.
         seats: The seats of the current round.
@@ -98,7 +96,6 @@ class RunState:
         started_at: First assignment, seconds since the epoch.
         ended_at: End, seconds since the epoch.
         metric: The dev metrics measured so far.
-        bias: Label bias that the evaluation of the final prompt estimated without labels.
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
@@ -111,7 +108,6 @@ class RunState:
     summary: str | None = None
     round: int = 0
     method: State
-    server_memory: Memory = field(default_factory=dict)
     account: Account
     evaluation: Account
     seats: tuple[Seat, ...] = ()
@@ -130,7 +126,6 @@ class RunState:
     started_at: float | None = None
     ended_at: float | None = None
     metric: MetricReport
-    bias: Bias | None = None
     verdict: Verdict | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()

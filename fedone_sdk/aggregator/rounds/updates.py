@@ -77,7 +77,7 @@ def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> T
     )
     if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
-        due = now + rules.spec.participation.claim_timeout_s
+        due = now + rules.CLAIM_TIMEOUT_S
         state = state.with_seat(replace(seat, phase="offered", due=due))
         return state, (accepted, SeatOffered(client=seat.client))
     state, effects = close_seat(rules, state, seat, now)

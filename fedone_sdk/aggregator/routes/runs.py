@@ -71,8 +71,7 @@ async def add_run(request: web.Request) -> web.Response:
             raise ProblemError("forbidden", f"your token is not valid for runs named {spec.name!r}")
         if spec.name in service.runs or spec.name in service.registry.stored:
             raise ProblemError("run_conflict", f"there is a run {spec.name!r} already")
-        vocabulary = spec.prompt.build(spec.task)
-        run = await service.add_run(spec, vocabulary)
+        run = await service.add_run(spec)
     except (SpecError, DataError, BackendError, MissingExtraError) as exc:
         raise ProblemError("invalid_run", str(exc)) from exc
     response = answer(run.result(), status=201)

@@ -28,8 +28,8 @@ from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.open_work import Offers
+from fedone_sdk.aggregator.serving.registry import StoredRun
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.stored import StoredRun
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -125,8 +125,9 @@ class Dispatcher:
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
-            for run_id in self._unfit_runs(client.index):
-                await self._runs[run_id].apply(UnfitCleared(client=client.index))
+            for run in [run for run in self._runs.values() if client.index in run.state.unfit]:
+                with self._may_be_deleted(run):
+                    await run.apply(UnfitCleared(client=client.index))
         with self._polling(client.index) as poll:
             while True:
                 poll.changed.clear()
@@ -228,7 +229,19 @@ class Dispatcher:
         self._rotation += 1
         vacant = [run for run in runs if run.machine.needs_seating(run.state)]
         for at in range(len(vacant)):
-            await vacant[(at + self._rotation) % len(vacant)].seat()
+            run = vacant[(at + self._rotation) % len(vacant)]
+            with self._may_be_deleted(run):
+                await run.seat()
+
+    @contextmanager
+    def _may_be_deleted(self, run: ServedRun) -> Iterator[None]:
+        """Context in which a run that is deleted is passed over."""
+        try:
+            yield
+        except ProblemError as exc:
+            if exc.code != "not_found":
+                raise
+            self._offers.remove(run.run_id, self._offers.clients_of(run.run_id))
 
     async def _claim_offer(
         self, client: int, message: Claim
@@ -245,37 +258,43 @@ class Dispatcher:
             if run is None:
                 self._offers.remove(run_id, [client])
                 continue
-            await run.model_checked.wait()
-            await run.catch_up()
-            seat = run.state.seat_of(client)
-            if seat is None:
-                self._offers.remove(run_id, [client])
-                continue
-            if not run.state.running:
-                continue  # Paused: the seat is kept.
-            if run_id in self._closing and seat.phase == "offered":
-                continue  # Stopping: no new assignments.
-            await self._prepare(run)
-            asked = WorkRequested(
-                client=client,
-                assignment_id=uuid.uuid4().hex,
-                own_model=message.own_model,
-                model=message.model,
-            )
             try:
-                effects = await run.apply(asked)
+                with self._may_be_deleted(run):
+                    assignment = await self._claim_seat(run, client, message)
+                    if assignment is not None:
+                        self.pool.start_work(client, run_id)
+                        return assignment
             except ProblemError as exc:
                 if exc.code != "model_mismatch":
                     raise
                 mismatch = exc
-                continue
-            for effect in effects:
-                if isinstance(effect, Assigned):
-                    self.pool.start_work(client, run_id)
-                    return effect.assignment
         if mismatch is not None:
             raise mismatch
         return None
+
+    async def _claim_seat(
+        self, run: ServedRun, client: int, message: Claim
+    ) -> AlphaAssignment | LossesAssignment | None:
+        """Return the assignment of a client's seat in a run, if any."""
+        await run.model_checked.wait()
+        await run.catch_up()
+        seat = run.state.seat_of(client)
+        if seat is None:
+            self._offers.remove(run.run_id, [client])
+            return None
+        if not run.state.running:
+            return None  # Paused: the seat is kept.
+        if run.run_id in self._closing and seat.phase == "offered":
+            return None  # Stopping: no new assignments.
+        await self._prepare(run)
+        asked = WorkRequested(
+            client=client,
+            assignment_id=uuid.uuid4().hex,
+            own_model=message.own_model,
+            model=message.model,
+        )
+        effects = await run.apply(asked)
+        return next((e.assignment for e in effects if isinstance(e, Assigned)), None)
 
     # Waiting clients
 

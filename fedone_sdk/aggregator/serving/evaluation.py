@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,30 +12,24 @@ import structlog
 
 from fedone_sdk.aggregator.rounds.events import (
     Effect,
-    EvaluationReserved,
-    EvaluationSettled,
     Measured,
     PauseRequested,
     RoundFinished,
     RunEnded,
 )
-from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.aggregator.serving.bugs import BugCounter
-from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
+from fedone_sdk.aggregator.serving.calls import BugCounter, persist, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
     BudgetExhausted,
-    FedOneError,
     ProblemError,
     SpecError,
     StoreUnavailable,
@@ -74,12 +67,10 @@ class _Measurement(NamedTuple):
 
     Attributes:
         value: The metric.
-        bias: The label bias estimated without labels, if it is reproducible.
         outcomes: Results per example; None for a point of the curve.
     """
 
     value: float
-    bias: Bias | None
     outcomes: Outcomes | None
 
 
@@ -177,7 +168,7 @@ class Evaluation:
 
     def _deployable(self, state: RunState) -> _ShownPrompt:
         machine = self._run.machine
-        return _ShownPrompt(evaluated_prompt(machine, state).tolist(), machine.bias(state))
+        return _ShownPrompt(machine.method.prompt(state.method).tolist(), machine.bias(state))
 
     async def _measure_point(self, round_number: int, shown: _ShownPrompt, rollbacks: int) -> None:
         if self._run.state.rollbacks != rollbacks:
@@ -186,7 +177,7 @@ class Evaluation:
         if found is not None:
             # After a rollback the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                await _persist(
+                await persist(
                     self._run, partial(self._run.record_metric, round_number, found.value)
                 )
         elif self._run.state.paused:
@@ -201,15 +192,14 @@ class Evaluation:
         if found is not None:
             if found.outcomes is not None:
                 # Stored before the metric: a prompt with a metric is not measured again.
-                await _persist(self._run, partial(self._run.record_outcomes, found.outcomes))
+                await persist(self._run, partial(self._run.record_outcomes, found.outcomes))
             measured = Measured(
                 which=which,
                 value=found.value,
                 at=at,
-                bias=found.bias,
                 verdict=await self._verdict() if which == "after" else None,
             )
-            await _persist(self._run, partial(self._run.apply, measured))
+            await persist(self._run, partial(self._run.apply, measured))
 
     async def _verdict(self) -> Verdict | None:
         """Return whether tuning improved the metric; None if that is unknown."""
@@ -225,7 +215,7 @@ class Evaluation:
         self, shown: _ShownPrompt, examples: Sequence[Example], which: Which | None = None
     ) -> _Measurement | None:
         """Measure a prompt; None if the budget is exhausted or the model fails."""
-        run, calibration = self._run, self._run.spec.calibration.label_free
+        run = self._run
         if run.state.paused:
             return None
         try:
@@ -237,23 +227,18 @@ class Evaluation:
             else:
                 prompt = (await run.show(self._backend))(shown.prompt)
             queries = prediction_queries(
-                self._backend, task, prompt, examples, run.spec.method.batch_size, calibration
+                self._backend, task, prompt, examples, run.spec.method.batch_size
             )
             answers = await query_as_evaluation(run, self._backend, queries, self._replica)
             await run.record_answers(answers)
             found = Prediction.of(
-                task, queries, answers, examples, self._score, calibration, self._metric
+                task, queries, answers, examples, score=self._score, measure=self._metric
             )
             self._bugs.reset(run)
             if found.metric is None:
                 return None
-            # A batch's bias depends on the batch; that of a content-free input does not.
-            remaining = calibration == "contextual"
-            return _Measurement(
-                found.metric,
-                found.task.bias if remaining else None,
-                None if which is None else Outcomes.of(which, found),
-            )
+            outcomes = None if which is None else Outcomes.of(which, found)
+            return _Measurement(found.metric, outcomes)
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
@@ -264,75 +249,5 @@ class Evaluation:
             _log.error("evaluation failed", run_id=run.run_id, reason=str(exc))
         except Exception as exc:
             # Training continues until the bug repeats: each measurement is charged in full.
-            await _persist(run, partial(self._bugs.add, run, exc))
+            await persist(run, partial(self._bugs.add, run, exc))
         return None
-
-
-async def query_as_evaluation(
-    run: ServedRun,
-    backend: LLMBackend,
-    queries: Sequence[Query],
-    replica: Callable[[], str],
-    *,
-    counted: bool = True,
-) -> list[Answer]:
-    """Query the model outside training and charge the run's evaluation account.
-
-    Args:
-        run: The run that pays.
-        backend: The model.
-        queries: The queries.
-        replica: Returns the current id of this process.
-        counted: Whether to count them as evaluation queries in addition to their cost.
-
-    Raises:
-        BackendError: The model refused a query.
-        BudgetExhausted: The budget does not cover a retry.
-        ProblemError: The caps do not cover the queries; none was sent.
-    """
-    attempts = Reservations(replica)
-
-    async def reserve_more(worst: Usage) -> None:
-        await attempts.reserve_more(
-            worst,
-            lambda lease_id: run.apply(EvaluationReserved(lease_id=lease_id, worst=worst)),
-        )
-
-    quotes = [await backend.quote(query) for query in queries]
-    worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-    count = Usage(queries=len(queries)) if counted else NOTHING
-    reserved, call_budget = NOTHING, CallBudget(run.run_id, NOTHING, reserve_more)
-    try:
-        await reserve_more(worst + count)
-        call_budget.granted, reserved = worst, count
-        paid = [replace(query, payer=call_budget) for query in queries]
-        return await score_all(backend, paid)
-    except BudgetExhausted as exc:
-        # Tells the run's budget from a budget of the backend.
-        raise call_budget.refusal or exc from None
-    finally:
-        # Also after a cancellation during `reserve_more`, which may have opened a lease.
-        for lease_id, used in attempts.shares(call_budget.spent + reserved):
-            settled = EvaluationSettled(lease_id=lease_id, used=used)
-            await _persist(run, partial(run.apply, settled))
-
-
-async def _persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
-    """Store a result, with retries until the store is available: an open lease blocks budget."""
-    while True:
-        try:
-            await keep()
-        except ProblemError:
-            return  # No such lease: refused, or already charged in full.
-        except FedOneError:
-            _log.error(
-                "an evaluation cannot be stored",
-                run_id=run.run_id,
-                traceback=traceback.format_exc(),
-            )
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                return  # The next start of the server charges it in full.
-            await asyncio.sleep(_RETRY_S)
-        else:
-            return

@@ -11,8 +11,7 @@ from functools import partial
 from fedone_sdk.aggregator.rounds.events import CallReserved, CallSettled, PauseRequested
 from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.state import Seat
-from fedone_sdk.aggregator.serving.bugs import BugCounter
-from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
+from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget, Reservations
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
     Answer,
@@ -70,6 +69,10 @@ class ModelGateway:
             ProblemError: The request does not fit the assignment, or the model failed.
         """
         show = await self._show(run)
+        if run.state.seat_with(message.assignment_id) is None:
+            raise ProblemError(
+                "assignment_expired", f"assignment {message.assignment_id} has ended"
+            )
         calls = self._calls.get(message.assignment_id, {})
         task = calls.get(body_sha256)
         # No await from here to the task: the same request sent twice at once is one call.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 import structlog
 
@@ -13,9 +16,10 @@ from fedone_sdk.aggregator.rounds.events import PauseRequested
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.stored import StoredRun
+from fedone_sdk.aggregator.serving.run_view import RunView
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
-from fedone_sdk.messages import RunSummary
+from fedone_sdk.messages import Cap, RunSummary
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import RunHead, RunRecord, Store
 from fedone_sdk.vocabulary import Vocabulary
@@ -24,6 +28,86 @@ _log = structlog.get_logger(__name__)
 
 _MAX_CHECKS = 8
 """Maximal number of concurrent model checks."""
+_MAX_ENDED = 64
+"""Maximal number of ended runs that stay in memory."""
+_ROUNDS = RunSpec.model_fields["rounds"].default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A stored run without its candidates, arrays and log.
+
+    Attributes:
+        version: Version of the head.
+        live: Whether the run must be served: it is running or paused, or has open work.
+        final: Whether it has ended for good.
+        clients: Enrolment indices that its state refers to: at work, in quarantine, or in its
+            privacy accounting.
+        summary: Its summary.
+    """
+
+    version: int
+    live: bool
+    final: bool
+    clients: frozenset[int]
+    summary: RunSummary
+
+    @classmethod
+    def of(cls, head: RunHead) -> Self:
+        """Return the stored run of a head.
+
+        Raises:
+            ValueError: The head is damaged.
+        """
+        document = json.loads(head.document)
+        try:
+            return cls._of(head, document)
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ValueError(f"not a run's state: {exc}") from exc
+
+    @classmethod
+    def of_run(cls, run: RunView) -> Self:
+        """Return the head of a run in memory."""
+        state = run.state
+        return cls(
+            version=run.version,
+            live=run.live,
+            final=not (state.running or run.machine.can_resume(state)),
+            clients=frozenset(
+                {*(seat.client for seat in state.seats), *state.quarantined, *state.releases}
+            ),
+            summary=run.summary,
+        )
+
+    @classmethod
+    def _of(cls, head: RunHead, document: dict[str, Any]) -> Self:
+        status, account = document["status"], document["account"]
+        open_work = document["seats"] or account["leases"] or document["evaluation"]["leases"]
+        return cls(
+            version=head.version,
+            live=status == "running" or document["paused"] or bool(open_work),
+            final=status not in ("running", "stopped", "failed"),
+            clients=frozenset(
+                [
+                    *(seat["client"] for seat in document["seats"]),
+                    *document["quarantined"],
+                    *(client for client, _ in document["releases"]),
+                ]
+            ),
+            summary=RunSummary(
+                run_id=head.run_id,
+                status=status,
+                round=document["round"],
+                rounds=json.loads(head.spec).get("rounds", _ROUNDS),
+                cap=Cap.model_validate(account["cap"] or {}),
+                spent=Usage.model_validate(account["spent"]),
+                priced=not document["counters"]["unpriced"],
+                created_at=head.created_at,
+                ended_at=document["ended_at"],
+                metric=document["metric"]["after"],
+                metric_name=document["metric"]["name"],
+            ),
+        )
 
 
 class RunRegistry:
@@ -35,6 +119,7 @@ class RunRegistry:
         new_run: Returns a served run in its initial state, for a machine and its candidates.
         on_loaded: Called with each run that is loaded.
         on_removed: Called with the id of each run that is removed, and the run if it was served.
+        keeps: Whether an ended run of this id must stay in memory.
 
     Attributes:
         served: The served runs by id: live runs, and others that were requested.
@@ -49,6 +134,7 @@ class RunRegistry:
         new_run: Callable[[RoundMachine, Vocabulary], ServedRun],
         on_loaded: Callable[[ServedRun], None],
         on_removed: Callable[[str, ServedRun | None], Awaitable[None]],
+        keeps: Callable[[str], bool],
     ) -> None:
         self.served: dict[str, ServedRun] = {}
         self.stored: dict[str, StoredRun] = {}
@@ -57,25 +143,45 @@ class RunRegistry:
         self._new_run = new_run
         self._on_loaded = on_loaded
         self._on_removed = on_removed
-        self._loading: dict[str, asyncio.Lock] = {}
+        self._keeps = keeps
+        self._loading: dict[str, asyncio.Task[ServedRun | None]] = {}
         self._checks: dict[str, asyncio.Task[None]] = {}
         self._check_slots = asyncio.Semaphore(_MAX_CHECKS)
 
     async def get_or_load(self, run_id: str) -> ServedRun | None:
         """Return the run of this name, loaded from the store if necessary; None if missing."""
-        if run_id not in self.served:
-            async with self._loading.setdefault(run_id, asyncio.Lock()):
-                if run_id not in self.served:
-                    record = await self._store.run(run_id)
-                    if record is None:
-                        return None
-                    await self._load(record)
-            self._loading.pop(run_id, None)
-        return self.served[run_id]
+        run = self.served.get(run_id)
+        if run is not None:
+            return run
+        loading = self._loading.get(run_id)
+        if loading is None:
+            loading = asyncio.create_task(self._read(run_id), name=f"loading {run_id}")
+            self._loading[run_id] = loading
+            loading.add_done_callback(lambda _: self._loading.pop(run_id, None))
+        return await asyncio.shield(loading)
 
-    async def _load(self, record: RunRecord) -> None:
+    async def _read(self, run_id: str) -> ServedRun | None:
+        record = await self._store.run(run_id)
+        if record is None or run_id in self.served:
+            return self.served.get(run_id)
+        run = await self._load(record)
+        self._unload_ended()
+        return run
+
+    def _unload_ended(self) -> None:
+        """Replace the ended runs that were loaded first by their heads; a request loads them."""
+        ended = [
+            run
+            for run_id, run in self.served.items()
+            if not (run.live or self._keeps(run_id)) and run.model_checked.is_set()
+        ]
+        for run in ended[:-_MAX_ENDED]:
+            del self.served[run.run_id]
+            self.stored[run.run_id] = StoredRun.of_run(run)
+
+    async def _load(self, record: RunRecord) -> ServedRun:
         """Serve a stored run and start the check of its model if it is live."""
-        spec = RunSpec.stored(record.spec)
+        spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
         machine = self._models.machine(record.run_id, spec, vocabulary)
         run = self._new_run(machine, vocabulary)
@@ -89,6 +195,7 @@ class RunRegistry:
             )
         self._on_loaded(run)
         _log.info("run loaded", run_id=run.run_id, status=run.state.status)
+        return run
 
     async def _check_model(self, run: ServedRun) -> None:
         """Pause a loaded run if its model is unavailable or has changed."""

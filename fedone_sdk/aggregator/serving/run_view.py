@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ from typing import Any
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.events import MetricMeasured, RunRolledBack
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.backends import LLMBackend, Show, shown_by
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
@@ -25,6 +28,7 @@ from fedone_sdk.messages import (
     CacheReport,
     Cap,
     CensoringReport,
+    ClientInfluence,
     LostWork,
     PromptReport,
     RoundReport,
@@ -47,7 +51,9 @@ _MAX_LOST = 200
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of traffic and answers, saved with the next event; a crash loses the newest.
+    """Counters of traffic and answers, saved with the next event.
+
+    A crash, or a commit whose outcome is unknown, loses the newest.
 
     Attributes:
         communication: Traffic of federated messages.
@@ -179,6 +185,11 @@ class RunView:
         self._base = machine
 
     @property
+    def described(self) -> Vocabulary:
+        """The initial candidates, as the run's file describes them."""
+        return self._vocabulary
+
+    @property
     def vocabulary(self) -> Vocabulary:
         """The current candidates."""
         return self._current_vocabulary
@@ -187,6 +198,13 @@ class RunView:
     def state(self) -> RunState:
         """This replica's copy of the state."""
         return self._state
+
+    @property
+    def live(self) -> bool:
+        """Whether the run must be served: it is running or paused, or has open work."""
+        state = self._state
+        open_work = state.seats or state.account.leases or state.evaluation.leases
+        return state.running or state.paused or bool(open_work)
 
     @property
     def version(self) -> int:
@@ -301,7 +319,7 @@ class RunView:
     def prompt(self, state: RunState | None = None) -> PromptReport:
         """Return the deployable prompt of a state, by default the current one."""
         state = state or self._state
-        bias = state.bias or self.machine.bias(state)
+        bias = self.machine.bias(state)
         if self.spec.method.domain != "tokens":
             return PromptReport(text="", tokens=(), bias=bias)
         indices = self.machine.method.prompt(state.method).tolist()
@@ -378,7 +396,6 @@ class RunView:
             self.spec.task,
             outcomes,
             plain_bias=self.machine.plain_bias(self._state),
-            calibrated=self.spec.calibration.label_free is not None,
             empty=self._is_blank,
             measure=measure,
         )
@@ -408,3 +425,35 @@ class RunView:
         state, priced = self._state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})
+
+
+def client_influences(rules: Rules, state: RunState) -> dict[int, ClientInfluence]:
+    """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
+    judged = {line.client: line for line in ledger(state.defence)}
+    movement = math.fsum(line.movement for line in judged.values())
+    found = {}
+    for client in sorted(judged.keys() | state.quarantined | state.releases.keys()):
+        line, releases = judged.get(client), state.releases.get(client, 0)
+        noised = rules.releases
+        of_defence = (
+            {}
+            if line is None
+            else {
+                "rounds": line.rounds,
+                "movement": line.movement,
+                "share": line.movement / movement if movement else 0.0,
+                "scaled": line.scaled,
+                "outliers": line.outliers,
+                "score": line.score,
+                "loss_residual": line.loss_residual,
+            }
+        )
+        found[client] = ClientInfluence.model_validate(
+            {
+                **of_defence,
+                "quarantined": client in state.quarantined,
+                "releases": releases,
+                "epsilon": None if noised is None else noised.accountant.epsilon(releases),
+            }
+        )
+    return found

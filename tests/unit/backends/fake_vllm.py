@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import struct
-import zipfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from numpy.typing import NDArray
 
 from fedone_sdk import assets
 
@@ -23,7 +18,6 @@ tokenizers = pytest.importorskip("tokenizers")
 
 TOKENIZER = assets.path("roberta_mini") / "tokenizer.json"
 MAX_LENGTH = 64
-VECTOR = 9999
 
 
 def log_prob(before: list[int], token: int) -> float:
@@ -40,8 +34,6 @@ class FakeVllm:
         headers: The headers of the last request.
         masked: Whether it is a RoBERTa with the SDK's plugin.
         start: The special tokens that it puts before a text.
-        embeddings: The vector of each token, where it takes vectors; each row differs. A vector
-            of no token counts as token `VECTOR`.
         overrides: Per path what is answered instead.
     """
 
@@ -51,7 +43,6 @@ class FakeVllm:
         self.masked = False
         self.start = [0]
         self.root = "/models/tiny"
-        self.embeddings: NDArray[np.float32] | None = None
         self.overrides: dict[str, Callable[[], Any]] = {}
         self._tokenizer = tokenizers.Tokenizer.from_file(str(TOKENIZER))
         self.url = ""
@@ -92,12 +83,7 @@ class FakeVllm:
         return {"count": len(ids), "tokens": ids, "token_strs": names}
 
     def _complete(self, body: dict[str, Any]) -> object:
-        prompts = body["prompt"] or []
-        if "prompt_embeds" in body:
-            if self.embeddings is None:
-                error = "You must set `--enable-prompt-embeds` to input `prompt_embeds`."
-                return web.json_response({"error": {"message": error}}, status=400)
-            prompts = [*map(self._tokens_of, body["prompt_embeds"]), *prompts]
+        prompts = body["prompt"]
         choices = []
         for index, ids in enumerate(prompts):
             assert 0 < len(ids) <= MAX_LENGTH - body["max_tokens"]
@@ -127,16 +113,6 @@ class FakeVllm:
                 "completion_tokens": len(choices),
             },
         }
-
-    def _tokens_of(self, sent: str) -> list[int]:
-        """The tokens whose vectors were sent."""
-        assert self.embeddings is not None
-        with zipfile.ZipFile(io.BytesIO(base64.b64decode(sent, validate=True))) as file:
-            (name,) = (name for name in file.namelist() if name.endswith("/data/0"))
-            numbers = np.frombuffer(file.read(name), "<f4")
-        rows = numbers.reshape(-1, self.embeddings.shape[1])
-        known = {row.tobytes(): token for token, row in enumerate(self.embeddings)}
-        return [known.get(row.tobytes(), VECTOR) for row in rows]
 
     def _pool(self, body: dict[str, Any]) -> object:
         data = body["data"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import CachedBackend, Query, query_for
+from fedone_sdk.backends import AnswerCache, ModelClient, Query, query_for
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.errors import BackendError
 from fedone_sdk.glue import glue_task
@@ -349,7 +349,7 @@ async def test_a_cache_tells_soft_prompts_apart(folders: dict[str, Path]) -> Non
         for kind in ("embeddings", "key_values")
         for seed in (1, 2)
     ]
-    async with CachedBackend(backend(folders["roberta"])) as cached:
+    async with ModelClient(backend(folders["roberta"]), cache=AnswerCache()) as cached:
         queries = [query_for(CLOZE, soft, ROWS, backend=cached) for soft in prompts]
         first = [await cached.score(query) for query in queries]
         again = [await cached.score(query) for query in queries]
