@@ -1,8 +1,9 @@
 """Export of a run as JSON lines, and reading of a stored run.
 
-The first line has the kind ``run``: the description and the untrained prompt. The lines of the
-run's log follow, oldest first, each with its kind: ``round``, ``metric``, ``outcomes``, ``lost``,
-``rollback``, ``budget``. The last line has the kind ``result`` and the keys of a `RunResult`.
+The first line has the kind ``run``: the description, the candidates and the untrained prompt. The
+lines of the run's log follow, oldest first, each with its kind: ``round``, ``metric``,
+``outcomes``, ``lost``, ``rollback``, ``budget``. The last line has the kind ``result`` and the keys
+of a `RunResult`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ async def open_run(store: Store, run_id: str) -> RunView:
     if record is None:
         raise ResultError(f"there is no run {run_id!r} in the store")
     vocabulary = Vocabulary.parse(record.candidates)
-    machine = RoundMachine.of(run_id, RunSpec.stored(record.spec), vocabulary)
+    machine = RoundMachine.of(run_id, RunSpec.model_validate_json(record.spec), vocabulary)
     run = RunView(machine, vocabulary, SystemClock())
     await run.read(record, log_pages(store, run_id))
     return run
@@ -55,6 +56,7 @@ async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
         kind="run",
         created_at=run.summary.created_at,
         spec=run.spec.model_dump(mode="json"),
+        candidates=json.loads(run.vocabulary.dump()),
         untrained=untrained and untrained.model_dump(mode="json"),
     )
     async for page in log_pages(store, run.run_id):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from .aggregation import aggregate, median, trimmed_mean
+from .aggregation import aggregate
 from .bbt import BBT
 from .bdpl import BDPL
-from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm, Candidates, ClassLosses, Method, PlainAlgorithm
-from .optimizers import SGD, AdamW, Optimizer, ServerOptimizer, make_optimizer
+from .optimizers import SGD, AdamW, Optimizer, make_optimizer
 from .own import check_algorithm, load_method
 from .projection import bounded, projected
 from .random_search import RandomSearch
@@ -35,7 +34,6 @@ __all__ = [
     "BDPL",
     "Candidates",
     "ClassLosses",
-    "Evolution",
     "GumbelSoftmaxBDPL",
     "METHODS",
     "Memory",
@@ -44,7 +42,6 @@ __all__ = [
     "PlainAlgorithm",
     "RandomSearch",
     "SGD",
-    "ServerOptimizer",
     "Space",
     "State",
     "TPE",
@@ -60,7 +57,6 @@ __all__ = [
     "load_state",
     "make_method",
     "make_optimizer",
-    "median",
     "method_from_spec",
     "method_options",
     "project_to_simplex",
@@ -68,5 +64,4 @@ __all__ = [
     "select",
     "stream",
     "stream_seed",
-    "trimmed_mean",
 ]

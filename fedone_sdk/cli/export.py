@@ -15,7 +15,7 @@ from fedone_sdk.cli._options import OptionalServer, OptionalToken, OwnRun, RunId
 from fedone_sdk.cli._output import check_target, plural, size, write_file
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import default_store
-from fedone_sdk.errors import ArgumentError
+from fedone_sdk.errors import ArgumentError, ResultError
 
 if TYPE_CHECKING:
     from fedone_sdk.reports import ReportedRun
@@ -103,7 +103,9 @@ def _exported(run_id: str, server: str | None, token: str | None, store: str | N
     if server is not None:
         if token is None:
             raise ArgumentError("--admin-token: is required with --server")
-        return call(server, token, lambda admin: admin.log(run_id))
+        data = call(server, token, lambda admin: admin.log(run_id))
+        _check(data, run_id, server)
+        return data
 
     async def of_store(opened: SqlStore) -> bytes:
         await opened.open()
@@ -113,6 +115,18 @@ def _exported(run_id: str, server: str | None, token: str | None, store: str | N
             await opened.close()
 
     return asyncio.run(of_store(_readable(store or "")))
+
+
+def _check(data: bytes, run_id: str, server: str) -> None:
+    """Check the export of a server, as it may replace a valid file."""
+    from fedone_sdk.reports import read_export
+
+    try:
+        found = read_export(data).result.run_id
+    except ResultError as exc:
+        raise ResultError(f"{server}: {exc}") from exc
+    if found != run_id:
+        raise ResultError(f"{server}: holds run {found!r}, not {run_id!r}")
 
 
 def _readable(where: str) -> SqlStore:

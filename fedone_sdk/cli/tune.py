@@ -55,8 +55,8 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Warm start from an earlier run: its archive (`fedone runs export`) or result "
-            "(--json).",
+            help="Warm start from an earlier run: its artefact (--artefact), result (--json) or "
+            "export (`fedone runs export`).",
         ),
     ] = None,
     store: Annotated[

@@ -17,6 +17,7 @@ from fedone_sdk.reports.forms import (
     promptfoo_config,
     ready_text,
 )
+from fedone_sdk.reports.retuned import Retuned, retuned, retuned_artefact
 from fedone_sdk.reports.source import ReportedRun, read_export, read_run, read_start
 from fedone_sdk.reports.use import Labelled, label_examples
 
@@ -28,6 +29,7 @@ __all__ = [
     "LedgerReport",
     "PromptArtefact",
     "ReportedRun",
+    "Retuned",
     "artefact_of",
     "changed_answers",
     "dspy_state",
@@ -41,4 +43,6 @@ __all__ = [
     "read_run",
     "read_start",
     "ready_text",
+    "retuned",
+    "retuned_artefact",
 ]

@@ -17,6 +17,7 @@ from fedone_sdk.messages import PromptReport, RunResult
 from fedone_sdk.messages.forms import first_error
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry
+from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_BYTES = 1 << 28
 
@@ -31,6 +32,7 @@ class ReportedRun:
     Attributes:
         result: Its result so far, or its final result.
         spec: Its spec; None for a result file without one.
+        vocabulary: Its candidates; None for a result file.
         created_at: Seconds since the epoch; None for a result file.
         untrained: Its initial prompt; None for a result file, and for a run that tunes vectors.
         outcomes: The measurements of whole dev splits, example by example.
@@ -38,6 +40,7 @@ class ReportedRun:
 
     result: RunResult
     spec: RunSpec | None = None
+    vocabulary: Vocabulary | None = None
     created_at: float | None = None
     untrained: PromptReport | None = None
     outcomes: Mapping[Which, Outcomes] = field(default_factory=dict)
@@ -72,7 +75,8 @@ def read_export(data: bytes) -> ReportedRun:
         )
         return ReportedRun(
             result=found,
-            spec=RunSpec.stored(json.dumps(run["spec"])),
+            spec=RunSpec.model_validate_json(json.dumps(run["spec"])),
+            vocabulary=Vocabulary.parse(json.dumps(run["candidates"])),
             created_at=run["created_at"],
             untrained=run["untrained"] and PromptReport.model_validate(run["untrained"]),
             outcomes={

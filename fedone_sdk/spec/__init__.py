@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         BbtSpec,
         BdplSpec,
         Domain,
-        EvolutionSpec,
         GsBdplSpec,
         MethodSpec,
         OwnMethodSpec,
@@ -61,7 +60,7 @@ else:
             ),
             "base": "RunName Spec load_yaml validate_spec",
             "methods": (
-                "BbtSpec BdplSpec Domain EvolutionSpec GsBdplSpec MethodSpec OwnMethodSpec "
+                "BbtSpec BdplSpec Domain GsBdplSpec MethodSpec OwnMethodSpec "
                 "PoolSpec PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec "
                 "TrainedSpec"
             ),
@@ -84,7 +83,6 @@ __all__ = [
     "DirichletSpec",
     "Domain",
     "EvaluationSpec",
-    "EvolutionSpec",
     "GatewayPolicy",
     "GsBdplSpec",
     "IidSpec",

@@ -202,8 +202,7 @@ HTML = b"<html>hi</html>"
         (["list"], HTML),
         (["list"], b'[{"a": 1}]'),
         (["list"], b"{}"),
-        (["log", "tiny"], HTML),
-        (["log", "tiny"], b'{"round": 0}\n["round"]\n'),
+        (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
         (["clients", "tiny"], HTML),
     ],
 )
@@ -215,35 +214,29 @@ def test_an_answer_of_another_server_is_reported(
     assert found == (2, "", "the server does not answer as an aggregator does\n")
 
 
-def test_a_log_is_printed_to_the_letter(fedone: Fedone) -> None:
-    log = '{"round":0,"text":"\u2028"}\n{"round":1}\n'
-    with answering(log.encode()) as url:
-        assert fedone("runs", "log", "a", "--server", url, "--admin-token", "t") == (0, log, "")
-    with answering(b"") as url:
-        assert fedone("runs", "log", "a", "--server", url, "--admin-token", "t") == (0, "", "")
-
-
-def test_only_the_runs_archive_replaces_an_archive(fedone: Fedone, folder: Path) -> None:
+def test_only_the_runs_export_replaces_an_export(fedone: Fedone, folder: Path) -> None:
     for name in "tiny", "other":
         (folder / "run.yaml").write_text(RUN.replace("tiny", name))
         fedone("tune", "run.yaml", "--transport", "memory", "--store", f"{name}.db")
         assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
-    good, other = (folder / f"{name}.fedone" for name in ("tiny", "other"))
+    good, other = (folder / f"{name}.jsonl" for name in ("tiny", "other"))
     before = good.read_bytes()
     export = ("runs", "export", "tiny", "--admin-token", "t", "--server")
+    with answering(HTML) as url:
+        assert fedone(*export, url) == (2, "", "the server does not answer as an aggregator does\n")
     for body, problem in (
-        (HTML, "the archive is damaged: Not a gzipped file (b'<h')"),
+        (before[: before.rindex(b"{")], "its first line must be a run, and its last line a result"),
         (other.read_bytes(), "holds run 'other', not 'tiny'"),
     ):
         with answering(body) as url:
-            for form in "archive", "prompt":
+            for form in "run", "prompt":
                 found = fedone(*export, url, "--as", form)
                 assert found == (2, "", f"{url}: {problem}\n")
     assert good.read_bytes() == before
     assert not (folder / "tiny.prompt.json").exists()
     with answering(before) as url:
-        assert fedone(*export, url, "-o", "again.fedone").code == 0
-    assert (folder / "again.fedone").read_bytes() == before
+        assert fedone(*export, url, "-o", "again.jsonl").code == 0
+    assert (folder / "again.jsonl").read_bytes() == before
 
 
 def test_each_wrong_label_word_has_a_line(

@@ -152,14 +152,6 @@ def tuned(fedone: Fedone, *arguments: str) -> RunResult:
     return RunResult.model_validate_json(Path("r.json").read_bytes())
 
 
-@pytest.fixture
-def archive(fedone: Fedone, folder: Path) -> bytes:
-    """The archive of the run by `fedone runs export`."""
-    tuned(fedone)
-    assert fedone("runs", "export", "climb", "-o", "c.fedone", "--run", "run.yaml").code == 0
-    return Path("c.fedone").read_bytes()
-
-
 class TestTuned:
     @pytest.mark.parametrize("shares", [True, False], ids=["run's memory", "clients' memory"])
     def test_a_run_continues_from_its_stored_state(
@@ -335,22 +327,6 @@ class TestServed:
         assert "method.name: cannot be own in a posted run" in problem["detail"]
         assert "fedone_test_climb" not in sys.modules
 
-    async def test_http_imports_none(
-        self,
-        archive: bytes,
-        server: Server,  # noqa: F811
-    ) -> None:
-        # Even though it is loaded here: what an archive says is not this server's.
-        assert OBJECT in own._loaded
-        async with server.session.post(
-            f"{server.url}/v1/runs/import",
-            data=archive,
-            headers={"Authorization": f"Bearer {ADMIN}", "Content-Type": "application/gzip"},
-        ) as response:
-            problem = await response.json()
-        assert response.status == 422
-        assert "a run with a method of its own cannot be imported over HTTP" in problem["detail"]
-
 
 @pytest.mark.parametrize(
     ("was", "now", "said"),
@@ -363,11 +339,6 @@ class TestServed:
         ("{step: 2}", "{stride: 2}", "Climb raises TypeError"),
         ("exchange: losses", "exchange: alpha", "participation.exchange: must be losses"),
         ("rounds: 6", "calibration: labels\nrounds: 6", "own does not"),
-        (
-            "exchange: losses,",
-            "exchange: losses, server_optimizer: adamw,",
-            "participation.server_optimizer: must be none for fedone_test_climb:Climb",
-        ),
         ("length: 3,", 'length: 3, start: [{" a": 0.5}, {"": 0.5}, {"": 0.5}],', "takes no start"),
         (
             'prompt: {length: 3, vocabulary: {kind: list, candidates: ["", " a", " b", " c"]}}',
@@ -402,7 +373,7 @@ class TestContract:
         return Flawed()
 
     def test_methods_of_the_sdk_keep_to_it(self) -> None:
-        for name in ("gs-bdpl", "bdpl", "random", "thompson", "evolution"):
+        for name in ("gs-bdpl", "bdpl", "random", "thompson"):
             method = make_method(name, prompt_len=3, vocab_size=4, num_samples=4, seed=0)
             check_algorithm(method, space=self.SPACE, num_samples=4)
 

@@ -139,7 +139,7 @@ async def test_a_price_that_is_not_known_is_null() -> None:
             assert RunResult.model_validate(document) == result
             assert result.verdict is not None
             assert ("unknown price" in result.verdict.text) is (usd is None)
-        # An archive says it, too, and so do a report and an artefact.
+        # An export says it, too, and so do a report and an artefact.
         reported = read_export(await exported_from(store, "run"))
         assert reported.result == result
         assert json.loads(artefact_of(reported).dump())["ledger"]["spent"]["usd"] == usd

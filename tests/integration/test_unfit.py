@@ -39,7 +39,6 @@ def spec_of(name: str, labels: tuple[str, ...], *, rounds: int = 4) -> RunSpec:
         name=name,
         task={**TASK, "labels": {label: f" {label}" for label in labels}},
         method={"num_samples": 2},
-        participation={"max_lost": 3},
         rounds=rounds,
     )
 

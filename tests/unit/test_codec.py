@@ -85,7 +85,6 @@ run_states = st.builds(
     defence=memories,
     releases=st.dictionaries(st.integers(0, 99), counts, max_size=3),
     method=states,
-    server_memory=memories,
     account=accounts,
     evaluation=accounts,
     seats=st.lists(seats, max_size=4, unique_by=lambda seat: seat.slot).map(tuple),
@@ -97,7 +96,6 @@ run_states = st.builds(
     started_at=st.none() | numbers,
     ended_at=st.none() | numbers,
     metric=st.builds(MetricReport, name=names, after=st.none() | numbers),
-    bias=st.none() | st.tuples(numbers, numbers),
     proposed=st.just(()) | st.just((("slot", " text"), ("slot", " more"))),
     waiting=st.just(()) | st.just((("slot", " last"),)),
 )
@@ -177,7 +175,7 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 
 def test_every_field_is_written() -> None:
-    arrays = {"method", "server_memory", "defence"}
+    arrays = {"method", "defence"}
     document = encode_document(simple())
     assert document.keys() == {field.name for field in dataclasses.fields(RunState)} - arrays
     (seat,) = document["seats"]
@@ -190,9 +188,7 @@ def test_every_field_is_written() -> None:
 
 def test_a_snapshot_has_what_a_rollback_restores() -> None:
     method = State(alpha=np.ones((2, 3), np.float32), memory={"m": np.arange(3)})
-    state = dataclasses.replace(simple(), method=method, server_memory={"t": np.ones(1)})
-    again, server = decode_snapshot(encode_snapshot(state))
-    assert plain(again) == plain(method)
-    assert plain(server) == plain(state.server_memory)
+    state = dataclasses.replace(simple(), method=method)
+    assert plain(decode_snapshot(encode_snapshot(state))) == plain(method)
     with pytest.raises(ValueError, match="has no alpha"):
         decode_snapshot(encode_arrays({"other": np.ones(3)}))

@@ -61,12 +61,10 @@ class _Measurement(NamedTuple):
 
     Attributes:
         value: The metric.
-        bias: The label bias estimated without labels, if it is reproducible.
         outcomes: Results per example; None for a point of the curve.
     """
 
     value: float
-    bias: Bias | None
     outcomes: Outcomes | None
 
 
@@ -212,7 +210,7 @@ class Evaluation:
         self, shown: _ShownPrompt, examples: Sequence[Example], which: Which | None = None
     ) -> _Measurement | None:
         """Measure a prompt; None if the budget is exhausted or the model fails."""
-        run, calibration = self._run, self._run.spec.calibration.label_free
+        run = self._run
         if run.state.paused:
             return None
         try:
@@ -224,23 +222,18 @@ class Evaluation:
             else:
                 prompt = (await run.show(self._backend))(shown.prompt)
             queries = prediction_queries(
-                self._backend, task, prompt, examples, run.spec.method.batch_size, calibration
+                self._backend, task, prompt, examples, run.spec.method.batch_size
             )
             answers = await query_as_evaluation(run, self._backend, queries, self._replica)
             await run.record_answers(answers)
             found = Prediction.of(
-                task, queries, answers, examples, self._score, calibration, self._metric
+                task, queries, answers, examples, score=self._score, measure=self._metric
             )
             self._bugs.reset(run)
             if found.metric is None:
                 return None
-            # A batch's bias depends on the batch; that of a content-free input does not.
-            remaining = calibration == "contextual"
-            return _Measurement(
-                found.metric,
-                found.task.bias if remaining else None,
-                None if which is None else Outcomes.of(which, found),
-            )
+            outcomes = None if which is None else Outcomes.of(which, found)
+            return _Measurement(found.metric, outcomes)
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):

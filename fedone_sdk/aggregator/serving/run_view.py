@@ -408,7 +408,6 @@ class RunView:
             self.spec.task,
             outcomes,
             plain_bias=self.machine.plain_bias(self._state),
-            calibrated=self.spec.calibration.label_free is not None,
             empty=self._is_blank,
             measure=measure,
         )

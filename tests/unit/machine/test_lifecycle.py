@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY
 from fedone_sdk.aggregator.rounds.lifecycle import (
@@ -28,6 +29,7 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
     WorkDeclined,
 )
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, both, refusal, spec_of
@@ -129,9 +131,12 @@ class TestModels:
         assert game.state.model == game.machine.gateway_model
 
     @both
-    def test_a_resume_accepts_the_devices_next_model(self, exchange: str) -> None:
+    def test_a_resume_accepts_the_devices_next_model(
+        self, exchange: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Else the first devices with a false model name would end the run for good."""
-        game = Game(spec_of(rounds=9, participation={"exchange": exchange, "max_lost": 2}))
+        monkeypatch.setattr(Rules, "MAX_LOST", 2)
+        game = Game(spec_of(rounds=9, participation={"exchange": exchange}))
 
         def send(client: int, model: str) -> None:
             work = game.take([client])
@@ -236,16 +241,18 @@ class TestStopAndResume:
         game.apply(resume)
         assert game.seat(clients) == first
 
-    def test_stopping_is_no_failure_of_the_clients(self) -> None:
-        game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 1}))
+    def test_stopping_is_no_failure_of_the_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        game = Game(spec_of(participation={"clients_per_round": 3}))
         for client in game.seat():
             game.claim(client)
         effects = game.apply(stop)
         assert game.state.status == "stopped"
         assert [type(e) for e in effects] == [WorkClosed] * 3 + [RunEnded]
 
-    def test_a_failed_run_may_go_on_with_a_new_row(self) -> None:
-        game = Game(spec_of(participation={"max_lost": 1}))
+    def test_a_failed_run_may_go_on_with_a_new_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        game = Game(spec_of())
         for _ in range(2):
             game.take()
             game.advance(100)
