@@ -40,7 +40,6 @@ COMMANDS = [
     ["db", "upgrade"],
     *(["models", name] for name in ("get", "list", "path")),
     *(["runs", name] for name in ("clients", "export", "list")),
-    ["reproduce"],
     ["report"],
     *(["prompt", *name] for name in ([], ["use"])),
     *(["runs", name] for name in ("raise", "resume", "rollback", "show", "stop", "watch")),

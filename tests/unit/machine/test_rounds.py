@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.seats import decline, fill
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     MemorySaved,
@@ -225,7 +226,7 @@ class TestRounds:
             elif end == "vanishes":
                 game.advance(100)
             else:
-                game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
+                game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
         assert game.state.next_deadline == game.now + 10
         game.advance(9)
         assert game.state.seat_of(4) is not None
@@ -267,7 +268,7 @@ class TestDeterminism:
             )
             while game.state.running:
                 held = {client: 3 + client for client in arrivals}
-                game.apply(SeatsVacant(available=held))
+                game.apply(fill, available=held)
                 while any(seat.phase != "done" for seat in game.state.seats):
                     works = []
                     for client in arrivals:
