@@ -73,7 +73,7 @@ class Progress(_Bar):
         if change is None:
             return
         if change.finished is not None:
-            loss = change.finished.mean_loss
+            loss = change.finished.report.mean_loss
             self._loss = (
                 loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
             )

@@ -174,8 +174,8 @@ class _Checkpoints:
         """Record an event of the run."""
         self._run, every = run, run.spec.evaluation.every
         if change is not None and change.finished is not None:
-            self._queries += change.finished.queries
-            if every and (change.finished.round + 1) % every == 0:
+            self._queries += change.finished.report.queries
+            if every and (change.finished.report.round + 1) % every == 0:
                 self.points.append((self._queries, run.state))
 
 

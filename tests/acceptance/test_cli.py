@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fedone_sdk.aggregator.rounds.rules import Rules
 
 import fedone_sdk.cli
 from fedone_sdk import __version__, assets
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.messages import RunResult
 from tests.acceptance import tiny
 from tests.acceptance.tiny import result_in, write_sentences

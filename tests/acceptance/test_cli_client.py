@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedone_sdk.aggregator.rounds.rules import Rules
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary

@@ -14,12 +14,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from fedone_sdk.aggregator.rounds.rules import Rules
 from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.backends import Query, Wrapper
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from fedone_sdk.aggregator.rounds.rules import Rules
+
 from fedone_sdk.errors import SpecError
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.testing import ScriptedBackend

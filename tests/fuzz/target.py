@@ -237,9 +237,9 @@ async def target(folder: Path, *, gateway: bool = False) -> AsyncIterator[Target
 
 async def _serve(store: Path, gateway: bool) -> None:
     import structlog
+    from fedone_sdk.aggregator.rounds.rules import Rules
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
-    from fedone_sdk.aggregator.rounds.rules import Rules
     from fedone_sdk.stores import SqlStore
     from fedone_sdk.testing import ScriptedBackend
 

@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
-from fedone_sdk.aggregator.rounds.events import EvaluationReserved
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
@@ -386,7 +385,7 @@ class TestRuns:
     async def test_deadlines_are_applied_without_requests(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
 
         class Impatient(ManualClock):
             def now(self) -> float:

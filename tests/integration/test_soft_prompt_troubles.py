@@ -15,7 +15,6 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import RoundMachine, Service
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.algorithms import (
     BBT,
     State,
@@ -254,7 +253,7 @@ class TestTrainers:
     async def test_training_that_comes_to_nothing_is_declined(
         self, trainer: Trains, reason: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
         spec = spec_of(TUNING)
         async with serving(spec, None) as service, client_of(service, trainer=trainer) as client:
             assert (await client.run_once()).outcome == "declined"

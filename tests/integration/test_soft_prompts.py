@@ -11,8 +11,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.rounds.prompts import candidates
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.projection import projected
 from fedone_sdk.backends import EmbeddingSpace
@@ -172,12 +171,12 @@ class TestBbt:
 
 def _drawn(spec: RunSpec) -> np.ndarray:
     from fedone_sdk.aggregator import RoundMachine
-    from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkRequested
+    from fedone_sdk.aggregator.rounds.seats import assign, fill
 
     machine = RoundMachine(spec.name, spec, vocab_size=0)
-    state, _ = machine.step(machine.initial_state(), SeatsVacant(available={0: 4}), 0.0)
-    state, _ = machine.step(state, WorkRequested(client=0, assignment_id="a"), 0.0)
-    return candidates(machine, state, state.seats[0]).prompts
+    state = machine.step(machine.initial_state(), 0.0, fill, available={0: 4}).state
+    state = machine.step(state, 0.0, assign, client=0, assignment_id="a").state
+    return machine.candidates(state, state.seats[0]).prompts
 
 
 class TestTrained:
@@ -212,7 +211,7 @@ class TestTrained:
     async def test_a_client_without_a_trainer_declines(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
         spec = spec_of(TUNING, rounds=1)
         async with LoopbackFederation(
             spec, NOTHING, backend=ScriptedBackend(space=SPACE)
@@ -235,7 +234,7 @@ class TestTrained:
     async def test_training_that_leaves_all_bounds_is_declined(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
         spec = spec_of(TUNING, rounds=1)
         async with LoopbackFederation(
             spec, NOTHING, backend=ScriptedBackend(space=SPACE)

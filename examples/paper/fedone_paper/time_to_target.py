@@ -144,8 +144,8 @@ class _Probe:
             self._points.put_nowait(_Point(0, 0, run.state.method))
             return
         if change.finished is not None:
-            self._queries += change.finished.queries
-            done = change.finished.round + 1
+            self._queries += change.finished.report.queries
+            done = change.finished.report.round + 1
             if done % self._every(run) == 0 or done == run.spec.rounds:
                 # The state of this moment: training continues during the measurement.
                 self._points.put_nowait(_Point(done, self._queries, run.state.method))

@@ -270,15 +270,15 @@ class Result(Generic[T]):
 
 
 def offers(before: RunState, after: RunState) -> tuple[int, ...]:
-    """Return the clients to be woken: those with a new offer, or one that can be paid for now."""
+    """Return the clients with a new seat, or with an offer that can be paid for now."""
     was, now = before.account, after.account
     released = len(now.leases) < len(was.leases) or now.cap is not was.cap
-    known = {(s.slot, s.client, s.step) for s in before.seats if s.phase == "offered"}
+    known = {(s.slot, s.client, s.step) for s in before.seats if s.phase != "done"}
     return tuple(
         dict.fromkeys(
             seat.client
             for seat in after.seats
-            if seat.phase == "offered"
-            and (released or (seat.slot, seat.client, seat.step) not in known)
+            if (released and seat.phase == "offered")
+            or (seat.phase != "done" and (seat.slot, seat.client, seat.step) not in known)
         )
     )

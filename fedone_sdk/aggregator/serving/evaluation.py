@@ -108,7 +108,8 @@ class Evaluation:
 
     def on_change(self, change: Change) -> None:
         """Queue measurements after a round or the end of the run."""
-        every, report = self._run.spec.evaluation.every, change.finished
+        every = self._run.spec.evaluation.every
+        report = None if change.finished is None else change.finished.report
         if report is not None and every and (report.round + 1) % every == 0:
             shown, rollbacks = self._deployable(self._run.state), self._run.state.rollbacks
             self._points.put_nowait((report.round, shown, rollbacks))

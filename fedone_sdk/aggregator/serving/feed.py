@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from fedone_sdk.aggregator.rounds.state import Closed
+from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound
 from fedone_sdk.messages import RoundReport
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ class Change:
     """A committed change of a run.
 
     Attributes:
-        offered: Clients that have an offer of a seat.
+        offered: Clients with a new seat, or with an offer that can be paid for now.
         closed: Assignments that have ended.
-        finished: The round that has ended, if any.
+        finished: The round that has ended, if any, with the ids of its clients.
         measured: Whether a round got its metric.
         back_to: Number of rounds that remain after a rollback.
         ended: Whether the run has ended, or was paused.
@@ -30,7 +30,7 @@ class Change:
 
     offered: tuple[int, ...] = ()
     closed: tuple[Closed, ...] = ()
-    finished: RoundReport | None = None
+    finished: FinishedRound | None = None
     measured: bool = False
     back_to: int | None = None
     ended: bool = False

@@ -59,7 +59,7 @@ class Proposer:
         if change.finished is None:
             return
         busy = self._task is not None and not self._task.done()
-        if not busy and (change.finished.round + 1) % self._spec.every == 0 and self._room():
+        if not busy and (change.finished.report.round + 1) % self._spec.every == 0 and self._room():
             self._task = asyncio.create_task(self._propose(), name=f"proposer {self._run.run_id}")
 
     async def wait_idle(self) -> None:

@@ -566,11 +566,12 @@ class ServedRun(RunView):
             StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
             for client, memory in result.memories.items()
         ]
-        report = None
-        if result.finished is not None:
-            clients = ",".join(await self._names(result.finished.clients))
-            report = result.finished.report.model_copy(update={"client_id": clients})
-            body = {"report": report.model_dump(), **result.finished.record}
+        finished = result.finished
+        if finished is not None:
+            clients = ",".join(await self._names(finished.clients))
+            report = finished.report.model_copy(update={"client_id": clients})
+            finished = replace(finished, report=report)
+            body = {"report": report.model_dump(), **finished.record}
             text = await in_thread_if_large(self._num_bytes, json.dumps, body)
             log.append(LogEntry(kind="round", body=text))
             if state.round == kept_at:
@@ -581,7 +582,7 @@ class ServedRun(RunView):
         change = Change(
             offered=offers(before, state),
             closed=result.closed,
-            finished=report,
+            finished=finished,
             back_to=back_to,
             ended=not state.running and _phase(before) != _phase(state),
         )
@@ -595,8 +596,8 @@ class ServedRun(RunView):
         )
         if back_to is not None:
             del self.history[back_to:]
-        if report is not None:
-            self.history.append(report)
+        if finished is not None:
+            self.history.append(finished.report)
         self.lost.extend(lost)
         return change
 

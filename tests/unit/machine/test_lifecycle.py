@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.rounds import ONE_QUERY
+from fedone_sdk.aggregator.rounds import ONE_QUERY, RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import (
     pause,
     record_metric,
@@ -17,19 +17,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import (
     stop,
 )
 from fedone_sdk.aggregator.rounds.seats import decline
-from fedone_sdk.aggregator.rounds.events import (
-    Measured,
-    ModelSeen,
-    PauseRequested,
-    ResumeRequested,
-    RollbackRequested,
-    RoundFinished,
-    RunEnded,
-    StopRequested,
-    WorkClosed,
-    WorkDeclined,
-)
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds.spending import reserve_call
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, both, refusal, spec_of
@@ -48,7 +36,6 @@ class TestPauses:
         game, work = self.paused()
         assert (game.state.status, game.state.paused) == ("stopped", True)
         assert game.state.reason == "paused: the key was revoked"
-        assert game.only(RunEnded).status == "stopped"
         assert game.state.seat_with(work.assignment_id) is not None
         assert game.leased.queries == SAMPLES
 
@@ -56,9 +43,10 @@ class TestPauses:
         game, work = self.paused()
         game.advance(100_000)
         assert game.state.seat_with(work.assignment_id) is not None
-        declined = WorkDeclined(assignment_id=work.assignment_id, reason="the gateway failed")
-        assert refusal(game.apply(declined)).code == "run_conflict"
-        assert refusal(game.apply(game.asked(work, ONE_QUERY))).code == "run_conflict"
+        refused = game.apply(decline, assignment_id=work.assignment_id, reason="it failed")
+        assert refusal(refused).code == "run_conflict"
+        call = game.call(work, ONE_QUERY)
+        assert refusal(game.apply(reserve_call, **call)).code == "run_conflict"
 
     def test_resumed_the_same_client_gets_the_same_work(self) -> None:
         game, work = self.paused()
@@ -88,8 +76,8 @@ class TestPauses:
 class TestModels:
     def test_the_first_model_is_noted(self) -> None:
         game = Game(spec_of(), gateway=True)
-        assert game.apply(record_model, model="m-1") == ()
-        assert game.apply(record_model, model="m-1") == ()
+        for _ in range(2):
+            game.apply(record_model, model="m-1")
         assert (game.state.models, game.state.status) == (("m-1",), "running")
 
     def test_another_one_pauses_the_run_until_it_is_accepted(self) -> None:
@@ -115,14 +103,6 @@ class TestModels:
             "resume the run to accept it"
         )
 
-    def test_an_ended_run_only_notes_it(self) -> None:
-        game = Game(spec_of(), gateway=True)
-        game.apply(record_model, model="m-1")
-        game.apply(stop)
-        game.apply(record_model, model="m-2")
-        assert (game.state.reason, game.state.paused) == (None, False)
-        assert game.state.models == ("m-1", "m-2")
-
     def test_a_resume_accepts_the_server_s_model(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.state = replace(game.state, model="another")
@@ -147,8 +127,8 @@ class TestStopAndResume:
         assert done is not None
         assert lost is not None
         game.send(done)
-        effects = game.apply(stop, reason="enough")
-        assert [type(effect) for effect in effects] == [WorkClosed, RoundFinished, RunEnded]
+        result = game.apply(stop, reason="enough")
+        assert (len(result.closed), result.finished is None) == (1, False)
         assert (game.state.status, game.state.reason) == ("stopped", "enough")
         assert game.state.ended_at == game.now
         assert game.state.round == 1
@@ -169,8 +149,7 @@ class TestStopAndResume:
         assert done is not None
         game.claim(second)
         game.send(done)
-        effects = game.apply(stop)
-        assert [type(effect) for effect in effects] == [WorkClosed, RoundFinished, RunEnded]
+        game.apply(stop)
         assert (game.state.status, game.state.round) == ("completed", 1)
 
     def test_stop_between_local_steps_keeps_them(self) -> None:
@@ -185,7 +164,7 @@ class TestStopAndResume:
         game.send(work)  # is offered its second step now
         game.apply(stop)
         assert game.reports[0].queries == SAMPLES
-        assert game.only(RoundFinished).clients == (first,)
+        assert game.rounds[-1].clients == (first,)
         assert not np.array_equal(game.state.method.alpha, before)
 
     @both
@@ -220,16 +199,15 @@ class TestStopAndResume:
         assert game.seat(clients) == first
 
     def test_stopping_is_no_failure_of_the_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
         game = Game(spec_of(participation={"clients_per_round": 3}))
         for client in game.seat():
             game.claim(client)
-        effects = game.apply(stop)
+        assert len(game.apply(stop).closed) == 3
         assert game.state.status == "stopped"
-        assert [type(e) for e in effects] == [WorkClosed] * 3 + [RunEnded]
 
     def test_a_failed_run_may_go_on_with_a_new_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
         game = Game(spec_of())
         for _ in range(2):
             game.take()
@@ -247,8 +225,8 @@ class TestStopAndResume:
         assert refusal(game.apply(stop)).code == "run_conflict"
         done = Game(spec_of(rounds=1))
         done.play()
-        for event in (ResumeRequested(), StopRequested()):
-            refused = refusal(done.apply(event))
+        for handler in (resume, stop):
+            refused = refusal(done.apply(handler))
             assert (refused.code, "completed" in refused.detail) == ("run_conflict", True)
 
     def test_a_measurement_of_another_prompt_is_not_the_end_s(self) -> None:
@@ -268,11 +246,6 @@ class TestStopAndResume:
         assert after(0.3, (0, 0)) is None
         assert after(0.4, (0, 1)) == 0.4
 
-    def test_ended_by_whom(self) -> None:
-        game = Game(spec_of())
-        game.apply(stop, status="failed", reason="the disk is full")
-        assert (game.state.status, game.state.reason) == ("failed", "the disk is full")
-
 
 class TestKeptStops:
     def test_a_stop_that_keeps_work_continues_it_after_a_resume(self) -> None:
@@ -285,8 +258,8 @@ class TestKeptStops:
         assert game.state.reason == "interrupted"
         assert game.state.account.leased == leased != NOTHING
         assert [seat.assignment_id for seat in game.state.seats] == [work.assignment_id]
-        declined = WorkDeclined(assignment_id=work.assignment_id, reason="the app ends")
-        assert refusal(game.apply(declined)).code == "run_conflict"
+        refused = game.apply(decline, assignment_id=work.assignment_id, reason="the app ends")
+        assert refusal(refused).code == "run_conflict"
         game.advance(100_000)
         game.apply(resume)
         again = game.claim(game.state.seats[0].client)

@@ -6,12 +6,6 @@ import dataclasses
 
 from fedone_sdk.aggregator.rounds.lifecycle import resume, stop
 from fedone_sdk.aggregator.rounds.seats import clear_unfit, decline
-from fedone_sdk.aggregator.rounds.events import (
-    ResumeRequested,
-    StopRequested,
-    UnfitCleared,
-    WorkDeclined,
-)
 from fedone_sdk.aggregator.rounds.state import MOST_UNFIT
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.spec import RunSpec
