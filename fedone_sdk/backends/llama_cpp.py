@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from fedone_sdk.backends.base import Answer, LocalBackend, Query, Want, float32
 from fedone_sdk.backends.chat import TemplateWarning
-from fedone_sdk.backends.gguf import read_gguf
-from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine
+from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine, read_gguf
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
@@ -123,12 +122,7 @@ class LlamaCppBackend(LocalBackend):
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs, or no label words.
         """
-        if not query.inputs:
-            raise ValueError("a query needs at least one input")
-        if query.want not in self.answers:
-            raise BackendError(f"a GGUF model answers {sorted(self.answers)}, not {query.want!r}")
-        if query.want == "labels" and not query.label_words:
-            raise ValueError("a query needs label words")
+        self.check_query(query)
         if query.soft_prompt is not None:
             raise BackendError("a GGUF model takes no soft prompts")
         return await self._in(self._model_thread, lambda model: model.answer(query))

@@ -314,7 +314,7 @@ def load_backend(path: str | Path) -> BackendSpec:
     source, document = str(path), load_yaml(path)
     if not isinstance(document, dict):
         raise SpecError("must be a mapping: kind, model ...; or backend: {...}", source=source)
-    if "backend" not in document:
+    if "backend" not in document and "task" not in document:
         try:
             return validate_spec(_File, {"backend": document}, source=source).backend
         except SpecError as exc:  # The keys are at the top level.
@@ -324,4 +324,6 @@ def load_backend(path: str | Path) -> BackendSpec:
     if unknown:
         allowed = "the file may be a RUN.yaml, or its backend section"
         raise SpecError([f"{key}: unknown key ({allowed})" for key in unknown], source=source)
-    return validate_spec(_File, {"backend": document["backend"]}, source=source).backend
+    return validate_spec(
+        _File, {"backend": document.get("backend", {"kind": "onnx"})}, source=source
+    ).backend

@@ -65,8 +65,8 @@ class ParticipationSpec(Spec):
         deadline_s: Seconds until a client without a message loses its seat.
         trusted_clients: Whether usage reported by clients with their own model is trusted, so that
             their unused lease is refunded.
-        model: Fingerprint of the required model. Null is the gateway's, or without a gateway the
-            model of most devices.
+        model: Fingerprint of the required model; a device with another one declines. Null is the
+            gateway's; a run without a gateway must name it.
     """
 
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1

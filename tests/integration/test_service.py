@@ -183,28 +183,6 @@ class TestClaims:
             clock.advance(59)
             assert await claim(service, gone) is not None or run.state.seats != ()
 
-    async def test_a_run_of_another_model_hides_no_other_run(self) -> None:
-        async with serving() as service:
-            for name in ("a", "b", "d", "e"):
-                await service.add_run(spec_of(name, participation={"model": "other"}), WORDS)
-            await service.add_run(spec_of("c"), WORDS)
-            (client,) = await enrol(service, 1)
-            work = await claim(service, client, own_model=True, model="mine")
-            assert work is not None
-            assert work.run_id == "c"
-            leases = [len(run.state.account.leases) for run in service.runs.values()]
-            assert sum(leases) == 1
-
-    async def test_no_run_for_a_devices_model(self) -> None:
-        async with serving() as service:
-            await service.add_run(spec_of(participation={"model": "other"}), WORDS)
-            (client,) = await enrol(service, 1)
-            with pytest.raises(ProblemError, match="the run scores with 'other'") as caught:
-                await claim(service, client, own_model=True, model="mine")
-            assert caught.value.code == "model_mismatch"
-            assert client.index not in service.dispatcher.pool  # It is not drawn meanwhile.
-            assert service.runs["run"].state.account.held == Usage()
-
 
 class TestUpdates:
     async def test_the_same_update_again(self) -> None:

@@ -57,6 +57,7 @@ def spec_of(changes: dict[str, Any]) -> RunSpec:
                 "exchange": "losses",
                 "clients_per_round": DEVICES,
                 "min_clients": DEVICES,
+                "model": "scripted",
             },
             "rounds": 4,
             "evaluation": {"every": 0},

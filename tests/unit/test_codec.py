@@ -92,7 +92,6 @@ run_states = st.builds(
     lost=counts,
     fills=counts,
     model=st.none() | names,
-    votes=st.dictionaries(counts, names, max_size=3),
     started_at=st.none() | numbers,
     ended_at=st.none() | numbers,
     metric=st.builds(MetricReport, name=names, after=st.none() | numbers),

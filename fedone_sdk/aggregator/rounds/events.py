@@ -44,14 +44,12 @@ class WorkRequested:
         client: Its enrolment index.
         assignment_id: A fresh id for a new assignment.
         own_model: Whether the client queries its own model.
-        model: Fingerprint of that model, if the client knows it before it works.
         memory: Method memory after the client's last work (losses exchange).
     """
 
     client: int
     assignment_id: str
     own_model: bool = False
-    model: str | None = None
     memory: Memory = field(default_factory=dict)
 
 

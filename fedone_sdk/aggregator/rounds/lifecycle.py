@@ -88,7 +88,6 @@ def run_again(rules: Rules, state: RunState, now: float) -> RunState:
         seats=_with_new_deadlines(rules, state, now),
         # A resume accepts the current model.
         model=_current_model(rules, state),
-        votes={},
         unfit={},
         metric=state.metric.model_copy(update={"after": None}),
         verdict=None,
@@ -137,9 +136,8 @@ def _has_more_queries(rules: Rules, state: RunState, cap: Budget) -> bool:
 
 
 def _current_model(rules: Rules, state: RunState) -> str | None:
-    """Return the required model; None if the devices' next votes decide."""
-    not_looked_at_yet = rules.required_model == ""
-    return state.model if not_looked_at_yet else rules.required_model
+    """Return the model that scores from now on; the current one while the gateway's is unknown."""
+    return rules.required_model or state.model
 
 
 def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
@@ -218,7 +216,6 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
         lost=0,
         # After a rollback to round 0 no result depends on the model.
         model=state.model if event.to_round else _current_model(rules, state),
-        votes=state.votes if event.to_round else {},
         rollbacks=state.rollbacks + 1,
         planned=None,  # The next assignment plans for the caps of its time.
         metric=state.metric.model_copy(update={"after": None}),

@@ -321,7 +321,7 @@ class Rules:
 
     @property
     def required_model(self) -> str | None:
-        """Fingerprint of the model that must score; None if the devices' votes decide.
+        """Fingerprint of the model that must score: the gateway's, or that of the spec.
 
         Empty if the gateway's model is not known yet.
         """

@@ -91,7 +91,6 @@ class RunState:
         releases: Number of noised releases per client, by enrolment index.
         paused: Whether a stopped run waits for an operator and keeps its open work.
         model: Fingerprint of the model that scores.
-        votes: Model of each device by enrolment index, until the run's model is final.
         models: Model names that the provider has reported; a new one pauses the run.
         started_at: First assignment, seconds since the epoch.
         ended_at: End, seconds since the epoch.
@@ -121,7 +120,6 @@ class RunState:
     releases: Mapping[int, int] = field(default_factory=dict)
     paused: bool = False
     model: str | None = None
-    votes: Mapping[int, str] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     started_at: float | None = None
     ended_at: float | None = None

@@ -11,7 +11,7 @@ from fedone_sdk.backends import LLMBackend, query_for, shown_by, want_of
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.candidates import label_checks
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RunSpec, TrainedSpec
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -54,6 +54,11 @@ class ModelChecks:
         spec, backend = machine.spec, self._backend
         if backend is None:
             check_caps(spec, frozenset({"queries"}))
+            if spec.participation.model is None and not isinstance(spec.method, TrainedSpec):
+                raise SpecError(
+                    "participation.model: is missing; a run without a backend of the server names "
+                    "the fingerprint of the devices' model"
+                )
             return machine
         # First: some backends know their capabilities only after a request.
         for words, form in label_checks(spec.task, vocabulary):

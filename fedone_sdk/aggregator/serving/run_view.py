@@ -303,6 +303,7 @@ class RunView:
             vocabulary_sha256=self.vocabulary.sha256,
             vocabulary_version=len(self._state.proposed),
             gateway=self.machine.gateway_model is not None,
+            model=self._state.model,
             loss_clip=self.machine.loss_clip,
             privacy=self.spec.privacy,
             calibration=self.spec.calibration,

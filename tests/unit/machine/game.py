@@ -72,7 +72,7 @@ def spec_of(
                 "vocabulary": {"kind": "list", "candidates": ["a", "b", "c"]},
             },
             "method": {"name": name, **few, **local, **method},
-            "participation": {"deadline_s": 100, **(participation or {})},
+            "participation": {"deadline_s": 100, "model": MODEL, **(participation or {})},
             "calibration": "none",
             "budget": budget,
             "rounds": rounds,

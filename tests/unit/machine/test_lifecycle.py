@@ -121,28 +121,6 @@ class TestModels:
         game.apply(ResumeRequested())
         assert game.state.model == game.machine.gateway_model
 
-    @both
-    def test_a_resume_accepts_the_devices_next_model(
-        self, exchange: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Else the first devices with a false model name would end the run for good."""
-        monkeypatch.setattr(Rules, "MAX_LOST", 2)
-        game = Game(spec_of(rounds=9, participation={"exchange": exchange}))
-
-        def send(client: int, model: str) -> None:
-            work = game.take([client])
-            game.send(work, game.update_for(work, model=model))
-
-        for client in range(3):
-            send(client, "of-a-few")
-        for client in range(3, 6):
-            send(client, "of-the-fleet")
-        assert (game.state.status, game.state.model) == ("failed", "of-a-few")
-        game.apply(ResumeRequested())
-        for client in range(3, 6):
-            send(client, "of-the-fleet")
-        assert (game.state.round, game.state.model) == (6, "of-the-fleet")
-
     def test_a_server_that_cannot_ask_its_model_keeps_the_runs_one(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.machine = game.machine.with_model("", game.machine.worst_query)

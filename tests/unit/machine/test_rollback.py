@@ -176,15 +176,6 @@ class TestRollback:
             refused = refusal(game.apply(event))
             assert refused.detail == f"the run has done 1 rounds, not {to_round}"
 
-    @pytest.mark.parametrize(("to_round", "model"), [(0, None), (1, MODEL)])
-    def test_at_the_start_devices_may_come_with_another_model(
-        self, to_round: int, model: str | None
-    ) -> None:
-        game = Game(spec_of(rounds=5))
-        states = rounds(game, 2)
-        game.apply(back(states[to_round]))
-        assert game.state.model == model
-
     def test_a_gateway_s_run_keeps_its_model(self) -> None:
         game = Game(spec_of(rounds=5), gateway=True)
         states = rounds(game, 1)
