@@ -15,7 +15,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
-from fedone_sdk.spec.methods import BbtSpec, GsBdplSpec, MethodSpec, OwnMethodSpec
+from fedone_sdk.spec.methods import BbtSpec, MethodSpec, OwnMethodSpec, ThompsonSpec
 from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.spec.sections import (
     CalibrationSpec,
@@ -55,7 +55,7 @@ class RunSpec(Spec):
     task: TaskSpec
     data: DataSpec | None = None
     prompt: PromptSpec
-    method: MethodSpec = GsBdplSpec()
+    method: MethodSpec = ThompsonSpec()
     participation: ParticipationSpec = ParticipationSpec()
     calibration: CalibrationSpec = CalibrationSpec()
     defence: DefenceSpec = DefenceSpec()
@@ -89,6 +89,14 @@ class RunSpec(Spec):
         if not names or any("{prompt}" in text for text in written if isinstance(text, str)):
             return value
         return {**value, "task": {**task, "slots": names}}
+
+    @model_validator(mode="after")
+    def _exchange_follows_method(self) -> Self:
+        part = self.participation
+        if "exchange" not in part.model_fields_set:
+            part = part.model_copy(update={"exchange": self.method.exchange})
+            object.__setattr__(self, "participation", part)
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:
