@@ -99,7 +99,7 @@ def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> No
     found = call(server, token, AdminClient.clients)
     output.write_json(found)
     output.table(
-        ["client", "name", "token", "runs", "signs", "enrolled", "revoked"],
+        ["client", "name", "token", "runs", "enrolled", "revoked"],
         ([client.client_id, *_client_facts(client).values()] for client in found),
     )
 
@@ -135,7 +135,6 @@ def _client_facts(client: ClientInfo) -> dict[str, str]:
         "name": client.name or "-",
         "token": client.token or "-",
         "runs": "all" if client.runs is None else " ".join(client.runs),
-        "signs": "yes" if client.signs else "no",
         "enrolled": moment(client.enrolled_at),
         "revoked": "no" if client.revoked_at is None else moment(client.revoked_at),
     }
