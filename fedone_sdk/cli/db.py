@@ -15,7 +15,7 @@ from fedone_sdk.errors import ArgumentError
 if TYPE_CHECKING:
     from fedone_sdk.stores import SqlStore
 
-app = group("Upgrade the schema of a store.", example="fedone db upgrade config.yaml")
+app = group("Manage a store.", example="fedone db upgrade config.yaml")
 
 Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="The service.")]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fedone_sdk.aggregator.rounds.rules import Rules
 
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.errors import SpecError
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.testing import ScriptedBackend
@@ -249,7 +249,7 @@ def test_without_a_loader_the_file_of_the_node_config(tmp_path: Path) -> None:
 def test_a_run_that_nodes_cannot_do_fails_with_their_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rules, "MAX_LOST", 3)
+    monkeypatch.setattr(RoundMachine, "MAX_LOST", 3)
     wanted = federation(
         tmp_path,
         method={"name": "prompt-tuning", "hidden_size": 4, "batch_size": 2},

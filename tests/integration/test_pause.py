@@ -34,9 +34,12 @@ DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
 REVOKED = BackendBlocked("the key was revoked", usage=NOTHING)
 
 
-def spec_of(*, every: int = 0, **changes: Any) -> RunSpec:
+def spec_of(
+    *, every: int = 0, participation: Mapping[str, Any] | None = None, **changes: Any
+) -> RunSpec:
     evaluation = {"every": every, "examples": 4}
-    return run_spec(evaluation=evaluation, participation={"model": None}, **changes)
+    wanted = {"model": None, **(participation or {})}
+    return run_spec(evaluation=evaluation, participation=wanted, **changes)
 
 
 def is_dev(query: Query) -> bool:

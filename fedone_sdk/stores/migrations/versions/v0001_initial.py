@@ -42,7 +42,6 @@ def upgrade() -> None:
         sa.Column("enrolment_sha256", sa.String),
         sa.Column("token", sa.String),
         sa.Column("runs", sa.Text),
-        sa.Column("public_key", sa.String),
         sa.Column("previous_sha256", sa.String),
         sa.Column("revoked_at", sa.Double),
         sa.Column("seen_at", sa.Double),
@@ -50,12 +49,6 @@ def upgrade() -> None:
     op.create_index("clients_credential_sha256", "clients", ["credential_sha256"])
     op.create_index("clients_previous_sha256", "clients", ["previous_sha256"])
     op.create_index("clients_enrolment_sha256", "clients", ["enrolment_sha256"], unique=True)
-    op.create_table(
-        "nonces",
-        sa.Column("nonce", sa.String, primary_key=True),
-        sa.Column("until", sa.Double, nullable=False),
-    )
-    op.create_index("nonces_until", "nonces", ["until"])
     op.create_table(
         "members",
         sa.Column("client_index", sa.Integer, primary_key=True, autoincrement=False),
