@@ -48,7 +48,7 @@ class TransformersBackend(LocalBackend):
     and count to its length. ``key_values`` precede the input in every layer's attention; the
     input's positions start after them, so they count to `max_length` too.
 
-    The arguments are options of `TransformersSpec`. A model needs ``config.json`` and
+    The arguments are keys of ``kind: transformers``. A model needs ``config.json`` and
     ``tokenizer.json``.
 
     Attributes:

@@ -9,17 +9,11 @@ from fedone_sdk._lazy import lazy
 # Submodules are imported on first use, because an edge device uses few of them.
 if TYPE_CHECKING:
     from fedone_sdk.spec.backends import (
+        BackendKind,
         BackendSpec,
         LimitsSpec,
-        LlamaCppSpec,
-        OnnxSpec,
-        OpenAISpec,
-        OwnSpec,
-        PriceSpec,
-        RemoteSpec,
+        PricesSpec,
         RetrySpec,
-        TransformersSpec,
-        VllmSpec,
     )
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.methods import (
@@ -54,10 +48,7 @@ else:
     __getattr__, __dir__ = lazy(
         globals(),
         {
-            "backends": (
-                "BackendSpec LimitsSpec LlamaCppSpec OnnxSpec OpenAISpec OwnSpec PriceSpec "
-                "RemoteSpec RetrySpec TransformersSpec VllmSpec"
-            ),
+            "backends": "BackendKind BackendSpec LimitsSpec PricesSpec RetrySpec",
             "base": "RunName Spec load_yaml validate_spec",
             "methods": (
                 "BbtSpec BdplSpec Domain GsBdplSpec MethodSpec OwnMethodSpec "
@@ -74,6 +65,7 @@ else:
     )
 
 __all__ = [
+    "BackendKind",
     "BackendSpec",
     "BbtSpec",
     "BdplSpec",
@@ -87,21 +79,16 @@ __all__ = [
     "GsBdplSpec",
     "IidSpec",
     "LimitsSpec",
-    "LlamaCppSpec",
     "MethodSpec",
-    "OnnxSpec",
-    "OpenAISpec",
     "OwnMethodSpec",
-    "OwnSpec",
     "PTuningV2Spec",
     "ParticipationSpec",
     "PoolSpec",
-    "PriceSpec",
+    "PricesSpec",
     "PrivacySpec",
     "PromptSpec",
     "PromptTuningSpec",
     "RandomSpec",
-    "RemoteSpec",
     "RetrySpec",
     "RunName",
     "RunSpec",
@@ -110,8 +97,6 @@ __all__ = [
     "ThompsonSpec",
     "TpeSpec",
     "TrainedSpec",
-    "TransformersSpec",
-    "VllmSpec",
     "load_backend",
     "load_yaml",
     "validate_spec",
