@@ -120,7 +120,7 @@ def test_tasks_by_name(name: str) -> None:
         ("participation.deadline_s", 0, "participation.deadline_s: "),
         ("evaluation.examples", 0, "evaluation.examples: "),
         ("evaluation.queries", 0, "evaluation.queries: "),
-        ("backend", {"kind": "litellm", "model": "openai/x"}, "backend.kind: input should be 'onnx', "),
+        ("backend", {"kind": "litellm"}, "backend.kind: input should be 'onnx', "),
         ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
          "evaluation, gateway, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
