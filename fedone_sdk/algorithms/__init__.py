@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from .aggregation import aggregate, median, trimmed_mean
-from .bbt import BBT
 from .bdpl import BDPL
 from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
-from .method import Algorithm, Candidates, ClassLosses, Method, PlainAlgorithm
+from .method import Algorithm, Candidates, ClassLosses, PlainAlgorithm
 from .optimizers import SGD, AdamW, Optimizer, ServerOptimizer, make_optimizer
 from .own import check_algorithm, load_method
-from .projection import bounded, projected
 from .random_search import RandomSearch
 from .registry import METHODS, make_method, method_from_spec, method_options
 from .sampling import select, stream, stream_seed
@@ -31,7 +29,6 @@ from .tpe import TPE
 __all__ = [
     "AdamW",
     "Algorithm",
-    "BBT",
     "BDPL",
     "Candidates",
     "ClassLosses",
@@ -39,7 +36,6 @@ __all__ = [
     "GumbelSoftmaxBDPL",
     "METHODS",
     "Memory",
-    "Method",
     "Optimizer",
     "PlainAlgorithm",
     "RandomSearch",
@@ -51,7 +47,6 @@ __all__ = [
     "ThompsonSampling",
     "aggregate",
     "alpha_sha256",
-    "bounded",
     "check_algorithm",
     "dump_memory",
     "dump_state",
@@ -64,7 +59,6 @@ __all__ = [
     "method_from_spec",
     "method_options",
     "project_to_simplex",
-    "projected",
     "select",
     "stream",
     "stream_seed",

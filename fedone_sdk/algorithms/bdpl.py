@@ -111,8 +111,7 @@ class BDPL(PlainAlgorithm):
         """Take one optimiser step against the variance-reduced gradient, then project."""
         values = _checks.losses(losses, candidates, shape=self.shape)
         alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
-        drawn_from = _checks.probabilities(candidates)
-        p = _checks.positive_alpha(drawn_from, shape=self.shape, mask=self._mask)
+        p = _checks.positive_alpha(candidates.probabilities, shape=self.shape, mask=self._mask)
         if self.projection == "capped":
             # log(alpha_ij / sum of row i) has the slope 1/alpha_ij - 1/sum at the drawn token and
             # -1/sum elsewhere. The mean baseline cancels the term that all tokens share.

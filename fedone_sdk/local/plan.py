@@ -156,11 +156,9 @@ async def plan_run(
     Raises:
         BackendError: The model cannot be used as described.
         LabelWordError: A label word is not one token of the model.
-        SpecError: The method's settings do not fit each other, or the method makes no queries.
+        SpecError: The method's settings do not fit each other.
     """
     spec = federation.spec
-    if spec.method.domain == "parameters":
-        raise SpecError(f"method: {spec.method.name} is trained by clients and asks no queries")
     adapter = backend.innermost if isinstance(backend, Wrapper) else backend
     timed: Probe | None = None
     if adapter.local and probe:
@@ -250,14 +248,12 @@ def _distinct_share(federation: Federation) -> float:
 
     The share falls during training: as alpha concentrates, more prompts are equal.
     """
-    if federation.spec.method.domain != "tokens":
-        return 1.0  # Vectors are almost never equal.
     machine = planned_machine(federation, federation.spec, "")
-    state, count = machine.algorithm.init(), federation.spec.method.num_samples
+    state, count = machine.method.init(), federation.spec.method.num_samples
     distinct = 0
     for draw in range(_DRAWS):
         rng = stream(stream_seed(federation.spec.seed, "plan", draw))
-        indices = machine.algorithm.ask(state, rng, count).prompts
+        indices = machine.method.ask(state, rng, count).prompts
         # Compared by text, because blank candidates give several draws the same text.
         task, vocabulary = federation.spec.task, federation.vocabulary
         distinct += len({prompt_of(task, vocabulary, row) for row in indices.tolist()})

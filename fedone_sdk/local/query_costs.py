@@ -13,10 +13,8 @@ from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.backends import (
     LLMBackend,
     Query,
-    Show,
     prediction_queries,
     query_for,
-    shown_by,
     usable_vocabulary,
 )
 from fedone_sdk.budget import NOTHING, Usage
@@ -27,7 +25,6 @@ from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, 
 from fedone_sdk.local.federation import Federation
 from fedone_sdk.local.traffic import first_work, planned_machine, unbudgeted
 from fedone_sdk.messages import LossesAssignment
-from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import Example, TextPrompt, references_of
 
 _SAMPLE = 128
@@ -62,7 +59,7 @@ class LongestTokens:
 
 
 async def longest_tokens(
-    federation: Federation, backend: LLMBackend, untrained: TextPrompt | SoftPrompt
+    federation: Federation, backend: LLMBackend
 ) -> LongestTokens:
     """Count the tokens of every row and every candidate of the run.
 
@@ -70,7 +67,7 @@ async def longest_tokens(
     candidate adds to the row, n - 1 times the most that a candidate adds to itself, and 1; capped
     by the model's context. The first candidate is counted separately because it may replace a
     default system message. The 1 covers a tokeniser that splits differently where prompt and row
-    meet within a word. Vectors are counted directly. Each slot adds at most what its longest
+    meet within a word.  Each slot adds at most what its longest
     candidate adds to the first candidates of the others.
 
     Raises:
@@ -78,12 +75,11 @@ async def longest_tokens(
     """
     spec = federation.spec
     counter = _Counter(federation, backend)
-    soft = untrained if isinstance(untrained, SoftPrompt) else None
-    added = 0 if soft is not None else await counter.added()
+    added = await counter.added()
     room = backend.worst_case(1, spec.task.max_written).prompt_tokens
 
     async def longest(rows: Sequence[Example]) -> list[int]:
-        return [min(count + added, room) for count in await counter.rows(soft or "", rows)]
+        return [min(count + added, room) for count in await counter.rows("", rows)]
 
     free: list[Example] = []
     if federation.dev and spec.calibration.kind == "contextual":
@@ -106,7 +102,7 @@ class _Counter:
         self._federation = federation
         self._backend = backend
 
-    async def rows(self, prompt: TextPrompt | SoftPrompt, rows: Sequence[Example]) -> list[int]:
+    async def rows(self, prompt: TextPrompt, rows: Sequence[Example]) -> list[int]:
         """Return the tokens of each row under one prompt."""
         distinct = {id(row): row for row in rows}  # Clients may share rows.
         counts = await self._counts([self._query(prompt, row) for row in distinct.values()])
@@ -147,7 +143,7 @@ class _Counter:
         # A tokeniser may split a slot differently where it meets its neighbours.
         return max(base - bare, 0) + sum(positions) + len(firsts)
 
-    def _query(self, prompt: TextPrompt | SoftPrompt, row: Example) -> Query:
+    def _query(self, prompt: TextPrompt, row: Example) -> Query:
         task = self._federation.spec.task
         return query_for(
             task, prompt, [row], backend=self._backend, references=references_of(task, [row])
@@ -205,22 +201,16 @@ async def query_costs(
     except SpecError as exc:
         troubles.extend(exc.problems)
 
-    async def measured(prompt: TextPrompt | SoftPrompt, examples: Sequence[Example]) -> Usage:
+    async def measured(prompt: TextPrompt, examples: Sequence[Example]) -> Usage:
         calibration = spec.calibration.label_free
         return await _quoted(
             backend, prediction_queries(backend, spec.task, prompt, examples, size, calibration)
         )
 
-    show = await shown_by(
-        spec.method,
-        prompt_len=spec.prompt.length,
-        task=spec.task,
-        vocabulary=federation.vocabulary,
-        backend=backend,
-    )
     method = planned_machine(federation, spec, "").method
-    untrained = show(method.prompt(method.init()).tolist())
-    queries = _sample(federation, backend, show)
+    indices = method.prompt(method.init()).tolist()
+    untrained = prompt_of(spec.task, federation.vocabulary, indices)
+    queries = _sample(federation, backend)
     largest = max(size, len(CONTENT_FREE)) if spec.calibration.kind == "contextual" else size
     try:
         total = await _quoted(backend, queries)
@@ -232,7 +222,7 @@ async def query_costs(
             no_prompt=await measured(no_prompt(spec.task, federation.vocabulary), federation.dev),
             whole=await measured(untrained, federation.dev),
             point=await measured(untrained, curve_examples(spec, federation.dev)),
-            longest=await longest_tokens(federation, adapter, untrained) if adapter.local else None,
+            longest=await longest_tokens(federation, adapter) if adapter.local else None,
         )
     except BackendError:
         if not troubles:
@@ -260,7 +250,7 @@ def _share(total: Usage, part: int, whole: int) -> Usage:
     )
 
 
-def _sample(federation: Federation, backend: LLMBackend, show: Show) -> list[Query]:
+def _sample(federation: Federation, backend: LLMBackend) -> list[Query]:
     """Return queries of the run's rounds, on the clients and mini-batches that it will draw.
 
     The prompts are drawn from the untrained alpha.
@@ -282,7 +272,7 @@ def _sample(federation: Federation, backend: LLMBackend, show: Show) -> list[Que
         task = federation.spec.task
         query = query_for(
             task,
-            show(drawn[number % len(drawn)]),
+            prompt_of(task, federation.vocabulary, drawn[number % len(drawn)]),
             batch,
             backend=backend,
             references=references_of(task, batch),

@@ -150,7 +150,7 @@ def exchange_plan(
 
 def _memory(machine: RoundMachine) -> dict[str, Array]:
     """Return the memory that is sent with alpha after some steps."""
-    algorithm = machine.algorithm
+    algorithm = machine.method
     state = algorithm.init()
     if not algorithm.shares_memory:
         return {}
@@ -230,9 +230,7 @@ def _update(
 
 
 def _indices(federation: Federation, num_prompts: int) -> Array:
-    method = federation.spec.method
-    shape = (num_prompts, method.prompt_width(federation.spec.prompt.length))
-    prompts = np.zeros(shape, np.float32 if method.domain == "latent" else np.int64)
+    prompts = np.zeros((num_prompts, federation.spec.prompt.length), np.int64)
     return prompts_to_wire(prompts, len(federation.vocabulary))
 
 

@@ -87,14 +87,13 @@ async def run_of_archive(data: bytes) -> ReportedRun:
     }
     if result.verdict is None and "after" in outcomes:  # From an earlier version.
         result = result.model_copy(update={"verdict": run.compute_verdict(outcomes)})
-    words = run.spec.method.domain == "tokens"
     return ReportedRun(
         result=result,
         spec=run.spec,
         vocabulary=run.vocabulary,
         snapshot=snapshot,
-        alpha=run.state.method.alpha if words else None,
-        untrained=run.prompt(run.machine.initial_state()) if words else None,
+        alpha=run.state.method.alpha,
+        untrained=run.prompt(run.machine.initial_state()),
         outcomes=outcomes,
     )
 

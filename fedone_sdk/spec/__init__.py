@@ -23,20 +23,15 @@ if TYPE_CHECKING:
     )
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.methods import (
-        BbtSpec,
         BdplSpec,
-        Domain,
         EvolutionSpec,
         GsBdplSpec,
         MethodSpec,
         OwnMethodSpec,
         PoolSpec,
-        PromptTuningSpec,
-        PTuningV2Spec,
         RandomSpec,
         ThompsonSpec,
         TpeSpec,
-        TrainedSpec,
     )
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
     from fedone_sdk.spec.run import RunSpec, load_backend
@@ -61,9 +56,8 @@ else:
             ),
             "base": "RunName Spec load_yaml validate_spec",
             "methods": (
-                "BbtSpec BdplSpec Domain EvolutionSpec GsBdplSpec MethodSpec OwnMethodSpec "
-                "PoolSpec PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec "
-                "TrainedSpec"
+                "BdplSpec EvolutionSpec GsBdplSpec MethodSpec OwnMethodSpec PoolSpec RandomSpec "
+                "ThompsonSpec TpeSpec"
             ),
             "prompt": "PromptSpec SlotSpec",
             "run": "RunSpec load_backend",
@@ -76,13 +70,11 @@ else:
 
 __all__ = [
     "BackendSpec",
-    "BbtSpec",
     "BdplSpec",
     "CalibrationSpec",
     "DataSpec",
     "DefenceSpec",
     "DirichletSpec",
-    "Domain",
     "EvaluationSpec",
     "EvolutionSpec",
     "GatewayPolicy",
@@ -95,13 +87,11 @@ __all__ = [
     "OpenAISpec",
     "OwnMethodSpec",
     "OwnSpec",
-    "PTuningV2Spec",
     "ParticipationSpec",
     "PoolSpec",
     "PriceSpec",
     "PrivacySpec",
     "PromptSpec",
-    "PromptTuningSpec",
     "RandomSpec",
     "RemoteSpec",
     "RetrySpec",
@@ -111,7 +101,6 @@ __all__ = [
     "Spec",
     "ThompsonSpec",
     "TpeSpec",
-    "TrainedSpec",
     "TransformersSpec",
     "VllmSpec",
     "load_backend",

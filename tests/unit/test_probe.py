@@ -232,7 +232,7 @@ def test_the_rate_limits_of_a_hosted_model() -> None:
 
 async def test_the_longest_rows_and_candidates_bound_every_query() -> None:
     federation = federation_of(clients=2)
-    found = await longest_tokens(federation, Local(), "")
+    found = await longest_tokens(federation, Local())
     # " very bad" is two words at each of two positions; the longest three rows of client 1; and one
     # more where prompt and row meet.
     assert found.query == (5 + 6 + 7) + 3 * 5
@@ -248,5 +248,5 @@ async def test_no_row_is_longer_than_the_model_takes() -> None:
         def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
             return Usage(queries=1, requests=1, prompt_tokens=5 * batch_size)
 
-    found = await longest_tokens(federation_of(), Short(), "")
+    found = await longest_tokens(federation_of(), Short())
     assert found.query == 15

@@ -25,7 +25,7 @@ def candidates(rules: Rules, state: RunState, seat: Seat) -> Candidates:
     if known is not None and known[0] is base:
         return known[1]
     rng = stream(rules.seed(state, seat, "prompts", seat.step))
-    drawn = rules.algorithm.ask(base, rng, seat.num_samples)
+    drawn = rules.method.ask(base, rng, seat.num_samples)
     if len(rules.drawn) >= 2 * rules.spec.participation.clients_per_round:
         rules.drawn.clear()
     rules.drawn[key] = (base, drawn)
@@ -50,15 +50,15 @@ def updated_local(
     """
     base = seat.local or state.method
     asked = candidates(rules, state, seat)
-    return rules.algorithm.tell(base, asked, rules.as_losses(losses, curves))
+    return rules.method.tell(base, asked, rules.as_losses(losses, curves))
 
 
-def evaluated_prompt(rules: Rules, state: RunState) -> NDArray[Any]:
-    """Return the prompt of the evaluation curve, in the form of `Method.prompt`."""
+def evaluated_prompt(rules: Rules, state: RunState) -> NDArray[np.int64]:
+    """Return the prompt of the evaluation curve, n candidate indices."""
     if rules.spec.evaluation.prompt == "mode":
         return rules.method.prompt(state.method)
     rng = stream(rules.seed_of(state, "evaluation", 0, 0))
-    drawn: NDArray[np.int64] = rules.algorithm.ask(state.method, rng, 1).prompts[0]
+    drawn: NDArray[np.int64] = rules.method.ask(state.method, rng, 1).prompts[0]
     return drawn
 
 

@@ -18,7 +18,6 @@ from fedone_sdk.aggregator.rounds.rules import Rules, working
 from fedone_sdk.aggregator.rounds.seats import vacate
 from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
 from fedone_sdk.algorithms import State
-from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment, Step
 from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
@@ -30,7 +29,7 @@ def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> T
     if seat is None or not state.running:
         return state, ()
     if seat.phase == "offered":
-        if event.model is not None and not isinstance(rules.method, Trained):
+        if event.model is not None:
             state, restarted = vote_model(rules, state, event.client, event.model, now)
             if restarted:
                 return state, restarted

@@ -127,15 +127,6 @@ async def prompt(request: web.Request) -> web.Response:
     return answer((await run_of(request)).prompt())
 
 
-async def vectors(request: web.Request) -> web.Response:
-    """Return the current deployable soft prompt, float32.
-
-    For BBT it is the vector, shape (1, d), before its projection. For other methods it is the
-    parameters: n input embeddings, or n keys and n values per layer.
-    """
-    return answer((await run_of(request)).vectors())
-
-
 async def log(request: web.Request) -> web.StreamResponse:
     """Return the log of a run as JSON lines, oldest first."""
     pages = log_pages(request.app[SERVICE].store, (await run_of(request)).run_id)
@@ -317,15 +308,6 @@ RUN_ROUTES = (
         tag="runs",
         summary="Get the deployable prompt",
         answers={200: PromptReport},
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}/vectors",
-        handler=vectors,
-        access="member",
-        tag="runs",
-        summary="Get the deployable soft prompt",
-        answers={200: Array},
     ),
     Route(
         method="GET",

@@ -50,7 +50,7 @@ def ascent(game: Game, work: Any) -> AlphaUpdate | LossesUpdate:
         turned = losses.mean() - 10 * (losses - losses.mean())
         return honest.model_copy(update={"losses": tuple(turned.tolist())})
     before, after = (from_wire(one).astype(float) for one in (work.alpha, honest.alpha))
-    alpha = game.machine.algorithm.project(before - 10 * (after - before))
+    alpha = game.machine.method.project(before - 10 * (after - before))
     return honest.model_copy(update={"alpha": to_wire(alpha)})
 
 
@@ -236,7 +236,7 @@ def test_aggregates_of_many(kind: str) -> None:
         "trimmed_mean": trimmed_mean(alphas, 0.25),
         "median": median(alphas),
     }[kind]
-    feasible = game.machine.algorithm.project(expected)
+    feasible = game.machine.method.project(expected)
     assert game.state.method.alpha.tobytes() == State(alpha=feasible).alpha.tobytes()
 
 
