@@ -73,7 +73,6 @@ napoleon_use_ivar = True  # attributes as a list, not as entries of every conten
 default_role = "py:obj"
 autosummary_ignore_module_all = False
 autosummary_imported_members = True
-autosummary_context = {"shown_elsewhere": {"fedone_sdk.backends.wrappers": "CachedBackend"}}
 autodoc_mock_imports = ["flwr"]  # not installable with our other extras
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"

@@ -1,9 +1,9 @@
-"""An adapter to another API, with the SDK's wrappers.
+"""An adapter to another API, behind the SDK's `ModelClient`.
 
 python examples/own_backend.py examples/zero_one/RUN.yaml http://127.0.0.1:9000
 
 The model here answers `POST /rank`: {"texts": [...], "words": [...]} in, {"log_probs": [[...]],
-"tokens": 12} out, nats. Split, cache, retry and budget are wrapped around it in their one order.
+"tokens": 12} out, nats. `ModelClient` adds split, cache, retries and budget.
 Prints the tuned prompt, and what was spent.
 """
 
@@ -16,16 +16,16 @@ from pathlib import Path
 import aiohttp
 
 from fedone_sdk import LLMBackend, RunSpec, Usage
-from fedone_sdk.backends import Answer, CachedBackend, Query
-from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend, SplitBackend
+from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query
 from fedone_sdk.errors import BackendError, BackendUnavailable
 from fedone_sdk.local import Federation, simulate
+from fedone_sdk.spec import RetrySpec
 
 
 class RankingService(LLMBackend):
     """Calls the service; each call of `score` is one request."""
 
-    max_inputs = 8  # a wrapper splits larger mini-batches
+    max_inputs = 8  # `ModelClient` splits larger mini-batches
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -63,7 +63,7 @@ class RankingService(LLMBackend):
 async def tune(run: Path, url: str) -> None:
     """Run a RUN.yaml with another backend."""
     federation = Federation.load(RunSpec.load(run), run.parent)
-    backend = SplitBackend(CachedBackend(RetryingBackend(BudgetedBackend(RankingService(url)))))
+    backend = ModelClient(RankingService(url), cache=AnswerCache(), retry=RetrySpec())
     async with backend:
         result = await simulate(federation, backend=backend)
     print(f"{result.status}: {result.prompt.text!r}")

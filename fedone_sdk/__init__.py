@@ -32,7 +32,7 @@ from fedone_sdk._lazy import lazy
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
-    from fedone_sdk.backends import CachedBackend, LLMBackend, OnnxBackend
+    from fedone_sdk.backends import LLMBackend, ModelClient, OnnxBackend
     from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
     from fedone_sdk.client import AdminClient, EdgeClient, Hooks, Network, WorkPolicy
     from fedone_sdk.errors import FedOneError
@@ -46,7 +46,7 @@ else:
         globals(),
         {
             "aggregator": "Aggregator",
-            "backends": "CachedBackend LLMBackend OnnxBackend",
+            "backends": "LLMBackend ModelClient OnnxBackend",
             "budget": "Budget BudgetGuard SqliteLedger Usage",
             "client": "AdminClient EdgeClient Hooks Network WorkPolicy",
             "errors": "FedOneError",
@@ -64,11 +64,11 @@ __all__ = [
     "Aggregator",
     "Budget",
     "BudgetGuard",
-    "CachedBackend",
     "EdgeClient",
     "FedOneError",
     "Hooks",
     "LLMBackend",
+    "ModelClient",
     "Network",
     "OnnxBackend",
     "RunSpec",

@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Self
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
@@ -17,7 +16,7 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient, Hooks
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.task import Example, Part, Rendered, ScoreFunction
+from fedone_sdk.task import Example, Rendered, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["LoopbackFederation", "ManualClock", "ScriptedBackend"]

@@ -11,11 +11,11 @@ import structlog
 
 from fedone_sdk.aggregator.access.tokens import AdminToken, Authority, EnrolmentToken
 from fedone_sdk.aggregator.http.cors import NO_PAGES, CorsConfig
-from fedone_sdk.aggregator.http.drain import Drain
 from fedone_sdk.aggregator.http.limits import NO_LIMITS, Limits
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.aggregator.routes import build_app, build_metrics_app
 from fedone_sdk.aggregator.routes.health import Readiness
+from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.aggregator.serving.run import ServedRun

@@ -21,26 +21,20 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
 )
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
+from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.evaluation import Evaluation, query_as_evaluation
+from fedone_sdk.aggregator.serving.evaluation import Evaluation
 from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.open_work import Offers, OpenWork
 from fedone_sdk.aggregator.serving.proposer import Proposer
-from fedone_sdk.aggregator.serving.registry import RunRegistry
+from fedone_sdk.aggregator.serving.registry import RunRegistry, StoredRun
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
-from fedone_sdk.aggregator.serving.stored import StoredRun
-from fedone_sdk.backends import (
-    Answer,
-    LLMBackend,
-    Query,
-    usable_vocabulary,
-)
-from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
 from fedone_sdk.errors import (
@@ -654,7 +648,7 @@ class Service:
 
 def _metered(backend: LLMBackend) -> LLMBackend:
     """Return a backend that charges each request to its query's payer."""
-    return backend if backend.metered else BudgetedBackend(backend)
+    return backend if backend.metered else ModelClient(backend)
 
 
 def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:

@@ -7,7 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _checks
 from .method import Candidates
 
 

@@ -1,4 +1,4 @@
-"""Backends: adapters to black-box language models, and wrappers."""
+"""Backends: adapters to black-box language models, and the client that sends queries to them."""
 
 from __future__ import annotations
 
@@ -16,56 +16,58 @@ from fedone_sdk.backends.asking import (
 from fedone_sdk.backends.base import (
     LOG_ZERO,
     Answer,
-    EmbeddingSpace,
     LLMBackend,
     Query,
     RateLimits,
     Want,
+    Wrapper,
 )
 from fedone_sdk.backends.predict import Prediction, predict, prediction_queries
 
 if TYPE_CHECKING:
-    from fedone_sdk.backends.cassette import CassetteBackend
+    from fedone_sdk.backends.answers import AnswerCache
+    from fedone_sdk.backends.build import build_backend
+    from fedone_sdk.backends.label_words import usable_vocabulary
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
+    from fedone_sdk.backends.model_client import ModelClient
     from fedone_sdk.backends.onnx import OnnxBackend
     from fedone_sdk.backends.openai import OpenAIBackend
-    from fedone_sdk.backends.prompts import Show, shown_by, usable_vocabulary
     from fedone_sdk.backends.transformers import TransformersBackend
     from fedone_sdk.backends.vllm import VllmBackend
-    from fedone_sdk.backends.wrappers.cache import CachedBackend
 else:
     # An edge device that uses the gateway imports no model library.
     __getattr__, __dir__ = lazy(
         globals(),
         {
-            "cassette": "CassetteBackend",
+            "answers": "AnswerCache",
+            "build": "build_backend",
+            "label_words": "usable_vocabulary",
             "llama_cpp": "LlamaCppBackend",
+            "model_client": "ModelClient",
             "onnx": "OnnxBackend",
             "openai": "OpenAIBackend",
-            "prompts": "Show shown_by usable_vocabulary",
             "transformers": "TransformersBackend",
             "vllm": "VllmBackend",
-            "wrappers.cache": "CachedBackend",
         },
     )
 
 __all__ = [
     "Answer",
-    "CachedBackend",
-    "CassetteBackend",
-    "EmbeddingSpace",
+    "AnswerCache",
     "LLMBackend",
     "LOG_ZERO",
     "LlamaCppBackend",
+    "ModelClient",
     "OnnxBackend",
     "OpenAIBackend",
     "Prediction",
     "Query",
     "RateLimits",
-    "Show",
     "TransformersBackend",
     "VllmBackend",
     "Want",
+    "Wrapper",
+    "build_backend",
     "check_answer",
     "is_known",
     "predict",
@@ -73,7 +75,6 @@ __all__ = [
     "query_for",
     "rows_of",
     "score_all",
-    "shown_by",
     "usable_vocabulary",
     "want_of",
 ]

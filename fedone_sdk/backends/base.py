@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import SpecError
-from fedone_sdk.soft_prompt import SoftPrompt, SoftPromptKind
 from fedone_sdk.task import LOG_ZERO, Rendered
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Payer
 
-__all__ = ["Answer", "EmbeddingSpace", "LLMBackend", "LOG_ZERO", "Query", "RateLimits", "Want"]
+__all__ = [
+    "Answer",
+    "LLMBackend",
+    "LOG_ZERO",
+    "Query",
+    "RateLimits",
+    "Want",
+    "Wrapper",
+]
 
 EVERY_UNIT = frozenset(
     {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
@@ -37,7 +43,6 @@ class Query:
         want: Kind of the query.
         references: Per input, the text to score (``reference``).
         max_tokens: Limit of the generated text, in tokens (``text``).
-        soft_prompt: Vectors in place of the prompt, whose text is empty then.
         payer: Budget that is charged for each request, retries included. Not part of the query's
             identity.
     """
@@ -47,7 +52,6 @@ class Query:
     want: Want = "labels"
     references: tuple[str, ...] = ()
     max_tokens: int = 0
-    soft_prompt: SoftPrompt | None = None
     payer: Payer | None = field(default=None, compare=False, repr=False)
 
 
@@ -95,34 +99,20 @@ class Answer:
     limits: RateLimits | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingSpace:
-    """Scale of a model's input embeddings.
-
-    Attributes:
-        size: H, the width of the model.
-        std: Standard deviation over all entries of its input embedding matrix.
-    """
-
-    size: int
-    std: float
-
-
 class LLMBackend(ABC):
     """A black-box language model.
 
-    Subclasses implement `fingerprint` and `score`, for one API. Wrappers add retry, rate limits,
-    budget, cache and recording.
+    Subclasses implement `fingerprint` and `score`, for one API. `ModelClient` adds cache, retries,
+    rate limits and budget.
 
     Attributes:
         bounds: The units that `worst_case` bounds. A run with a cap in another unit is refused at
             its start.
         answers: The supported kinds of queries.
-        max_inputs: Maximum number of inputs per request; None sends a whole query at once. A
-            wrapper splits queries, so that each call of `score` is one request.
-        metered: Whether each request is charged to the query's payer (done by a wrapper).
+        max_inputs: Maximum number of inputs per request; None sends a whole query at once.
+            `ModelClient` splits queries, so that each call of `score` is one request.
+        metered: Whether each request is charged to the query's payer (done by `ModelClient`).
         censors: Whether log-probabilities of labels may be upper bounds.
-        takes: The supported kinds of soft prompts.
         local: Whether the model runs in this process at no cost, so that a plan may time it.
     """
 
@@ -131,7 +121,6 @@ class LLMBackend(ABC):
     max_inputs: int | None = None
     metered: bool = False
     censors: bool = False
-    takes: frozenset[SoftPromptKind] = frozenset()
     local: bool = False
 
     @property
@@ -170,15 +159,6 @@ class LLMBackend(ABC):
             LabelWordError: A label word is not one token.
             BackendError: The model does not support the task.
         """
-
-    async def embedding_space(self) -> EmbeddingSpace:
-        """Return the scale of the input embeddings.
-
-        Raises:
-            SpecError: The backend takes no input embeddings.
-            BackendError: The model cannot be read.
-        """
-        raise SpecError("method: needs a backend that takes input embeddings; this one does not")
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """Upper bound on the usage of a query of `batch_size` inputs, in the units of `bounds`.
@@ -225,6 +205,74 @@ class LLMBackend(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+class Wrapper(LLMBackend):
+    """Delegates all methods to the inner backend; subclasses override some.
+
+    Args:
+        inner: The inner backend, closed together with the wrapper.
+    """
+
+    def __init__(self, inner: LLMBackend) -> None:
+        self.inner = inner
+        self._describe()
+
+    def _describe(self) -> None:
+        """Copy the inner backend's attributes, which `check` may change."""
+        self.bounds = self.inner.bounds
+        self.answers = self.inner.answers
+        self.max_inputs = self.inner.max_inputs
+        self.metered = self.inner.metered
+        self.censors = self.inner.censors
+        self.local = self.inner.local
+
+    @property
+    def innermost(self) -> LLMBackend:
+        """The adapter inside all wrappers."""
+        backend = self.inner
+        while isinstance(backend, Wrapper):
+            backend = backend.inner
+        return backend
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the inner backend's."""
+        return self.inner.fingerprint
+
+    async def score(self, query: Query) -> Answer:
+        """Return the inner backend's answer."""
+        return await self.inner.score(query)
+
+    async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
+        """Check with the inner backend."""
+        await self.inner.check(label_words, form)
+        self._describe()
+
+    def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
+        """Return the inner backend's."""
+        return self.inner.worst_case(batch_size, max_tokens)
+
+    async def quote(self, query: Query) -> Usage:
+        """Return the inner backend's."""
+        return await self.inner.quote(query)
+
+    async def shortened(self, query: Query) -> object | None:
+        """Return the inner backend's."""
+        return await self.inner.shortened(query)
+
+    @property
+    def trouble(self) -> str | None:
+        """Return the inner backend's."""
+        return self.inner.trouble
+
+    def reset(self) -> None:
+        """Reset the inner backend."""
+        self.inner.reset()
+
+    async def aclose(self) -> None:
+        """Close the inner backend."""
+        await self.inner.aclose()
 
 
 class LocalBackend(LLMBackend):

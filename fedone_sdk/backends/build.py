@@ -1,4 +1,4 @@
-"""Building of a backend from its spec, with wrappers in a fixed order."""
+"""Building of a backend from its spec."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from fedone_sdk.backends.asking import CONCURRENCY
+from fedone_sdk.backends.answers import AnswerCache
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.backends.wrappers import (
-    BudgetedBackend,
-    CachedBackend,
-    RateLimitedBackend,
-    RecordingBackend,
-    RetryingBackend,
-    SplitBackend,
-    Watch,
-    WatchedBackend,
-)
+from fedone_sdk.backends.model_client import ModelClient, Watch
 from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.objects import load_object
@@ -42,18 +33,8 @@ def build_backend(
     *,
     guard: BudgetGuard | None = None,
     watch: Watch | None = None,
-) -> LLMBackend:
-    """Build the backend of a spec.
-
-    A query passes these layers, from the outside in:
-
-    1. split: divides it into requests of at most `max_inputs` inputs;
-    2. cache: returns known answers, and joins equal pending queries;
-    3. retry: repeats requests after temporary failures, until a circuit breaker opens;
-    4. rate limit: delays requests;
-    5. budget: reserves and settles the cost of each attempt;
-    6. recording: appends to the cassette;
-    7. adapter: sends the request.
+) -> ModelClient:
+    """Build the adapter of a spec, and the client that sends queries to it.
 
     Args:
         spec: The backend's spec.
@@ -67,33 +48,19 @@ def build_backend(
     """
     folder = Path(folder)
     with _about("model"):
-        backend = build_adapter(spec, folder)
-    if watch is not None:
-        backend = WatchedBackend(backend, watch)
-    if spec.record is not None:
-        with _about("record"):
-            backend = RecordingBackend(backend, _path(folder, spec.record))
-    backend = BudgetedBackend(backend, price=_price(spec), guard=guard)
-    concurrency = CONCURRENCY
-    if isinstance(spec, RemoteSpec):
-        concurrency = spec.limits.concurrency
-        backend = RateLimitedBackend(
-            backend,
-            requests_per_minute=spec.limits.requests_per_minute,
-            tokens_per_minute=spec.limits.tokens_per_minute,
-            concurrency=concurrency,
-            max_wait_s=spec.retry.max_wait_s,
-        )
-        backend = RetryingBackend(
-            backend,
-            attempts=spec.retry.attempts,
-            max_wait_s=spec.retry.max_wait_s,
-            breaker_failures=spec.retry.breaker_failures,
-        )
+        adapter = build_adapter(spec, folder)
     with _about("cache"):
-        file = None if spec.cache is None else _path(folder, spec.cache)
-        backend = CachedBackend(backend, file=file)
-    return SplitBackend(backend, concurrency=concurrency)
+        cache = AnswerCache(None if spec.cache is None else _path(folder, spec.cache))
+    remote = spec if isinstance(spec, RemoteSpec) else None
+    return ModelClient(
+        adapter,
+        cache=cache,
+        retry=None if remote is None else remote.retry,
+        limits=None if remote is None else remote.limits,
+        price=_price(spec),
+        guard=guard,
+        watch=watch,
+    )
 
 
 @contextmanager
@@ -143,13 +110,13 @@ async def proposer_of(
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
-    """Return the adapter to one API, without wrappers.
+    """Return the adapter to one API.
 
     Raises:
         SpecError: The description cannot be met.
         MissingExtraError: What the model needs is not installed.
     """
-    options = spec.model_dump(exclude={"kind", "cache", "record", "retry", "limits", "prices"})
+    options = spec.model_dump(exclude={"kind", "cache", "retry", "limits", "prices"})
     if options.get("tokenizer") is not None:
         options["tokenizer"] = _path(folder, options["tokenizer"])
     if isinstance(spec, OwnSpec):

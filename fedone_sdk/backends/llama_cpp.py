@@ -129,8 +129,6 @@ class LlamaCppBackend(LocalBackend):
             raise BackendError(f"a GGUF model answers {sorted(self.answers)}, not {query.want!r}")
         if query.want == "labels" and not query.label_words:
             raise ValueError("a query needs label words")
-        if query.soft_prompt is not None:
-            raise BackendError("a GGUF model takes no soft prompts")
         return await self._in(self._model_thread, lambda model: model.answer(query))
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:

@@ -13,7 +13,6 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.calibration import CONTENT_FREE, LabelFree, neutral_bias
 from fedone_sdk.errors import SpecError
 from fedone_sdk.metrics import MetricFunction, evaluate
-from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import (
     Example,
     LogProbs,
@@ -121,7 +120,7 @@ class Prediction:
 def prediction_queries(
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: TextPrompt | SoftPrompt,
+    prompt: TextPrompt,
     examples: Sequence[Example],
     batch_size: int,
     calibration: LabelFree | None = None,
@@ -131,7 +130,7 @@ def prediction_queries(
     Args:
         backend: The backend that will score them.
         task: The task.
-        prompt: The prompt's text, or a soft prompt.
+        prompt: The prompt.
         examples: Labelled examples.
         batch_size: Examples per query.
         calibration: Method of estimating a label bias without labels. ``contextual`` appends one
@@ -161,7 +160,7 @@ def prediction_queries(
 async def predict(
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: TextPrompt | SoftPrompt,
+    prompt: TextPrompt,
     examples: Sequence[Example],
     batch_size: int,
     *,
@@ -174,7 +173,7 @@ async def predict(
     Args:
         backend: The backend.
         task: The task.
-        prompt: The prompt's text, or a soft prompt.
+        prompt: The prompt.
         examples: Labelled examples.
         batch_size: Examples per query.
         score: The user's function, for loss ``score``.

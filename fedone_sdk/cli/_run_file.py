@@ -76,7 +76,7 @@ class RunFile:
             return Federation.load(self.spec, self.folder)
 
     def backend(self, *, cache: Path | None = None, guard: BudgetGuard | None = None) -> LLMBackend:
-        """Return the model's backend with its wrappers.
+        """Return the model's client.
 
         Args:
             cache: File of its answers, unless the run has one.

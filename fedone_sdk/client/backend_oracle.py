@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from fedone_sdk.backends.asking import check_answer, query_for, rows_of, score_all
-from fedone_sdk.backends.base import Answer, LLMBackend, Query
-from fedone_sdk.backends.wrappers import BudgetedBackend, Wrapper
+from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
+from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.candidates import prompt_of
 from fedone_sdk.client.batch import Declining, reason_of
@@ -34,7 +34,7 @@ class BackendOracle:
         ready: Callable[[], Awaitable[None]],
     ) -> None:
         # Counts every attempt, including those of failed calls, for the reported usage.
-        self._backend = backend if backend.metered else BudgetedBackend(backend)
+        self._backend = backend if backend.metered else ModelClient(backend)
         self._vocabulary = vocabulary
         self._ready = ready
         self._bills: dict[int, tuple[Usage, BudgetGuard]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedone_sdk.client.batch import BeforeSend
@@ -12,7 +11,8 @@ from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import Claim, Enrol, is_sendable
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
-from fedone_sdk.task import Example, ScoreFunction, TaskSpec
+from fedone_sdk.task import ScoreFunction
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hooks:

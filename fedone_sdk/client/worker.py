@@ -34,7 +34,6 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import Array, Decline, RunTask
 from fedone_sdk.task import Example, TaskSpec
-from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 

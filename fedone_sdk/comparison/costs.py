@@ -84,7 +84,7 @@ async def costs_of(trials: Sequence[Trial], backend: LLMBackend) -> Costs:
     for name in dict.fromkeys(trial.entrant.name for trial in trials):
         same = [trial for trial in trials if trial.entrant.name == name]
         entrant, federation = same[0].entrant, same[0].federation
-        plan = await plan_run(federation, backend=backend, transport="memory")
+        plan = await plan_run(federation, backend=backend)
         count, queries = len(same), same[0].training_queries
         training += sum(trial.training_queries for trial in same)
         if entrant.kind == "method":

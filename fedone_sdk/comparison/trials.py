@@ -13,8 +13,15 @@ from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
-from fedone_sdk.backends.wrappers import Wrapper
+from fedone_sdk.backends import (
+    Answer,
+    LLMBackend,
+    Prediction,
+    Query,
+    Wrapper,
+    prediction_queries,
+    score_all,
+)
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.comparison.entrants import Entrant

@@ -7,15 +7,13 @@ not show a task's label words gives a result without a metric: a ``refused`` cel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, zip_longest
 from typing import Any
 
-from fedone_sdk.backends import LLMBackend, Prediction, Query, predict
-from fedone_sdk.backends.wrappers import WatchedBackend
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, LabelsNotShown
 from fedone_sdk.experiments.experiment import Result, Workspace
@@ -123,19 +121,19 @@ async def _paid(
     """Return a result with the trial's spending, also if the model hides the label words."""
     refusals: list[LabelsNotShown] = []
 
-    @contextmanager
-    def noted(backend: LLMBackend, query: Query) -> Iterator[None]:
-        try:
-            yield
-        except LabelsNotShown as exc:
-            refusals.append(exc)
-            raise
+    class Noted(Wrapper):
+        async def score(self, query: Query) -> Answer:
+            try:
+                return await self.inner.score(query)
+            except LabelsNotShown as exc:
+                refusals.append(exc)
+                raise
 
     ledger = SqliteLedger(workspace.file("spent.sqlite"), program="fedone reproduce")
     guard = BudgetGuard(_budget(*options["caps"]), ledger=ledger)
     async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:
         try:
-            found = await find(WatchedBackend(backend, noted))
+            found = await find(Noted(backend))
         except FedOneError:
             if not refusals:
                 raise

@@ -151,10 +151,10 @@ async def _costs(
     # How many prompts of a draw are equal, and so cost once, depends on the method.
     runs = sum((plan.expected for plan in plans), NOTHING) * options["seeds"]
     measure = await expected(untrained_prompt(federation), federation.dev)
-    most_expensive = max(plans, key=lambda plan: plan.worst.requests)
+    most_expensive = max(plans, key=lambda plan: plan.most.requests)
     return _Costs(
         expected=runs + measure * options["measurements"] + await expected("", rows),
-        run=most_expensive.worst,
+        run=most_expensive.most,
         round=most_expensive.smallest_cap,
         measure=worst(federation.dev),
         bias=worst(rows),

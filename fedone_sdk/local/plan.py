@@ -1,40 +1,63 @@
-"""The cost of a run, computed without queries to the model."""
+"""The cost and the duration of a run, estimated from its rows, prices and a short timing."""
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from pydantic import Field, field_serializer
 
+from fedone_sdk.aggregator import RoundMachine
+from fedone_sdk.aggregator.serving.evaluation import curve_examples
+from fedone_sdk.aggregator.serving.model_checks import check_caps
+from fedone_sdk.aggregator.serving.proposer import proposal_query
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import (
     LLMBackend,
+    Query,
+    Wrapper,
+    prediction_queries,
+    query_for,
+    score_all,
+    usable_vocabulary,
 )
-from fedone_sdk.backends.wrappers import Wrapper
-from fedone_sdk.budget import Account, Usage
-from fedone_sdk.candidates import prompt_of
-from fedone_sdk.errors import SpecError
+from fedone_sdk.budget import NOTHING, Account, Usage
+from fedone_sdk.candidates import ScoredCandidate, label_checks, no_prompt, prompt_of
+from fedone_sdk.data import draw_minibatch
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.local.federation import Federation
-from fedone_sdk.local.probe import Duration, Probe, by_limits, by_probe, probe_run
-from fedone_sdk.local.query_costs import query_costs
-from fedone_sdk.local.traffic import (
-    Exchange,
-    ExchangePlan,
-    exchange_plan,
-    planned_machine,
-)
 from fedone_sdk.messages import Cap, Message
 from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import Example, TextPrompt, references_of
 
-_EXCHANGES: tuple[Exchange, ...] = ("alpha", "losses")
+_ONE = Usage(queries=1, requests=1)
+"""The usage of a query without further information."""
 
-_DRAWS = 32
-"""Draws of prompts that the share of distinct ones is averaged over."""
+_STEPS = 32
+"""Steps whose prompts and mini-batches are drawn as the run draws them."""
 
-_EXACT = ("cross_entropy", "hinge")
-"""Losses that need the log-probability of every label."""
+_QUOTED = 128
+"""Queries whose tokens are counted: of the steps, and of each measurement."""
+
+_AT_ONCE = 64
+"""Inputs that are counted concurrently."""
+
+_TIMED_S = 3.0
+"""Seconds of queries to a local model that its speed is measured over."""
+
+_SLOW_S = 1.0
+"""Seconds of one query from which on queries are timed one at a time."""
+
+_ROUND_S = 0.02
+"""Seconds of a round's messages and of the method, on one core of 2024."""
+
+_CHARS_PER_TOKEN = 4
+"""Characters of English text."""
 
 
 class EvaluationPlan(Message):
@@ -55,8 +78,25 @@ class EvaluationPlan(Message):
     queries: int
 
 
+class Duration(Message):
+    """The estimated duration of a run.
+
+    Attributes:
+        basis: ``probe``: by queries timed on this machine; ``rate_limits``: the lower bound that
+            the backend's rate limits imply.
+        seconds: The estimate, from the start of the process.
+        probe_queries: Number of timed queries.
+        probe_s: Their duration.
+    """
+
+    basis: Literal["probe", "rate_limits"]
+    seconds: float
+    probe_queries: int = 0
+    probe_s: float = 0.0
+
+
 class RunPlan(Message):
-    """The plan of a run. Expectations come from a sample; worst cases are bounds.
+    """The plan of a run. Expectations come from a sample; the others are bounds.
 
     Attributes:
         name: The run.
@@ -67,27 +107,22 @@ class RunPlan(Message):
         rounds: T of the run.
         rounds_planned: Rounds that the method plans with. A search in the losses exchange plans
             with what the cap on queries pays, all else with T.
-        rounds_affordable: Full rounds that the caps cover in the worst case, at most T.
+        rounds_affordable: Full rounds that the caps cover if each query costs what its lease
+            reserves, at most T.
         rounds_expected: Full rounds that the caps are expected to cover, at most T.
         training_queries: Upper bound.
         distinct_share: Expected share of prompts without repetitions on one mini-batch.
         evaluation: Evaluation queries.
-        per_query: Expected usage of a query: a sample of prompts and mini-batches of the run's own
-            data, counted by the backend's tokeniser (an upper bound without one).
-        worst: Upper bound of the whole run's usage, as leases count it: every query at the
-            backend's bound for its size. Caps are compared with this.
-        most: Upper bound with the run's own data. For a local model: the longest rows of a client
-            with the longest candidates in every training query, and all rows of the dev split with
-            these candidates. For other models, `worst`.
+        proposals: Calls of the proposer, at most.
+        per_query: Expected usage of a training query.
         expected: Expected usage of the whole run, with equal queries merged.
+        most: Upper bound of the whole run's usage. For a local model: the longest rows of a client
+            with the longest candidates in every query. For other models, what leases reserve.
         smallest_cap: The smallest caps that cover one round and evaluation.
         duration: Estimated duration; null without a probe or a rate limit.
-        censoring: Whether label log-probabilities are ``exact``, or ``unknown``: the provider
-            returns only the likeliest tokens, and only queries show which labels are missing.
-        exchanges: Bytes in either exchange.
         sufficient: Whether the caps cover all planned rounds in the worst case.
         warnings: Likely problems.
-        priced: Whether the model's price is known; else `usd` is null in JSON.
+        priced: Whether all prices are known; else `usd` is null in JSON.
     """
 
     name: str
@@ -102,19 +137,17 @@ class RunPlan(Message):
     training_queries: int
     distinct_share: float
     evaluation: EvaluationPlan
+    proposals: int
     per_query: Usage
-    worst: Usage
-    most: Usage
     expected: Usage
+    most: Usage
     smallest_cap: Usage
     duration: Duration | None
-    censoring: Literal["exact", "unknown"]
-    exchanges: dict[Exchange, ExchangePlan]
     sufficient: bool
     warnings: tuple[str, ...]
     priced: bool = Field(default=True, exclude=True)
 
-    @field_serializer("per_query", "worst", "most", "expected", "smallest_cap", when_used="json")
+    @field_serializer("per_query", "expected", "most", "smallest_cap", when_used="json")
     def _bill(self, value: Usage) -> Bill:
         return bill(value, priced=self.priced)
 
@@ -136,21 +169,20 @@ async def plan_run(
     federation: Federation,
     *,
     backend: LLMBackend,
+    proposer: LLMBackend | None = None,
     probe: bool = False,
-    transport: Literal["http", "memory"] = "http",
     startup_s: float = 0.0,
 ) -> RunPlan:
     """Compute the cost of a run.
 
-    If the model is not available, the plan has a warning and covers the rest.
+    If a model is not available, the plan has a warning and covers the rest.
 
     Args:
         federation: The run and its data.
         backend: The model. It counts tokens, and answers queries only in a probe. Without a probe,
             the weights of a local model are not loaded.
-        probe: Whether to time a local model on the run's first rounds, for some seconds, without
-            its wrappers: no cache and no cassette is written.
-        transport: The run's transport, for the probe.
+        proposer: The model of ``prompt.proposer``.
+        probe: Whether to time a local model for some seconds, without its client.
         startup_s: Seconds since the process started; added to the duration.
 
     Raises:
@@ -158,15 +190,10 @@ async def plan_run(
         LabelWordError: A label word is not one token of the model.
         SpecError: The method's settings do not fit each other.
     """
-    spec = federation.spec
+    spec, troubles = federation.spec, list[str]()
     adapter = backend.innermost if isinstance(backend, Wrapper) else backend
-    timed: Probe | None = None
-    if adapter.local and probe:
-        timed = await probe_run(federation, adapter, transport=transport)
-    costs, troubles = await query_costs(federation, backend, adapter)
-    if timed is not None and timed.failure is not None:
-        troubles.append(f"backend: the probe failed: {timed.failure}")
-    query, sample = costs.worst, costs.query
+    federation = await _checked(federation, backend, adapter, troubles)
+    steps, share = _steps(federation, backend)
 
     per_round, training = queries_per_round(spec), training_queries(spec)
     # Races at the end use fewer prompts per round.
@@ -175,20 +202,26 @@ async def plan_run(
     planned = max(1, training // per_round) if adapts else spec.rounds
     evaluation = _evaluation(federation, rounds=rounds)
     points = rounds // spec.evaluation.every if spec.evaluation.every else 0
-    held_out = (costs.worst_measured * evaluation.queries).without_queries()
-    round_worst = query * per_round
-    affordable = Account(cap=spec.budget, spent=held_out).affordable(round_worst, spec.rounds)
-    share = _distinct_share(federation)
-    asked = math.ceil(training * share)
-    measured = (costs.no_prompt + costs.whole * 2 + costs.point * points).without_queries()
-    trained = (sample * asked).without_queries()
-    expected = trained + measured + Usage(queries=training)
-    worst = query * training + held_out
-    most = worst
-    if costs.longest is not None:
-        tokens = costs.longest.total(queries=training, points=points)
-        most = worst.model_copy(update={"prompt_tokens": min(tokens, worst.prompt_tokens)})
-    per_round_expected = sample.without_queries() * math.ceil(per_round * share)
+    costs = await _costs(federation, backend, adapter, steps, evaluation, points, troubles)
+    proposals = await _proposals(federation, proposer, rounds, troubles)
+
+    trained = (costs.query * math.ceil(training * share)).without_queries()
+    leased = (costs.leased * evaluation.queries).without_queries()
+    round_most = costs.leased * per_round + _share(proposals.most, 1, proposals.every)
+    round_expected = (
+        costs.query.without_queries() * math.ceil(per_round * share)
+        + Usage(queries=per_round)
+        + _share(proposals.each, 1, proposals.every)
+    )
+    affordable = Account(cap=spec.budget, spent=leased).affordable(round_most, spec.rounds)
+    duration = _by_limits(spec, trained + costs.measured)
+    if adapter.local and probe:
+        try:
+            duration = await _timed(
+                federation, adapter, steps, trained, costs.measured, rounds, startup_s
+            )
+        except BackendError as exc:
+            troubles.append(f"backend: the probe failed: {exc}")
     return RunPlan(
         name=spec.name,
         cap=Cap.of(spec.budget),
@@ -198,35 +231,83 @@ async def plan_run(
         rounds=spec.rounds,
         rounds_planned=planned,
         rounds_affordable=affordable,
-        rounds_expected=Account(cap=spec.budget, spent=measured).affordable(
-            per_round_expected + Usage(queries=per_round), spec.rounds
+        rounds_expected=Account(cap=spec.budget, spent=costs.measured).affordable(
+            round_expected, spec.rounds
         ),
         training_queries=training,
         distinct_share=round(share, 4),
         evaluation=evaluation,
-        per_query=sample,
-        worst=worst,
-        most=most,
-        expected=expected,
-        smallest_cap=round_worst + held_out,
-        duration=by_limits(spec, expected)
-        if timed is None or timed.failure is not None
-        else by_probe(
-            timed, startup_s=startup_s, training=trained, evaluation=measured, rounds=rounds
-        ),
-        censoring="unknown" if backend.censors and spec.task.loss in _EXACT else "exact",
-        exchanges={
-            exchange: exchange_plan(federation, exchange, training, model=costs.model)
-            for exchange in _EXCHANGES
-            if exchange == "losses" or spec.method.name != "own"  # No device has it.
-        },
+        proposals=proposals.calls,
+        per_query=costs.query,
+        expected=trained
+        + costs.measured
+        + Usage(queries=training)
+        + proposals.each * proposals.expected_calls,
+        most=(costs.most(training, evaluation) + proposals.most * proposals.calls),
+        smallest_cap=round_most + leased,
+        duration=duration,
         sufficient=affordable >= planned,
         warnings=(
             *troubles,
             *_warnings(federation, per_round, affordable, planned, evaluation),
         ),
-        priced="usd" in backend.bounds,
+        priced=all("usd" in model.bounds for model in (backend, proposer) if model is not None),
     )
+
+
+async def _checked(
+    federation: Federation, backend: LLMBackend, adapter: LLMBackend, troubles: list[str]
+) -> Federation:
+    """Return the federation with the label words that the model takes; note its problems."""
+    spec = federation.spec
+    try:
+        vocabulary = await usable_vocabulary(backend, spec, federation.vocabulary)
+        federation = replace(federation, vocabulary=vocabulary)
+        if not adapter.local:  # A local model is loaded for this, and counting also checks words.
+            for words, form in label_checks(spec.task, vocabulary):
+                await backend.check(words, form)
+    except (BackendBlocked, BackendUnavailable) as exc:
+        troubles.append(f"backend: {exc}")
+    try:
+        check_caps(spec, backend.bounds)
+    except SpecError as exc:
+        troubles.extend(exc.problems)
+    return federation
+
+
+def _machine(federation: Federation) -> RoundMachine:
+    spec = federation.spec
+    try:
+        return RoundMachine.of(spec.name, spec, federation.vocabulary)
+    except ValueError as exc:
+        raise SpecError(f"method: {exc}") from exc
+
+
+def _steps(federation: Federation, backend: LLMBackend) -> tuple[list[list[Query]], float]:
+    """Return the distinct queries of some steps from the untrained alpha, and their share.
+
+    The share falls during training: as alpha concentrates, more prompts are equal.
+    """
+    spec, vocabulary = federation.spec, federation.vocabulary
+    algorithm, count = _machine(federation).method, spec.method.num_samples
+    state, steps = algorithm.init(), []
+    for number in range(_STEPS):
+        rng = stream(stream_seed(spec.seed, "plan", number))
+        shard = federation.shards[int(rng.integers(len(federation.shards)))]
+        rows = draw_minibatch(len(shard), spec.method.batch_size, int(rng.integers(1 << 53)))
+        batch = [shard[row] for row in rows]
+        drawn = algorithm.ask(state, rng, count).prompts.tolist()
+        # Compared by text, because blank candidates give several draws the same text.
+        prompts = dict.fromkeys(prompt_of(spec.task, vocabulary, row) for row in drawn)
+        steps.append([_query(backend, federation, prompt, batch) for prompt in prompts])
+    return steps, sum(map(len, steps)) / (_STEPS * count)
+
+
+def _query(
+    backend: LLMBackend, federation: Federation, prompt: TextPrompt, rows: Sequence[Example]
+) -> Query:
+    task = federation.spec.task
+    return query_for(task, prompt, rows, backend=backend, references=references_of(task, rows))
 
 
 def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
@@ -243,21 +324,247 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     )
 
 
-def _distinct_share(federation: Federation) -> float:
-    """Return the share of distinct prompts per ask, for the untrained alpha.
+# Costs
 
-    The share falls during training: as alpha concentrates, more prompts are equal.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Costs:
+    """What queries cost.
+
+    Attributes:
+        leased: What a lease reserves for a query.
+        query: Mean of a training query.
+        measured: All of evaluation, expected.
+        longest: Prompt tokens of a query with the longest rows and candidates; None if not counted.
     """
-    machine = planned_machine(federation, federation.spec, "")
-    state, count = machine.method.init(), federation.spec.method.num_samples
-    distinct = 0
-    for draw in range(_DRAWS):
-        rng = stream(stream_seed(federation.spec.seed, "plan", draw))
-        indices = machine.method.ask(state, rng, count).prompts
-        # Compared by text, because blank candidates give several draws the same text.
-        task, vocabulary = federation.spec.task, federation.vocabulary
-        distinct += len({prompt_of(task, vocabulary, row) for row in indices.tolist()})
-    return distinct / (_DRAWS * count)
+
+    leased: Usage = _ONE
+    query: Usage = _ONE
+    measured: Usage = NOTHING
+    longest: int | None = None
+
+    def most(self, training: int, evaluation: EvaluationPlan) -> Usage:
+        """Upper bound of training and evaluation."""
+        each = self.leased
+        if self.longest is not None:
+            tokens = min(self.longest, each.prompt_tokens)
+            each = each.model_copy(update={"prompt_tokens": tokens})
+        return each * training + (each * evaluation.queries).without_queries()
+
+
+async def _costs(
+    federation: Federation,
+    backend: LLMBackend,
+    adapter: LLMBackend,
+    steps: Sequence[Sequence[Query]],
+    evaluation: EvaluationPlan,
+    points: int,
+    troubles: list[str],
+) -> _Costs:
+    """Count what queries cost."""
+    spec, method = federation.spec, _machine(federation).method
+    task, size = spec.task, spec.method.batch_size
+    untrained = prompt_of(
+        task, federation.vocabulary, map(int, method.prompt(method.init()).tolist())
+    )
+    queries_of = partial(prediction_queries, backend, task)
+    sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
+    try:
+        dev, free = federation.dev, spec.calibration.label_free
+        bare = queries_of(no_prompt(task, federation.vocabulary), dev, size, free)
+        whole = queries_of(untrained, dev, size, free)
+        point = queries_of(untrained, curve_examples(spec, dev), size, free)
+        measured = await _quoted(backend, bare) + await _quoted(backend, whole) * 2
+        measured += await _quoted(backend, point) * points
+        return _Costs(
+            leased=backend.worst_case(size, task.max_written),
+            query=_share(await _quoted(backend, sample), 1, len(sample)),
+            measured=measured.without_queries(),
+            longest=await _longest(federation, adapter) if adapter.local else None,
+        )
+    except BackendError:
+        if not troubles:
+            raise
+        # This problem also prevents counting.
+        troubles.append("backend: tokens and costs cannot be counted without it")
+        return _Costs()
+
+
+async def _quoted(backend: LLMBackend, queries: Sequence[Query]) -> Usage:
+    """Return the expected usage of queries; of many, a sample is counted and scaled."""
+    picked = queries[:: math.ceil(len(queries) / _QUOTED) or 1]
+    total = sum([await backend.quote(query) for query in picked], NOTHING)
+    return _share(total, len(queries), len(picked)) if picked else NOTHING
+
+
+def _share(total: Usage, part: int, whole: int) -> Usage:
+    return Usage(
+        queries=math.ceil(total.queries * part / whole),
+        requests=math.ceil(total.requests * part / whole),
+        prompt_tokens=math.ceil(total.prompt_tokens * part / whole),
+        completion_tokens=math.ceil(total.completion_tokens * part / whole),
+        usd=total.usd * part / whole,
+    )
+
+
+async def _longest(federation: Federation, backend: LLMBackend) -> int:
+    """Return the prompt tokens of a query with the longest rows and candidates.
+
+    The rows are those of a client, or of the dev split. A row counts its tokens without a prompt;
+    each position adds the most that one of its candidates adds to the first candidates of all
+    positions, and 1, because a tokeniser may split a text differently where it meets another. The
+    model's context caps the sum.
+    """
+    spec, vocabulary = federation.spec, federation.vocabulary
+    room = backend.worst_case(1, spec.task.max_written).prompt_tokens
+    row = min(federation.shards[0], key=lambda row: sum(map(len, map(str, row.values()))))
+    firsts = [0] * spec.prompt.length
+    counted = partial(_counts, federation, backend)
+    bare, base = await counted([("", row), (prompt_of(spec.task, vocabulary, firsts), row)])
+    added, known = max(base - bare, 0) + len(firsts), dict[tuple[str, ...], int]()
+    for position in range(len(firsts)):
+        candidates = tuple(vocabulary.of_position(position))
+        if candidates not in known:
+            others = (
+                [*firsts[:position], index, *firsts[position + 1 :]]
+                for index in range(len(candidates))
+            )
+            counts = await counted([(prompt_of(spec.task, vocabulary, o), row) for o in others])
+            known[candidates] = max(0, max(counts) - base)
+        added += known[candidates]
+    longest = 0
+    for rows in (*federation.shards, federation.dev):
+        tokens = sorted(await counted([("", row) for row in rows]))[-spec.method.batch_size :]
+        longest = max(longest, sum(min(count + added, room) for count in tokens))
+    return longest
+
+
+async def _counts(
+    federation: Federation, backend: LLMBackend, inputs: Sequence[tuple[TextPrompt, Example]]
+) -> list[int]:
+    """Return the prompt tokens of single inputs."""
+    queries = [_query(backend, federation, prompt, [row]) for prompt, row in inputs]
+    found: list[int] = []
+    for at in range(0, len(queries), _AT_ONCE):
+        chunk = queries[at : at + _AT_ONCE]
+        quotes = await asyncio.gather(*(backend.quote(query) for query in chunk))
+        found += [quote.prompt_tokens for quote in quotes]
+    return found
+
+
+# The proposer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proposals:
+    """What the proposer costs.
+
+    Attributes:
+        calls: Its calls, at most.
+        expected_calls: Its calls, if each gives as many candidates as are asked for.
+        every: Rounds between two calls.
+        each: Expected usage of a call.
+        most: What is reserved for a call with the longest candidates.
+    """
+
+    calls: int = 0
+    expected_calls: int = 0
+    every: int = 1
+    each: Usage = NOTHING
+    most: Usage = NOTHING
+
+
+async def _proposals(
+    federation: Federation, model: LLMBackend | None, rounds: int, troubles: list[str]
+) -> _Proposals:
+    spec, proposer = federation.spec, federation.spec.prompt.proposer
+    slot = spec.prompt.proposed_slot
+    if proposer is None or slot is None:
+        return _Proposals()
+    if model is None:
+        troubles.append("prompt.proposer: its cost is not included")
+        return _Proposals()
+    calls = (rounds - 1) // proposer.every  # None after the last round.
+    candidates = federation.vocabulary.candidates_of(slot)
+    shown = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
+    query = proposal_query(spec, slot, shown)
+    text = proposer.count * (sum(map(len, candidates)) // max(len(candidates), 1))
+    written = min(math.ceil(text / _CHARS_PER_TOKEN) or 1, proposer.max_tokens)
+    try:
+        each = await model.quote(replace(query, max_tokens=written))
+        most = model.worst_case(1, proposer.max_tokens)
+    except BackendError as exc:
+        troubles.append(f"prompt.proposer.backend: {exc}")
+        return _Proposals(calls=calls)
+    return _Proposals(
+        calls=calls,
+        expected_calls=min(calls, math.ceil(proposer.max_candidates / proposer.count)),
+        every=proposer.every,
+        each=each.without_queries(),
+        most=most.without_queries(),
+    )
+
+
+# Time
+
+
+def _by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
+    """Return the duration that a backend's rate limits imply; None without limits."""
+    limits = getattr(spec.backend, "limits", None)
+    if limits is None:
+        return None
+    pairs = (
+        (expected.requests, limits.requests_per_minute),
+        (_tokens(expected), limits.tokens_per_minute),
+    )
+    minutes = [amount / limit for amount, limit in pairs if limit is not None]
+    return Duration(basis="rate_limits", seconds=round(60 * max(minutes), 1)) if minutes else None
+
+
+async def _timed(
+    federation: Federation,
+    backend: LLMBackend,
+    steps: Sequence[Sequence[Query]],
+    training: Usage,
+    evaluation: Usage,
+    rounds: int,
+    startup_s: float,
+) -> Duration:
+    """Return the duration at a local model's speed, from queries of the run's steps.
+
+    Time is proportional to tokens, or to queries if the model counts no tokens. A query with no
+    prompt comes first, so that one-time costs of the first pass count as the start.
+    """
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await backend.check(federation.spec.task.label_words)
+    await backend.score(_query(backend, federation, "", federation.shards[0][:1]))
+    loaded = loop.time()
+    startup_s += loaded - began
+    waiting = [query for step in steps for query in step]
+    size, queries, seconds, used = 1, 0, 0.0, NOTHING
+    while waiting and seconds < _TIMED_S:
+        asked, waiting = waiting[:size], waiting[size:]
+        start = loop.time()
+        answers = await score_all(backend, asked)
+        took = loop.time() - start
+        queries, seconds = queries + len(asked), seconds + took
+        used = sum((answer.usage for answer in answers), used)
+        # One at a time if they are slow, so that a slow model is timed by one query.
+        size = 1 if took > _SLOW_S * len(asked) else len(steps[0])
+    per_token = seconds / max(_tokens(used), 1)
+    total = training + evaluation
+    busy = per_token * _tokens(total) if _tokens(used) else seconds / queries * total.requests
+    return Duration(
+        basis="probe",
+        seconds=round(startup_s + busy + _ROUND_S * rounds, 1),
+        probe_queries=queries,
+        probe_s=round(seconds, 1),
+    )
+
+
+def _tokens(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens
 
 
 def _warnings(

@@ -60,10 +60,6 @@ class _Answering(Spec):
         default=None,
         description="SQLite file that keeps paid answers across runs; null caches in memory only.",
     )
-    record: str | None = Field(
-        default=None,
-        description="Cassette (JSON lines) of all requests and answers, for audits and tests.",
-    )
 
 
 class OnnxSpec(_Answering):
@@ -218,7 +214,7 @@ def _refuse_removed(value: object, info: ValidationInfo) -> object:
 
 
 class OwnSpec(RemoteSpec):
-    """A user-defined backend (`LLMBackend`), with the SDK's wrappers.
+    """A user-defined backend (`LLMBackend`), behind the SDK's `ModelClient`.
 
     Attributes:
         object: The class or function that creates it: ``package.module:object``, also from a module

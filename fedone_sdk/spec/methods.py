@@ -19,9 +19,7 @@ class _MethodSpec(Spec):
         20
     )
     local_steps: Annotated[int, Field(ge=1, le=1024, description="E, local steps.")] = 1
-    batch_size: Annotated[
-        int, Field(ge=1, le=1024, description="B, examples per mini-batch.")
-    ] = 32
+    batch_size: Annotated[int, Field(ge=1, le=1024, description="B, examples per mini-batch.")] = 32
 
     @property
     def label(self) -> str:
@@ -181,12 +179,6 @@ class OwnMethodSpec(_MethodSpec):
 
 
 MethodSpec = Annotated[
-    GsBdplSpec
-    | BdplSpec
-    | EvolutionSpec
-    | RandomSpec
-    | ThompsonSpec
-    | TpeSpec
-    | OwnMethodSpec,
+    GsBdplSpec | BdplSpec | EvolutionSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec,
     Field(discriminator="name"),
 ]

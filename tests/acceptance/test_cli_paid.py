@@ -291,7 +291,7 @@ class TestPlan:
         # Bytes bound the tokens of a model whose tokeniser is not known, so both are at most.
         assert spent.requests <= plan["expected"]["requests"]
         assert spent.prompt_tokens <= plan["expected"]["prompt_tokens"]
-        assert float(spent.usd) <= plan["expected"]["usd"] <= plan["worst"]["usd"]
+        assert float(spent.usd) <= plan["expected"]["usd"] <= plan["most"]["usd"]
 
     @pytest.mark.parametrize("trouble", ["dead", "key"])
     def test_an_unavailable_model_is_a_warning(
@@ -346,7 +346,7 @@ class TestPlan:
         assert provider.answered == 0
 
 
-def test_the_plan_of_a_local_model_is_within_two_percent(fedone: Fedone, folder: Path) -> None:
+def test_the_plan_of_a_local_model_is_within_five_percent(fedone: Fedone, folder: Path) -> None:
     run = write_run(folder, "http://unused")
     head, _, _ = run.read_text().partition("backend:")
     run.write_text(
@@ -361,7 +361,7 @@ def test_the_plan_of_a_local_model_is_within_two_percent(fedone: Fedone, folder:
     hits = found.cache.hits
     tokens = found.spent.prompt_tokens / (found.spent.queries + found.evaluation.queries - hits)
     expected = plan["expected"]["prompt_tokens"] / plan["expected"]["requests"]
-    assert expected == pytest.approx(tokens, rel=0.02)
+    assert expected == pytest.approx(tokens, rel=0.05)
 
 
 def test_a_price_that_is_not_known_is_not_0(
@@ -372,8 +372,8 @@ def test_a_price_that_is_not_known_is_not_0(
     assert code == 0
     assert "unknown: name the model's price in backend.prices" in out
     plan = json.loads((folder / "plan.json").read_text())
-    accounts = ("per_query", "worst", "most", "expected", "smallest_cap")
-    assert [plan[name]["usd"] for name in accounts] == [None] * 5
+    accounts = ("per_query", "most", "expected", "smallest_cap")
+    assert [plan[name]["usd"] for name in accounts] == [None] * 4
     code, tuned, _ = fedone("tune", run, "--json", folder / "r.json")
     assert code == 0
     assert json.loads((folder / "r.json").read_text())["spent"]["usd"] is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import CachedBackend, OnnxBackend
+from fedone_sdk.backends import AnswerCache, LLMBackend, ModelClient, OnnxBackend
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
@@ -37,7 +37,7 @@ def federation() -> Federation:
     return Federation.load(spec)
 
 
-async def run(federation: Federation, backend: CachedBackend, **participation: Any) -> RunResult:
+async def run(federation: Federation, backend: LLMBackend, **participation: Any) -> RunResult:
     spec = federation.spec
     changed = spec.participation.model_copy(update=participation)
     spec = spec.model_copy(update={"participation": changed})
@@ -46,11 +46,12 @@ async def run(federation: Federation, backend: CachedBackend, **participation: A
 
 async def test_both_exchanges_agree_and_weigh_what_they_should(federation: Federation) -> None:
     folder = SHARED / "models" / "roberta-mini"
-    async with CachedBackend(OnnxBackend(folder)) as backend:
+    cache = AnswerCache()
+    async with ModelClient(OnnxBackend(folder), cache=cache) as backend:
         alpha = await run(federation, backend, exchange="alpha")
-        asked = backend.misses
+        asked = cache.misses
         losses = await run(federation, backend, exchange="losses")
-        assert backend.misses == asked  # the same queries, so nothing is asked again
+        assert cache.misses == asked  # the same queries, so nothing is asked again
     for result in (alpha, losses):
         assert result.status == "completed"  # also when that took exactly the cap
         assert result.spent.queries == ROUNDS * 20

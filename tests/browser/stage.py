@@ -19,8 +19,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
-from fedone_sdk.backends import Query
-from fedone_sdk.backends.wrappers import Wrapper
+from fedone_sdk.backends import Query, Wrapper
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered

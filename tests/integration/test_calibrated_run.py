@@ -353,22 +353,12 @@ async def test_without_labels_all_measurements_are_calibrated(kind: str) -> None
 
 @pytest.mark.parametrize("kind", ["labels", "contextual", "batch"])
 async def test_the_plan_includes_it(kind: str) -> None:
-    """What a calibration adds to the traffic and to what evaluation asks."""
-    plans, results = [], []
-    for calibration in ("none", kind):
-        federation = federation_of(spec_of(kind=calibration, method={"race": 0}))
-        backend = ScriptedBackend(leaning)
-        plans.append(await plan_run(federation, backend=backend))
-        results.append(await simulate(federation, backend=backend, transport="memory"))
-    assert plans[1].evaluation.queries == results[1].evaluation.queries
-    planned = [plan.exchanges["losses"].federated for plan in plans]
-    found = [result.communication for result in results]
-    more = found[1].upload_bytes - found[0].upload_bytes
-    # The numbers' own digits apart, in four updates.
-    assert planned[1].upload_bytes - planned[0].upload_bytes == pytest.approx(more, abs=60)
-    assert (more > 4 * 5 * 2 * 9 * 4) is (kind == "labels")
-    alpha = [plan.exchanges["alpha"].federated.upload_bytes for plan in plans]
-    assert (alpha[1] > alpha[0]) is (kind == "labels")  # the pool's sums are by class and bias
+    """A plan covers the queries that a calibration adds to evaluation."""
+    federation = federation_of(spec_of(kind=kind, method={"race": 0}))
+    backend = ScriptedBackend(leaning)
+    plan = await plan_run(federation, backend=backend)
+    result = await simulate(federation, backend=backend, transport="memory")
+    assert plan.evaluation.queries == result.evaluation.queries
 
 
 PROGRAM = """

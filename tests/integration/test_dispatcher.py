@@ -15,12 +15,11 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.backends import Query
-from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
+from fedone_sdk.backends import ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendUnavailable, FedOneError, ProblemError
 from fedone_sdk.messages import Claim, Enrol, LossesAssignment
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RetrySpec, RunSpec
 from fedone_sdk.stores import Commit, Member, MemoryStore, RunRecord, SqlStore, Store
 from fedone_sdk.stores.base import Signals
 from fedone_sdk.task import Rendered
@@ -615,7 +614,7 @@ class TestBudget:
                 await services[0].tick()
                 raise BackendUnavailable("busy", retry_after_s=0.0)
 
-        backend = RetryingBackend(BudgetedBackend(ScriptedBackend(gate=gate)), max_wait_s=0.001)
+        backend = ModelClient(ScriptedBackend(gate=gate), retry=RetrySpec(max_wait_s=0.001))
         async with serving(*stores, backend=backend) as served:
             services += served
             one, two = served

@@ -20,7 +20,7 @@ from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.scoring import cuts
 from fedone_sdk.client.stop import StopSignal
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.local import Federation, MemoryTransport, plan_run, simulate
+from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import RunResult, Score, Scores
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
@@ -65,24 +65,6 @@ def test_the_parts_of_a_step() -> None:
             parts = cuts(num_prompts, num_examples)
             assert [place for part in parts for place in part] == list(range(num_prompts))
             assert all(len(part) * num_examples <= 2 * 512 or len(part) == 1 for part in parts)
-
-
-@pytest.mark.parametrize("exchange", ["losses", "alpha"])
-async def test_a_plan_counts_the_parts(exchange: Any) -> None:
-    part = {"exchange": exchange, "trusted_clients": True, "min_clients": 2}
-    spec = RunSpec.model_validate(
-        {**spec_of(exchange, rounds=2).model_dump(mode="json"), "participation": part}
-    )
-    shards = (tuple(DATA), tuple(DATA))
-    federation = Federation(
-        spec=spec, vocabulary=WORDS, shards=shards, dev=tuple(DATA), reused_rows=True
-    )
-    plan = await plan_run(federation, backend=ScriptedBackend())
-    result = await simulate(federation, backend=ScriptedBackend())
-    planned = plan.exchanges[exchange].gateway
-    assert planned.messages == result.gateway.messages == 2 * 2 * 3
-    assert planned.upload_bytes == pytest.approx(result.gateway.upload_bytes, rel=0.05)
-    assert planned.download_bytes == pytest.approx(result.gateway.download_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("answered", [False, True])

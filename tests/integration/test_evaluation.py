@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from fedone_sdk.aggregator.archives.writing import export_run
-from fedone_sdk.backends import CachedBackend, Query
+from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
@@ -237,7 +237,7 @@ async def test_examples_that_the_model_fails_on_are_left_out() -> None:
 
 
 async def test_cache_hits_are_counted() -> None:
-    async with serving(backend=CachedBackend(ScriptedBackend())) as service:
+    async with serving(backend=ModelClient(ScriptedBackend(), cache=AnswerCache())) as service:
         run = await service.add_run(spec_of(), WORDS, dev=DEV)
         await train(service, run, TRAIN)
     result = run.result()

@@ -15,7 +15,7 @@ import pytest
 
 from fedone_sdk.aggregator import ServedRun
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
-from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
+from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendError,
@@ -215,7 +215,9 @@ class TestCharges:
         assert bench.spent.queries == 8
 
     async def test_cache_hits_count_as_queries_and_cost_nothing(self, bench: Bench) -> None:
-        device = await bench.start(CachedBackend(ScriptedBackend()), spec_of("alpha"))
+        device = await bench.start(
+            ModelClient(ScriptedBackend(), cache=AnswerCache()), spec_of("alpha")
+        )
         await device.score(prompts=prompts([[0, 0]] * 4))
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
         assert bench.run.result().cache.hits == 3

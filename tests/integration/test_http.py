@@ -17,10 +17,9 @@ from openapi_spec_validator import validate
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app, routes
 from fedone_sdk.aggregator.routes.openapi import openapi_document
-from fedone_sdk.backends import Answer, Query
-from fedone_sdk.backends.wrappers import RetryingBackend
+from fedone_sdk.backends import Answer, ModelClient, Query
 from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RetrySpec, RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -447,7 +446,7 @@ class TestMachines:
             async def score(self, query: Query) -> Answer:
                 raise BackendBlocked("the key sk-123 is not accepted")
 
-        backend = RetryingBackend(Down())
+        backend = ModelClient(Down(), retry=RetrySpec())
         async with Aggregator(backend=backend) as aggregator, aiohttp.ClientSession() as session:
             url = await aggregator.listen()
             with pytest.raises(BackendBlocked):

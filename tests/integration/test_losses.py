@@ -493,14 +493,8 @@ class TestPlan:
         result = await simulate(federation, backend=model)
         assert plan.training_queries == result.spent.queries
         assert plan.evaluation.queries == result.evaluation.queries
-        assert plan.worst.requests >= result.spent.requests
-        assert plan.worst.prompt_tokens >= result.spent.prompt_tokens
-        wire = plan.exchanges["losses"].gateway
-        assert wire.upload_bytes == pytest.approx(result.gateway.upload_bytes, rel=0.1)
-        if loss == "score":  # The length of the answer is unknown.
-            assert wire.download_bytes >= result.gateway.download_bytes
-        else:
-            assert wire.download_bytes == pytest.approx(result.gateway.download_bytes, rel=0.1)
+        assert plan.most.requests >= result.spent.requests
+        assert plan.most.prompt_tokens >= result.spent.prompt_tokens
 
 
 class TestLoading:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fedone_sdk.simulation.memory_transport import MemoryTransport
 
 from fedone_sdk.aggregator.config import RunToServe
 from fedone_sdk.cli.serve import _add_runs
 from fedone_sdk.errors import FedOneError, ProblemError
+from fedone_sdk.local.memory_transport import MemoryTransport
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.stores import MemoryStore

@@ -20,8 +20,7 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.aggregator.telemetry.tracing import Tracing
-from fedone_sdk.backends import Answer, LLMBackend, Query
-from fedone_sdk.backends.wrappers import WatchedBackend
+from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.testing import ScriptedBackend
 from tests.integration.caller import UPDATE
@@ -95,7 +94,7 @@ def figures_in(text: str) -> Figures:
 async def serving(
     observers: Observers, backend: LLMBackend | None = None, **more: Any
 ) -> AsyncIterator[Service]:
-    backend = WatchedBackend(backend or Flaky(), observers.model_request)
+    backend = ModelClient(backend or Flaky(), watch=observers.model_request)
     async with (
         Aggregator(
             backend=backend, enrolment_tokens=[TOKEN], admin_token=ADMIN, observers=observers

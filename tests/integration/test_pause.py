@@ -12,8 +12,7 @@ import pytest
 
 from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.aggregator.rounds.events import ModelSeen
-from fedone_sdk.backends import Answer, CachedBackend, Query
-from fedone_sdk.backends.wrappers import BudgetedBackend, RetryingBackend
+from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -23,7 +22,7 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Claim, LossesAssignment, Renewal
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RetrySpec, RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ManualClock, ScriptedBackend
@@ -97,7 +96,9 @@ class TestWork:
         """One query of four fails: after the resume only the failed and waiting ones are sent."""
         model = Model()
         model.fails, model.hits = REVOKED, lambda query: len(model.answered) == 2
-        async with serving(backend=CachedBackend(ScriptedBackend(gate=model.gate))) as service:
+        async with serving(
+            backend=ModelClient(ScriptedBackend(gate=model.gate), cache=AnswerCache())
+        ) as service:
             run, device = await working(service)
             work = device.work
             assert (await device.refused()).code == "run_conflict"
@@ -161,10 +162,10 @@ class TestWork:
 
     async def test_the_breaker_lets_a_resumed_run_try_at_once(self) -> None:
         model = Model(fails=BackendUnavailable("no answer"))
-        backend = RetryingBackend(
-            ScriptedBackend(gate=model.gate), attempts=3, breaker_failures=2, max_wait_s=0.01
-        )
-        backend._max_wait_s = 1e6  # The door stays shut; only `reset` opens it.
+        retry = RetrySpec(attempts=3, breaker_failures=2, max_wait_s=0.01)
+        backend = ModelClient(ScriptedBackend(gate=model.gate), retry=retry)
+        assert backend._retries is not None
+        backend._retries._max_wait_s = 1e6  # The door stays shut; only `reset` opens it.
         async with serving(backend=backend) as service:
             run, device = await working(service)
             assert (await device.refused()).code == "run_conflict"
@@ -175,8 +176,8 @@ class TestWork:
 
     async def test_the_run_s_own_budget_does_not(self) -> None:
         model = Model(fails=BackendUnavailable("slow"))
-        paid = BudgetedBackend(ScriptedBackend(gate=model.gate))
-        backend = RetryingBackend(paid, attempts=20, breaker_failures=99, max_wait_s=0.001)
+        retry = RetrySpec(attempts=20, breaker_failures=99, max_wait_s=0.001)
+        backend = ModelClient(ScriptedBackend(gate=model.gate), retry=retry)
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(budget={"requests": 9}), WORDS)
             device = await device_of(service)
@@ -187,8 +188,8 @@ class TestWork:
 
     async def test_a_retry_that_a_pause_stops_gives_no_work_back(self) -> None:
         model = Model(fails=BackendUnavailable("slow"))
-        paid = BudgetedBackend(ScriptedBackend(gate=model.gate))
-        backend = RetryingBackend(paid, attempts=9, max_wait_s=0.001)
+        retry = RetrySpec(attempts=9, max_wait_s=0.001)
+        backend = ModelClient(ScriptedBackend(gate=model.gate), retry=retry)
         async with serving(backend=backend) as service:
             run, device = await working(service)
             call = asyncio.create_task(device.refused())

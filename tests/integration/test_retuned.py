@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query, predict
+from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query, predict
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.local import Federation, simulate
@@ -47,7 +47,11 @@ async def old_prompt(*, value: float = 1.0, **changes: Any) -> PromptArtefact:
     return found.model_copy(update=given)
 
 
-def model(right: dict[str, float], shift: float = 0.0) -> CachedBackend:
+def cached(model: LLMBackend) -> ModelClient:
+    return ModelClient(model, cache=AnswerCache())
+
+
+def model(right: dict[str, float], shift: float = 0.0) -> ModelClient:
     """A model that is right on a share of the rows, by what its prompt holds."""
 
     def answer(inputs: Rendered, words: tuple[str, ...]) -> tuple[float, ...]:
@@ -58,11 +62,11 @@ def model(right: dict[str, float], shift: float = 0.0) -> CachedBackend:
         positive = ("fine" in text) is not wrong
         return (-3.0, -0.1 + shift) if positive else (-0.1, -3.0 + shift)
 
-    return CachedBackend(ScriptedBackend(answer, fingerprint="next"))
+    return cached(ScriptedBackend(answer, fingerprint="next"))
 
 
 async def found_by(
-    backend: CachedBackend,
+    backend: ModelClient,
     prompt: PromptArtefact,
     *,
     new: str = NEW,
@@ -130,7 +134,8 @@ async def test_the_same_text_is_kept() -> None:
 async def test_without_rows_no_query_and_no_conclusion() -> None:
     backend = model({OLD: 0.9, NEW: 0.9, "": 0.5})
     found = await found_by(backend, await old_prompt(), known=False)
-    assert backend.misses == 0
+    assert backend.cache is not None
+    assert backend.cache.misses == 0
     assert found.old_prompt.value is None
     assert (found.holds, found.conclusion, found.gain) == ("unknown", "unknown", None)
     assert (await found_by(backend, await old_prompt(), finished=False)).conclusion == "unknown"
@@ -153,10 +158,8 @@ async def test_a_model_that_fails_on_a_row_leaves_the_others() -> None:
                 return Answer(log_probs=(None,), usage=Usage(requests=1))
             return await self.inner.score(query)
 
-    from fedone_sdk.backends.wrappers import SplitBackend
-
-    backend = SplitBackend(CachedBackend(Failing()))
-    found = await found_by(backend, await old_prompt())  # type: ignore[arg-type]
+    backend = cached(Failing())
+    found = await found_by(backend, await old_prompt())
     assert found.old_prompt.scored == found.new_prompt.scored == 199
 
 
@@ -229,7 +232,7 @@ def federation_of(dev: tuple[Example, ...] = (), **changes: Any) -> Federation:
 
 async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
     federation = federation_of(dev=DEV[12:24])
-    backend, store = CachedBackend(ScriptedBackend()), MemoryStore()
+    backend, store = cached(ScriptedBackend()), MemoryStore()
     evaluated = []
     for _ in range(2):
         move = Retuning(artefact=await old_prompt(), federation=federation)
@@ -244,16 +247,14 @@ async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
         assert set(move.biases) == {"", OLD}
     # Two prompts on 12 rows, four at a time, on top of what the run measures itself.
     assert evaluated[0] == evaluated[1]
-    without = await simulate(
-        federation, backend=CachedBackend(ScriptedBackend()), transport="memory"
-    )
+    without = await simulate(federation, backend=cached(ScriptedBackend()), transport="memory")
     assert evaluated[0] == without.evaluation.queries + 2 * 3
     assert result.spent.queries <= 48
 
 
 async def test_caps_that_do_not_pay_for_biases_are_an_error() -> None:
     federation = federation_of(evaluation={"every": 0, "queries": 5})
-    backend = CachedBackend(ScriptedBackend())
+    backend = cached(ScriptedBackend())
     move = Retuning(artefact=await old_prompt(), federation=federation)
     with pytest.raises(ProblemError, match="5"):
         await simulate(
@@ -262,4 +263,5 @@ async def test_caps_that_do_not_pay_for_biases_are_an_error() -> None:
             transport="memory",
             first=lambda ask: move.find_biases(backend, ask),
         )
-    assert backend.misses == 0
+    assert backend.cache is not None
+    assert backend.cache.misses == 0

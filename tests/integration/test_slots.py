@@ -12,9 +12,8 @@ import pytest
 
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.replay import compare
-from fedone_sdk.aggregator.serving.probabilities import likeliest
-from fedone_sdk.backends import LLMBackend
-from fedone_sdk.backends.wrappers import BudgetedBackend
+from fedone_sdk.aggregator.routes.monitoring import likeliest
+from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.local import Federation, simulate
@@ -168,7 +167,7 @@ WRITTEN = '["Is it good?", "Say {label:0} or {label:1}!", "Is it good?", "Name t
 
 async def test_proposed_candidates_are_tried_and_replayed() -> None:
     scripted = ScriptedBackend(write=lambda inputs, most: WRITTEN)
-    proposer = BudgetedBackend(scripted)
+    proposer = ModelClient(scripted)
     prompt = {
         "slots": SLOTS,
         "proposer": {"backend": {"kind": "onnx"}, "slot": "instruction", "every": 2},
@@ -203,7 +202,7 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
 
     prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}, "every": 1}}
     scripted = ScriptedBackend(gate=fails)
-    proposer = BudgetedBackend(scripted)
+    proposer = ModelClient(scripted)
     run = await served(spec_of("random", "losses", prompt=prompt), proposer=proposer)
     assert run.result.status == "completed"
     assert run.vocabulary is not None

@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.archives.reading import import_run
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.routes.dashboard import FILES
-from fedone_sdk.aggregator.serving.probabilities import likeliest
+from fedone_sdk.aggregator.routes.monitoring import likeliest
 from fedone_sdk.messages import LostWork, Me, RoundReport, RunSummary, Seats, TokenProbabilities
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, SqlStore

@@ -123,7 +123,7 @@ async def test_a_cap_on_requests_holds_to_the_unit(server: LlamaServer) -> None:
     sent, guard = Sent(), BudgetGuard(Budget(requests=5))
     async with build_backend(described(server), guard=guard, watch=sent) as backend:
         answers, failures = await ask_each(
-            backend, [query(f"film {number}") for number in range(9)], concurrency=4
+            backend.score, [query(f"film {number}") for number in range(9)], concurrency=4
         )
     assert len(answers) == sent.number == 5
     assert {type(failure) for failure in failures} == {BudgetExhausted}
@@ -269,7 +269,7 @@ async def test_label_words_that_are_never_shown_end_the_run_early(server: LlamaS
     sent = Sent()
     asked = [query(f"film {number}", NEVER) for number in range(60)]
     async with build_backend(described(server), watch=sent) as backend:
-        answers, failures = await ask_each(backend, asked, concurrency=4)
+        answers, failures = await ask_each(backend.score, asked, concurrency=4)
         assert 33 <= len(answers) == sent.ends["answered"] <= 36  # three others under way
         assert {type(failure) for failure in failures} == {LabelsNotShown}
         assert "33 of the first 33 answers" in str(failures[0])

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fedone_sdk.aggregator.rounds.spending import replica_of
-from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
+from fedone_sdk.aggregator.serving.calls import CallBudget, Reservations
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, FedOneError, ProblemError
 

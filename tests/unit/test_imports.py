@@ -14,7 +14,7 @@ NOT_A_DEVICES = (
     *("aiohttp.web", "sqlite3", "tomllib"),
     *(f"fedone_sdk.{name}" for name in ("aggregator", "algorithms", "candidates", "stores")),
     *(
-        "fedone_sdk.backends.wrappers",
+        "fedone_sdk.backends.model_client",
         "fedone_sdk.budget.ledger",
         "fedone_sdk.client.admin",
         "fedone_sdk.client.backend_oracle",
@@ -47,7 +47,7 @@ def test_a_device_with_the_gateway_loads_no_server_modules() -> None:
     "statement",
     [
         "import fedone_sdk.backends",
-        "from fedone_sdk.backends import CachedBackend, LLMBackend",
+        "from fedone_sdk.backends import LLMBackend, ModelClient",
         # Not even a constructed backend has loaded anything: that is left to its worker.
         "from fedone_sdk.backends import OnnxBackend; OnnxBackend()",
     ],

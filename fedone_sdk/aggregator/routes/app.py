@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from fedone_sdk.aggregator.http.cors import NO_PAGES, Cors, CorsConfig
-from fedone_sdk.aggregator.http.drain import Drain
 from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
 from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
 from fedone_sdk.aggregator.routes.access import ACCESS
@@ -31,7 +30,7 @@ from fedone_sdk.aggregator.routes.openapi import openapi_document
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.routes.runs import RUN_ROUTES
 from fedone_sdk.aggregator.routes.system import SYSTEM_ROUTES, metrics_route
-from fedone_sdk.aggregator.runtime import run_shielded
+from fedone_sdk.aggregator.runtime import Drain, run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
 
@@ -140,11 +139,15 @@ def build_metrics_app(metrics: Metrics) -> web.Application:
 
 @web.middleware
 async def _traffic(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the sizes of federated messages for their runs' reports (middleware)."""
+    """Count the sizes of federated messages (middleware)."""
     context = CONTEXT.get()
     response = await handler(request)
     federated = context.route is not None and context.route.tag == "devices"
-    if federated and context.run is not None and isinstance(response, web.Response):
+    if federated and isinstance(response, web.Response):
         download = len(response.body) if isinstance(response.body, bytes) else 0
-        context.run.count_traffic(context.upload, download, gateway=request.path == "/v1/score")
+        metrics = request.app[METRICS]
+        if metrics is not None and context.route is not None:
+            metrics.transferred(context.route.path, context.upload, download)
+        if context.run is not None:
+            context.run.count_traffic(context.upload, download, gateway=request.path == "/v1/score")
     return response

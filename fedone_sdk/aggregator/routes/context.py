@@ -16,7 +16,6 @@ from aiohttp.typedefs import Middleware
 from structlog.contextvars import bind_contextvars, clear_contextvars
 
 from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
-from fedone_sdk.aggregator.http.drain import Drain
 from fedone_sdk.aggregator.http.limits import LIMITER
 from fedone_sdk.aggregator.http.requests import (
     PROBLEM,
@@ -28,6 +27,7 @@ from fedone_sdk.aggregator.http.requests import (
 )
 from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.telemetry.observers import Observers

@@ -21,7 +21,6 @@ from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
 from fedone_sdk.messages import (
-    Array,
     ClientInfluence,
     Message,
     PromptReport,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -13,8 +12,6 @@ import structlog
 
 from fedone_sdk.aggregator.rounds.events import (
     Effect,
-    EvaluationReserved,
-    EvaluationSettled,
     Measured,
     PauseRequested,
     RoundFinished,
@@ -23,20 +20,17 @@ from fedone_sdk.aggregator.rounds.events import (
 from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.aggregator.serving.bugs import BugCounter
-from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
+from fedone_sdk.aggregator.serving.calls import BugCounter, persist, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
-from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, prediction_queries, score_all
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
     BudgetExhausted,
-    FedOneError,
     ProblemError,
     SpecError,
     StoreUnavailable,
@@ -185,7 +179,7 @@ class Evaluation:
         if found is not None:
             # After a rollback the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                await _persist(
+                await persist(
                     self._run, partial(self._run.record_metric, round_number, found.value)
                 )
         elif self._run.state.paused:
@@ -200,7 +194,7 @@ class Evaluation:
         if found is not None:
             if found.outcomes is not None:
                 # Stored before the metric: a prompt with a metric is not measured again.
-                await _persist(self._run, partial(self._run.record_outcomes, found.outcomes))
+                await persist(self._run, partial(self._run.record_outcomes, found.outcomes))
             measured = Measured(
                 which=which,
                 value=found.value,
@@ -208,7 +202,7 @@ class Evaluation:
                 bias=found.bias,
                 verdict=await self._verdict() if which == "after" else None,
             )
-            await _persist(self._run, partial(self._run.apply, measured))
+            await persist(self._run, partial(self._run.apply, measured))
 
     async def _verdict(self) -> Verdict | None:
         """Return whether tuning improved the metric; None if that is unknown."""
@@ -263,75 +257,5 @@ class Evaluation:
             _log.error("evaluation failed", run_id=run.run_id, reason=str(exc))
         except Exception as exc:
             # Training continues until the bug repeats: each measurement is charged in full.
-            await _persist(run, partial(self._bugs.add, run, exc))
+            await persist(run, partial(self._bugs.add, run, exc))
         return None
-
-
-async def query_as_evaluation(
-    run: ServedRun,
-    backend: LLMBackend,
-    queries: Sequence[Query],
-    replica: Callable[[], str],
-    *,
-    counted: bool = True,
-) -> list[Answer]:
-    """Query the model outside training and charge the run's evaluation account.
-
-    Args:
-        run: The run that pays.
-        backend: The model.
-        queries: The queries.
-        replica: Returns the current id of this process.
-        counted: Whether to count them as evaluation queries in addition to their cost.
-
-    Raises:
-        BackendError: The model refused a query.
-        BudgetExhausted: The budget does not cover a retry.
-        ProblemError: The caps do not cover the queries; none was sent.
-    """
-    attempts = Reservations(replica)
-
-    async def reserve_more(worst: Usage) -> None:
-        await attempts.reserve_more(
-            worst,
-            lambda lease_id: run.apply(EvaluationReserved(lease_id=lease_id, worst=worst)),
-        )
-
-    quotes = [await backend.quote(query) for query in queries]
-    worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-    count = Usage(queries=len(queries)) if counted else NOTHING
-    reserved, call_budget = NOTHING, CallBudget(run.run_id, NOTHING, reserve_more)
-    try:
-        await reserve_more(worst + count)
-        call_budget.granted, reserved = worst, count
-        paid = [replace(query, payer=call_budget) for query in queries]
-        return await score_all(backend, paid)
-    except BudgetExhausted as exc:
-        # Tells the run's budget from a budget of the backend.
-        raise call_budget.refusal or exc from None
-    finally:
-        # Also after a cancellation during `reserve_more`, which may have opened a lease.
-        for lease_id, used in attempts.shares(call_budget.spent + reserved):
-            settled = EvaluationSettled(lease_id=lease_id, used=used)
-            await _persist(run, partial(run.apply, settled))
-
-
-async def _persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
-    """Store a result, with retries until the store is available: an open lease blocks budget."""
-    while True:
-        try:
-            await keep()
-        except ProblemError:
-            return  # No such lease: refused, or already charged in full.
-        except FedOneError:
-            _log.error(
-                "an evaluation cannot be stored",
-                run_id=run.run_id,
-                traceback=traceback.format_exc(),
-            )
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                return  # The next start of the server charges it in full.
-            await asyncio.sleep(_RETRY_S)
-        else:
-            return

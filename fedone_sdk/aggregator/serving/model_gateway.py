@@ -11,8 +11,7 @@ from functools import partial
 from fedone_sdk.aggregator.rounds.events import CallReserved, CallSettled, PauseRequested
 from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.state import Seat
-from fedone_sdk.aggregator.serving.bugs import BugCounter
-from fedone_sdk.aggregator.serving.call_budget import CallBudget, Reservations
+from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget, Reservations
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
     Answer,

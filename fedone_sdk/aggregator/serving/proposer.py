@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import structlog
 
 from fedone_sdk.aggregator.rounds.events import CandidatesProposed, Effect, RoundFinished
-from fedone_sdk.aggregator.serving.evaluation import query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.standings import standings
@@ -18,8 +18,9 @@ from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.description import Description
 from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import ProposerSpec
-from fedone_sdk.task import Part, Rendered
+from fedone_sdk.task import Part
 
 _log = structlog.get_logger(__name__)
 
@@ -80,7 +81,7 @@ class Proposer:
     async def _propose(self) -> None:
         run, spec = self._run, self._run.spec
         try:
-            query = Query(inputs=(self._messages(),), want="text", max_tokens=self._spec.max_tokens)
+            query = proposal_query(spec, self._slot, list(self._scored()))
             # Charged to evaluation, but not counted as an evaluation query.
             (answer,) = await query_as_evaluation(
                 run, self._backend, [query], self._replica, counted=False
@@ -97,25 +98,6 @@ class Proposer:
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
 
-    def _messages(self) -> Rendered:
-        spec = self._run.spec
-        scored = sorted(self._scored(), key=lambda one: one.mean_loss)
-        worst = scored[_SHOWN:][-_SHOWN:]
-        messages = proposal_messages(
-            description=spec.task.description or Description(),
-            labels=spec.task.labels,
-            slot_name=self._slot,
-            form=spec.task.messages,
-            best=scored[:_SHOWN],
-            worst=worst,
-            count=self._spec.count,
-            max_chars=self._spec.max_chars,
-        )
-        parts: list[Part] = []
-        for role, text in messages:
-            parts += [Part("role", role), Part("text", text)]
-        return (*parts, Part("role", "assistant"))
-
     def _scored(self) -> Iterator[ScoredCandidate]:
         run = self._run
         names = [slot.name for slot in run.spec.prompt.slots for _ in range(slot.repeat)]
@@ -131,3 +113,32 @@ class Proposer:
                     else {}
                 )
                 yield ScoredCandidate(text=text, mean_loss=float(loss), class_losses=by_class)
+
+
+def proposal_query(spec: RunSpec, slot: str, scored: Sequence[ScoredCandidate]) -> Query:
+    """Return the query that asks a run's proposer for new candidates of a slot.
+
+    Args:
+        spec: The run.
+        slot: The slot.
+        scored: Its candidates with their losses.
+    """
+    proposer = spec.prompt.proposer
+    if proposer is None:
+        raise ValueError("the run has no proposer")
+    scored = sorted(scored, key=lambda one: one.mean_loss)
+    messages = proposal_messages(
+        description=spec.task.description or Description(),
+        labels=spec.task.labels,
+        slot_name=slot,
+        form=spec.task.messages,
+        best=scored[:_SHOWN],
+        worst=scored[_SHOWN:][-_SHOWN:],
+        count=proposer.count,
+        max_chars=proposer.max_chars,
+    )
+    parts: list[Part] = []
+    for role, text in messages:
+        parts += [Part("role", role), Part("text", text)]
+    rendered = (*parts, Part("role", "assistant"))
+    return Query(inputs=(rendered,), want="text", max_tokens=proposer.max_tokens)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
 
 import structlog
 
@@ -13,9 +16,10 @@ from fedone_sdk.aggregator.rounds.events import PauseRequested
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.stored import StoredRun
+from fedone_sdk.aggregator.serving.run_view import RunView
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, SpecError, StoreUnavailable
-from fedone_sdk.messages import RunSummary
+from fedone_sdk.messages import Cap, RunSummary
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import RunHead, RunRecord, Store
 from fedone_sdk.vocabulary import Vocabulary
@@ -26,6 +30,84 @@ _MAX_CHECKS = 8
 """Maximal number of concurrent model checks."""
 _MAX_ENDED = 64
 """Maximal number of ended runs that stay in memory."""
+_ROUNDS = RunSpec.model_fields["rounds"].default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """A stored run without its candidates, arrays and log.
+
+    Attributes:
+        version: Version of the head.
+        live: Whether the run must be served: it is running or paused, or has open work.
+        final: Whether it has ended for good.
+        clients: Enrolment indices that its state refers to: at work, in quarantine, or in its
+            privacy accounting.
+        summary: Its summary.
+    """
+
+    version: int
+    live: bool
+    final: bool
+    clients: frozenset[int]
+    summary: RunSummary
+
+    @classmethod
+    def of(cls, head: RunHead) -> Self:
+        """Return the stored run of a head.
+
+        Raises:
+            ValueError: The head is damaged.
+        """
+        document = json.loads(head.document)
+        try:
+            return cls._of(head, document)
+        except (KeyError, TypeError, AttributeError) as exc:
+            raise ValueError(f"not a run's state: {exc}") from exc
+
+    @classmethod
+    def of_run(cls, run: RunView) -> Self:
+        """Return the head of a run in memory."""
+        state = run.state
+        return cls(
+            version=run.version,
+            live=run.live,
+            final=not (state.running or run.machine.can_resume(state)),
+            clients=frozenset(
+                {*(seat.client for seat in state.seats), *state.quarantined, *state.releases}
+            ),
+            summary=run.summary,
+        )
+
+    @classmethod
+    def _of(cls, head: RunHead, document: dict[str, Any]) -> Self:
+        status, account = document["status"], document["account"]
+        open_work = document["seats"] or account["leases"] or document["evaluation"]["leases"]
+        return cls(
+            version=head.version,
+            live=status == "running" or document["paused"] or bool(open_work),
+            final=status not in ("running", "stopped", "failed"),
+            clients=frozenset(
+                [
+                    *(seat["client"] for seat in document["seats"]),
+                    *document.get("quarantined", ()),
+                    *(client for client, _ in document.get("releases", ())),
+                ]
+            ),
+            summary=RunSummary(
+                run_id=head.run_id,
+                status=status,
+                round=document["round"],
+                rounds=json.loads(head.spec).get("rounds", _ROUNDS),
+                cap=Cap.model_validate(account["cap"] or {}),
+                spent=Usage.model_validate(account["spent"]),
+                priced=not document["counters"].get("unpriced"),
+                created_at=head.created_at,
+                ended_at=document["ended_at"],
+                metric=document["metric"].get("after"),
+                metric_name=document["metric"].get("name"),
+            ),
+        )
 
 
 class RunRegistry:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
@@ -40,8 +40,7 @@ from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.runtime import Bucket, in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Feed, Listener, RunReloaded
-from fedone_sdk.aggregator.serving.influence import client_influences
-from fedone_sdk.aggregator.serving.run_view import Counters, RunView
+from fedone_sdk.aggregator.serving.run_view import Counters, RunView, client_influences
 from fedone_sdk.algorithms import dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
@@ -86,21 +85,6 @@ class RunOwner(Protocol):
     async def wait(self, run: ServedRun) -> None:
         """Wait until a run has ended and its final prompt is measured."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UnconfirmedCommit:
-    """A commit whose outcome is unknown.
-
-    Attributes:
-        version: Version of the run if it was stored.
-        document: Its document.
-        counters: The counters that it added.
-    """
-
-    version: int
-    document: str
-    counters: Counters
 
 
 class ServedRun(RunView):
@@ -149,7 +133,6 @@ class ServedRun(RunView):
         self.model_checked.set()
         self.was_stopped = False
         self._new_counters = Counters()
-        self._unconfirmed: _UnconfirmedCommit | None = None
         self._store = store
         self._available = available
         self._enrolled = enrolled
@@ -222,8 +205,7 @@ class ServedRun(RunView):
     @property
     def counters(self) -> Counters:
         """Traffic, cache hits and scored values."""
-        counters = self._stored_counters.plus(self._new_counters)
-        return counters if self._unconfirmed is None else counters.plus(self._unconfirmed.counters)
+        return self._stored_counters.plus(self._new_counters)
 
     @property
     def due(self) -> float | None:
@@ -335,15 +317,6 @@ class ServedRun(RunView):
     async def _load_record(self, record: RunRecord) -> None:
         await self.read(record, log_pages(self._store, self.run_id, after=self._logged))
         self._arrays = arrays_of(self._state)
-        self._settle_unconfirmed(record)
-
-    def _settle_unconfirmed(self, record: RunRecord) -> None:
-        """Restore the counters of a commit that was not stored."""
-        unconfirmed, self._unconfirmed = self._unconfirmed, None
-        if unconfirmed is None or record.version > unconfirmed.version:
-            return  # It may have been stored: counting too little is better than twice.
-        if (record.version, record.document) != (unconfirmed.version, unconfirmed.document):
-            self._new_counters = unconfirmed.counters.plus(self._new_counters)
 
     def _on_new_state(self) -> None:
         super()._on_new_state()
@@ -616,9 +589,6 @@ class ServedRun(RunView):
             raise
         except BaseException:
             # The outcome is unknown if the store became unavailable: reload before the next event.
-            self._unconfirmed = _UnconfirmedCommit(
-                version=self._version + 1, document=commit.document, counters=fresh
-            )
             self.mark_stale()
             raise
         self._version += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +12,20 @@ from typing import Any
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
 from fedone_sdk.aggregator.rounds.events import MetricMeasured, RunRolledBack
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import ProblemError
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
 from fedone_sdk.messages import (
     CacheReport,
     Cap,
     CensoringReport,
+    ClientInfluence,
     LostWork,
     PromptReport,
     RoundReport,
@@ -45,7 +48,9 @@ _MAX_LOST = 200
 
 @dataclass(slots=True)
 class Counters:
-    """Counters of traffic and answers, saved with the next event; a crash loses the newest.
+    """Counters of traffic and answers, saved with the next event.
+
+    A crash, or a commit whose outcome is unknown, loses the newest.
 
     Attributes:
         communication: Traffic of federated messages.
@@ -392,3 +397,35 @@ class RunView:
         state, priced = self._state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})
+
+
+def client_influences(rules: Rules, state: RunState) -> dict[int, ClientInfluence]:
+    """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
+    judged = {line.client: line for line in ledger(state.defence)}
+    movement = math.fsum(line.movement for line in judged.values())
+    found = {}
+    for client in sorted(judged.keys() | state.quarantined | state.releases.keys()):
+        line, releases = judged.get(client), state.releases.get(client, 0)
+        noised = rules.releases
+        of_defence = (
+            {}
+            if line is None
+            else {
+                "rounds": line.rounds,
+                "movement": line.movement,
+                "share": line.movement / movement if movement else 0.0,
+                "scaled": line.scaled,
+                "outliers": line.outliers,
+                "score": line.score,
+                "loss_residual": line.loss_residual,
+            }
+        )
+        found[client] = ClientInfluence.model_validate(
+            {
+                **of_defence,
+                "quarantined": client in state.quarantined,
+                "releases": releases,
+                "epsilon": None if noised is None else noised.accountant.epsilon(releases),
+            }
+        )
+    return found

@@ -72,6 +72,12 @@ class Metrics:
             buckets=_WAIT_S,
             registry=self.registry,
         )
+        self._bytes = Counter(
+            "fedone_http_body_bytes",
+            "Size of request (up) and response (down) bodies of devices' routes",
+            ("route", "direction"),
+            registry=self.registry,
+        )
         self._updates = Counter(
             "fedone_updates",
             "Updates, by outcome: accepted, or the code of a problem",
@@ -124,6 +130,11 @@ class Metrics:
             self._claims.labels(outcome).observe(seconds)
         elif route == "/v1/assignments/{assignment_id}/update":
             self._updates.labels(problem or "accepted").inc()
+
+    def transferred(self, route: str, upload: int, download: int) -> None:
+        """Count the sizes of a request and a response body."""
+        self._bytes.labels(route, "up").inc(upload)
+        self._bytes.labels(route, "down").inc(download)
 
     @contextmanager
     def commit(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
-from fedone_sdk.backends.wrappers.budgeted import BudgetedBackend
+from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Lease, Usage
 from fedone_sdk.budget.prices import FREE, Price
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, BudgetExhausted
@@ -73,7 +73,7 @@ def priced(usage: Usage) -> Usage:
 
 
 async def test_quotes_have_their_money() -> None:
-    backend = BudgetedBackend(Model(), price=PRICE)
+    backend = ModelClient(Model(), price=PRICE)
     assert backend.metered
     assert await backend.quote(ask()) == priced(QUOTE)
     assert backend.worst_case(3).usd == Decimal("0.00402")  # (1200 * 2.5 + 2 * 10) / 1e6 + 0.001
@@ -82,7 +82,7 @@ async def test_quotes_have_their_money() -> None:
 
 async def test_guard_and_payer_both_pay_what_was_used() -> None:
     guard, payer = guard_of(requests=5), guard_of(usd=1)
-    answer = await BudgetedBackend(Model(), price=PRICE, guard=guard).score(ask(payer))
+    answer = await ModelClient(Model(), price=PRICE, guard=guard).score(ask(payer))
     assert answer.usage == priced(USED)
     for one in (guard, payer):
         account = await one.account()
@@ -92,7 +92,7 @@ async def test_guard_and_payer_both_pay_what_was_used() -> None:
 
 async def test_a_guard_that_is_the_payer_pays_once() -> None:
     guard = guard_of(requests=1)
-    await BudgetedBackend(Model(), guard=guard).score(ask(guard))
+    await ModelClient(Model(), guard=guard).score(ask(guard))
     assert (await guard.account()).spent.requests == 1
 
 
@@ -103,7 +103,7 @@ async def test_the_worst_case_is_held_while_the_request_is_pending() -> None:
     async def look() -> None:
         seen.append((await payer.account()).leased)
 
-    await BudgetedBackend(Model(ending=look), price=PRICE).score(ask(payer))
+    await ModelClient(Model(ending=look), price=PRICE).score(ask(payer))
     # No queries: they are counted by who asks.
     assert seen == [priced(QUOTE).without_queries()]
 
@@ -114,7 +114,7 @@ async def test_what_does_not_fit_is_not_sent_and_costs_nothing(short: str) -> No
     tight, wide = guard_of(usd="0.00201"), guard_of(usd=1)  # it takes 0.00202
     guard, payer = (tight, wide) if short == "guard" else (wide, tight)
     with pytest.raises(BudgetExhausted, match="usd"):
-        await BudgetedBackend(model, price=PRICE, guard=guard).score(ask(payer))
+        await ModelClient(model, price=PRICE, guard=guard).score(ask(payer))
     assert model.sent == 0
     assert (await guard.account()).held == NOTHING
     assert (await payer.account()).held == NOTHING
@@ -128,7 +128,7 @@ async def test_a_cancelled_second_reservation_gives_the_first_back() -> None:
             yield Lease("never", worst)
 
     model, guard = Model(), guard_of(requests=1)
-    backend = BudgetedBackend(model, guard=guard)
+    backend = ModelClient(model, guard=guard)
     task = asyncio.create_task(backend.score(ask(Slow(None))))
     await asyncio.sleep(0)
     assert (await guard.account()).leased.requests == 1
@@ -155,13 +155,13 @@ async def test_a_failure_costs_what_is_known_of_it_and_else_everything(
 ) -> None:
     payer = guard_of()
     with pytest.raises(type(error)):
-        await BudgetedBackend(Model(ending=failing(error)), price=PRICE).score(ask(payer))
+        await ModelClient(Model(ending=failing(error)), price=PRICE).score(ask(payer))
     assert (await payer.account()).held == charged
 
 
 async def test_a_cancelled_request_is_charged_in_full() -> None:
     payer, model = guard_of(), Model(ending=lambda: asyncio.sleep(3600))
-    task = asyncio.create_task(BudgetedBackend(model, price=PRICE).score(ask(payer)))
+    task = asyncio.create_task(ModelClient(model, price=PRICE).score(ask(payer)))
     while not model.sent:
         await asyncio.sleep(0)
     task.cancel()
@@ -176,7 +176,7 @@ async def test_a_bill_above_the_quote_is_charged_and_logged() -> None:
     more = Usage(requests=1, prompt_tokens=500, completion_tokens=2)
     payer = guard_of(usd="0.00202")
     with structlog.testing.capture_logs() as logs:
-        answer = await BudgetedBackend(Model(more), price=PRICE).score(ask(payer))
+        answer = await ModelClient(Model(more), price=PRICE).score(ask(payer))
     assert answer.usage == priced(more)
     assert (await payer.account()).spent == priced(more)  # above the cap, as it is in truth
     (entry,) = logs
@@ -187,7 +187,7 @@ async def test_a_bill_above_the_quote_is_charged_and_logged() -> None:
 
 async def test_a_bill_within_the_quote_is_not_logged() -> None:
     with structlog.testing.capture_logs() as logs:
-        await BudgetedBackend(Model(QUOTE.without_queries()), price=PRICE).score(ask(guard_of()))
+        await ModelClient(Model(QUOTE.without_queries()), price=PRICE).score(ask(guard_of()))
     assert logs == []
 
 
@@ -195,13 +195,13 @@ async def test_without_a_price_the_models_own_money_is_kept() -> None:
     message = USED.model_copy(update={"usd": Decimal("0.01")})
     payer = guard_of()
     with structlog.testing.capture_logs():
-        answer = await BudgetedBackend(Model(message)).score(ask(payer))
+        answer = await ModelClient(Model(message)).score(ask(payer))
     assert answer.usage.usd == Decimal("0.01")
     assert (await payer.account()).spent == message
 
 
 async def test_no_payer_no_reservation() -> None:
-    assert (await BudgetedBackend(Model(), price=FREE).score(ask())).usage == USED
+    assert (await ModelClient(Model(), price=FREE).score(ask())).usage == USED
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_money_is_bounded_where_all_that_costs_money_is(
 ) -> None:
     model = Model()
     model.bounds = frozenset(inner)
-    bounds = BudgetedBackend(model, price=price).bounds
+    bounds = ModelClient(model, price=price).bounds
     assert ("usd" in bounds) == bounded
     assert bounds - {"usd"} == inner - {"usd"}
 
@@ -231,7 +231,7 @@ def test_money_is_bounded_where_all_that_costs_money_is(
 async def test_two_hundred_callers_never_pass_the_cap() -> None:
     model = Model(ending=lambda: asyncio.sleep(0))
     payer = guard_of(usd="0.05")
-    backend = BudgetedBackend(model, price=PRICE)
+    backend = ModelClient(model, price=PRICE)
     found = await asyncio.gather(
         *(backend.score(ask(payer)) for _ in range(200)), return_exceptions=True
     )

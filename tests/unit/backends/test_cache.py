@@ -20,9 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedone_sdk
-from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
+from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query, answers
 from fedone_sdk.backends.base import RateLimits
-from fedone_sdk.backends.wrappers import _answer_file
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -80,6 +79,15 @@ class Oracle(LLMBackend):
         self.closed = True
 
 
+class Caching(ModelClient):
+    """A client with a cache only."""
+
+    cache: AnswerCache
+
+    def __init__(self, inner: LLMBackend, file: Path | None = None, **options: int) -> None:
+        super().__init__(inner, cache=AnswerCache(file, **options))
+
+
 class Told(LLMBackend):
     """Return the given answer; None must not be queried."""
 
@@ -105,13 +113,13 @@ async def settle() -> None:
 
 async def test_a_hit_is_the_same_answer_for_nothing() -> None:
     inner = Oracle()
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     first, second = await cached.score(ask("a")), await cached.score(ask("a"))
     assert first == await Oracle().score(ask("a"))
     assert first.usage == PAID
     assert not first.cached
     assert second == replace(first, usage=NOTHING, cached=True, limits=None)
-    assert (cached.hits, cached.misses, inner.asked["a"]) == (1, 1, 1)
+    assert (cached.cache.hits, cached.cache.misses, inner.asked["a"]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -132,20 +140,20 @@ async def test_a_hit_is_the_same_answer_for_nothing() -> None:
     ],
 )
 async def test_another_query_is_sent(other: Query) -> None:
-    cached = CachedBackend(Oracle())
+    cached = Caching(Oracle())
     await cached.score(ask("a"))
     assert not (await cached.score(other)).cached
 
 
 async def test_the_payer_is_no_part_of_a_query() -> None:
-    cached = CachedBackend(Oracle())
+    cached = Caching(Oracle())
     await cached.score(replace(ask("a"), payer=BudgetGuard(Budget(requests=1))))
     assert (await cached.score(ask("a"))).cached
 
 
 async def test_another_model_is_queried() -> None:
     inner = Oracle()
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     await cached.score(ask("a"))
     inner.name = "oracle:2"
     assert not (await cached.score(ask("a"))).cached
@@ -154,13 +162,13 @@ async def test_another_model_is_queried() -> None:
 @given(st.lists(st.text(st.characters(), max_size=4), min_size=2, max_size=2, unique=True))
 async def test_different_texts_have_different_keys(texts: list[str]) -> None:
     # st.characters() has lone surrogates too: a JSON file may hold them.
-    cached = CachedBackend(Oracle())
+    cached = Caching(Oracle())
     for text in texts:
         assert not (await cached.score(ask(text))).cached
 
 
 async def test_the_least_recently_used_answer_goes_first() -> None:
-    cached = CachedBackend(Oracle(), max_entries=2)
+    cached = Caching(Oracle(), max_entries=2)
     for text in "abac":  # c pushes b out: a was used since
         await cached.score(ask(text))
     assert [(await cached.score(ask(text))).cached for text in "acb"] == [True, True, False]
@@ -169,7 +177,7 @@ async def test_the_least_recently_used_answer_goes_first() -> None:
 async def test_equal_queries_under_way_share_one_call() -> None:
     inner = Oracle()
     inner.gate.clear()
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     tasks = [asyncio.create_task(cached.score(ask("a"))) for _ in range(5)]
     await settle()
     inner.gate.set()
@@ -177,13 +185,13 @@ async def test_equal_queries_under_way_share_one_call() -> None:
     assert [answer.cached for answer in answers] == [False, True, True, True, True]
     assert [answer.usage for answer in answers] == [PAID, *[NOTHING] * 4]
     assert len({answer.log_probs for answer in answers}) == 1
-    assert (cached.hits, cached.misses, inner.asked["a"]) == (4, 1, 1)
+    assert (cached.cache.hits, cached.cache.misses, inner.asked["a"]) == (4, 1, 1)
 
 
 async def test_after_a_cancelled_call_one_waiter_asks_again() -> None:
     inner = Oracle()
     inner.gate.clear()
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     tasks = [asyncio.create_task(cached.score(ask("a"))) for _ in range(4)]
     await settle()
     tasks[0].cancel()
@@ -194,13 +202,13 @@ async def test_after_a_cancelled_call_one_waiter_asks_again() -> None:
     assert tasks[0].cancelled()
     # Exactly one of those who are left reports what the second call cost.
     assert sorted(answer.cached for answer in answers) == [False, True, True]
-    assert (cached.hits, cached.misses) == (2, 2)
+    assert (cached.cache.hits, cached.cache.misses) == (2, 2)
 
 
 async def test_a_cancelled_waiter_leaves_the_call_alone() -> None:
     inner = Oracle()
     inner.gate.clear()
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     asker, waiter, other = (asyncio.create_task(cached.score(ask("a"))) for _ in range(3))
     await settle()
     waiter.cancel()
@@ -216,13 +224,13 @@ async def test_an_error_reaches_all_waiters_and_is_not_cached() -> None:
     inner = Oracle()
     inner.gate.clear()
     inner.error = BackendUnavailable("busy")
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     tasks = [asyncio.create_task(cached.score(ask("a"))) for _ in range(3)]
     await settle()
     inner.gate.set()
     found = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(error, BackendUnavailable) for error in found)
-    assert (cached.hits, cached.misses, inner.asked["a"]) == (0, 1, 1)
+    assert (cached.cache.hits, cached.cache.misses, inner.asked["a"]) == (0, 1, 1)
     inner.error = None
     assert not (await cached.score(ask("a"))).cached
 
@@ -237,7 +245,7 @@ async def test_no_query_is_refused_by_the_budget_of_another() -> None:
 
     inner = Metered()
     inner.gate.clear()
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     poor, rich = BudgetGuard(Budget(requests=0)), BudgetGuard(Budget(requests=1))
     tasks = [
         asyncio.create_task(cached.score(replace(ask("a"), payer=payer)))
@@ -257,7 +265,7 @@ async def test_an_error_without_a_waiter_is_silent(
     inner = Oracle()
     inner.error = BackendUnavailable("busy")
     with suppress(BackendUnavailable):
-        await CachedBackend(inner).score(ask("a"))
+        await Caching(inner).score(ask("a"))
     inner.error = None
     gc.collect()  # asyncio complains when the forgotten future dies
     await settle()
@@ -267,41 +275,41 @@ async def test_an_error_without_a_waiter_is_silent(
 async def test_an_answer_with_a_failed_input_is_not_remembered() -> None:
     inner = Oracle()
     inner.failed_input = True
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     assert (await cached.score(ask("a"))).log_probs[0] is None
     inner.failed_input = False
     assert (await cached.score(ask("a"))).log_probs[0] is not None
-    assert cached.misses == 2
+    assert cached.cache.misses == 2
 
 
 async def test_an_answer_with_a_failed_text_is_not_remembered() -> None:
-    cached = CachedBackend(Told(Answer(log_probs=((),), texts=(None,), usage=PAID)))
+    cached = Caching(Told(Answer(log_probs=((),), texts=(None,), usage=PAID)))
     query = replace(ask("a", ()), want="text", max_tokens=5)
     await cached.score(query)
     assert not (await cached.score(query)).cached
 
 
 async def test_a_generated_text_is_remembered() -> None:
-    cached = CachedBackend(Told(Answer(log_probs=((),), texts=("fine",), usage=PAID)))
+    cached = Caching(Told(Answer(log_probs=((),), texts=("fine",), usage=PAID)))
     query = replace(ask("a", ()), want="text", max_tokens=5)
     await cached.score(query)
     assert (await cached.score(query)).texts == ("fine",)
-    assert cached.hits == 1
+    assert cached.cache.hits == 1
 
 
 async def test_a_cached_answer_is_quoted_as_one_query() -> None:
     inner = Oracle()
-    cached = CachedBackend(inner)
+    cached = Caching(inner)
     assert await cached.quote(ask("a")) == Usage(queries=1, requests=1)
     await cached.score(ask("a"))
     assert await cached.quote(ask("a")) == Usage(queries=1)
     assert await cached.quote(ask("b")) == Usage(queries=1, requests=1)
-    assert (cached.hits, cached.misses) == (0, 1)
+    assert (cached.cache.hits, cached.cache.misses) == (0, 1)
 
 
 async def test_the_rest_is_the_inner_backends() -> None:
     inner = Oracle()
-    async with CachedBackend(inner) as cached:
+    async with Caching(inner) as cached:
         assert cached.fingerprint == "oracle:1"
         assert cached.bounds == inner.bounds
         assert cached.worst_case(3) == inner.worst_case(3)
@@ -312,7 +320,7 @@ async def test_the_rest_is_the_inner_backends() -> None:
 
 def test_a_cache_must_hold_something() -> None:
     with pytest.raises(ValueError, match="max_entries"):
-        CachedBackend(Oracle(), max_entries=0)
+        Caching(Oracle(), max_entries=0)
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -323,17 +331,17 @@ class TestFile:
     async def test_an_answer_is_on_the_disk_before_it_is_given(self, tmp_path: Path) -> None:
         file = tmp_path / "answers.db"
         inner = Oracle()
-        async with CachedBackend(inner, file=file) as cached:
+        async with Caching(inner, file=file) as cached:
             first = await cached.score(ask("a"))
             # Another process, while this one still holds the file open.
-            other = CachedBackend(Told(None), file=file)
+            other = Caching(Told(None), file=file)
             other.inner.fingerprint = inner.name  # type: ignore[misc]  # a class attribute
             assert await other.quote(ask("a")) == Usage(queries=1)
             known = await other.score(ask("a"))
             await other.aclose()
         assert known == replace(first, usage=NOTHING, cached=True, limits=None)
-        assert (other.hits, other.misses) == (1, 0)
-        async with CachedBackend(Oracle(), file=file) as cached:
+        assert (other.cache.hits, other.cache.misses) == (1, 0)
+        async with Caching(Oracle(), file=file) as cached:
             assert await cached.score(ask("a")) == known
             assert not (await cached.score(ask("b"))).cached
 
@@ -355,23 +363,23 @@ class TestFile:
         )
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "answers.db")
-            async with CachedBackend(Told(answer), file=file) as cached:
+            async with Caching(Told(answer), file=file) as cached:
                 await cached.score(ask("a"))
-            async with CachedBackend(Told(None), file=file) as cached:
+            async with Caching(Told(None), file=file) as cached:
                 known = await cached.score(ask("a"))
         assert known == replace(answer, usage=NOTHING, cached=True)
         assert repr(known.log_probs) == repr(answer.log_probs)  # -0.0 is not 0.0
 
     async def test_evicted_answers_are_read_again(self, tmp_path: Path) -> None:
         inner = Oracle()
-        async with CachedBackend(inner, max_entries=1, file=tmp_path / "a") as cached:
+        async with Caching(inner, max_entries=1, file=tmp_path / "a") as cached:
             for text in "abcabc":
                 await cached.score(ask(text))
-        assert (cached.hits, cached.misses, inner.asked.total()) == (3, 3, 3)
+        assert (cached.cache.hits, cached.cache.misses, inner.asked.total()) == (3, 3, 3)
 
     async def test_equal_queries_under_way_share_one_call(self, tmp_path: Path) -> None:
         inner = Oracle()
-        async with CachedBackend(inner, file=tmp_path / "a") as cached:
+        async with Caching(inner, file=tmp_path / "a") as cached:
             answers = await asyncio.gather(*(cached.score(ask("a")) for _ in range(5)))
         assert [answer.cached for answer in answers] == [False, True, True, True, True]
         assert inner.asked.total() == 1
@@ -379,18 +387,18 @@ class TestFile:
     async def test_errors_and_failed_inputs_are_not_kept(self, tmp_path: Path) -> None:
         inner = Oracle()
         inner.error = BackendUnavailable("busy")
-        async with CachedBackend(inner, file=tmp_path / "a") as cached:
+        async with Caching(inner, file=tmp_path / "a") as cached:
             with pytest.raises(BackendUnavailable):
                 await cached.score(ask("a"))
             inner.error, inner.failed_input = None, True
             await cached.score(ask("a"))
-        async with CachedBackend(Oracle(), file=tmp_path / "a") as cached:
+        async with Caching(Oracle(), file=tmp_path / "a") as cached:
             assert not (await cached.score(ask("a"))).cached
 
     async def test_the_answer_of_a_cancelled_caller_is_kept(self, tmp_path: Path) -> None:
         file = tmp_path / "a"
         inner = Oracle()
-        async with CachedBackend(inner, file=file) as cached:
+        async with Caching(inner, file=file) as cached:
             await cached.score(ask("z"))
             with closing(sqlite3.connect(file, isolation_level=None)) as other:
                 other.execute("BEGIN IMMEDIATE")  # Holds the writer back.
@@ -408,10 +416,10 @@ class TestFile:
     async def test_a_paid_answer_that_cannot_be_written_is_written_later(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(_answer_file, "PATIENCE_S", 0.01)
+        monkeypatch.setattr(answers, "PATIENCE_S", 0.01)
         file = tmp_path / "a"
         inner = Oracle()
-        async with CachedBackend(inner, file=file) as cached:
+        async with Caching(inner, file=file) as cached:
             with closing(sqlite3.connect(file, isolation_level=None)) as other:
                 other.execute("BEGIN IMMEDIATE")
                 with pytest.raises(BackendBlocked, match=f"{file}.*locked") as caught:
@@ -424,24 +432,24 @@ class TestFile:
                 other.execute("ROLLBACK")
             assert (await cached.score(ask("a"))).cached
         assert inner.asked == {"a": 1}
-        async with CachedBackend(Oracle(), file=file) as cached:
+        async with Caching(Oracle(), file=file) as cached:
             assert (await cached.score(ask("a"))).cached
 
     async def test_an_answer_that_cannot_be_read_stops_the_run(self, tmp_path: Path) -> None:
         file = tmp_path / "a"
-        async with CachedBackend(Oracle(), file=file) as cached:
+        async with Caching(Oracle(), file=file) as cached:
             await cached.score(ask("a"))
         with closing(sqlite3.connect(file)) as other, other:
             other.execute("UPDATE answers SET answer = x'7b7d'")
         inner = Oracle()
-        async with CachedBackend(inner, file=file) as cached:
+        async with Caching(inner, file=file) as cached:
             with pytest.raises(BackendBlocked, match=f"{file}.*cannot be read"):
                 await cached.score(ask("a"))
         assert not inner.asked
 
     async def test_it_is_private_and_synchronous(self, tmp_path: Path) -> None:
         file = tmp_path / "a"
-        async with CachedBackend(Oracle(), file=file) as cached:
+        async with Caching(Oracle(), file=file) as cached:
             await cached.score(ask("a"))
             assert set(modes(tmp_path).values()) == {0o600}
             with closing(sqlite3.connect(file)) as other:
@@ -453,7 +461,7 @@ class TestFile:
 
     async def test_closing_twice_is_allowed(self, tmp_path: Path) -> None:
         inner = Oracle()
-        cached = CachedBackend(inner, file=tmp_path / "a")
+        cached = Caching(inner, file=tmp_path / "a")
         await cached.aclose()
         await cached.aclose()
         assert inner.closed
@@ -462,7 +470,7 @@ class TestFile:
         def refused(file: Path, match: str) -> None:
             before = file.read_bytes() if file.is_file() else b""
             with pytest.raises(SpecError, match=match) as caught:
-                CachedBackend(Oracle(), file=file)
+                Caching(Oracle(), file=file)
             assert caught.value.source == str(file)
             assert file.is_dir() or not file.exists() or file.read_bytes() == before
 
@@ -474,7 +482,7 @@ class TestFile:
             db.execute("CREATE TABLE spent (used TEXT)")
         refused(ledger, "something else")
         with closing(sqlite3.connect(tmp_path / "newer")) as db:
-            db.execute(f"PRAGMA application_id = {_answer_file._APPLICATION_ID}")
+            db.execute(f"PRAGMA application_id = {answers._APPLICATION_ID}")
             db.execute("PRAGMA user_version = 2")
             db.execute("CREATE TABLE replies (key BLOB)")
         refused(tmp_path / "newer", "schema 2, this version of the SDK reads 1")
@@ -483,19 +491,19 @@ class TestFile:
 
     async def test_a_damaged_file_is_refused(self, tmp_path: Path) -> None:
         file = tmp_path / "a"
-        async with CachedBackend(Oracle(), file=file) as cached:
+        async with Caching(Oracle(), file=file) as cached:
             await asyncio.gather(*(cached.score(ask("x" * n)) for n in range(200)))
         content = bytearray(file.read_bytes())
         content[4096:8192] = random.Random(0).randbytes(4096)
         file.write_bytes(content)
         with pytest.raises(SpecError, match=r"malformed|damaged"):
-            CachedBackend(Oracle(), file=file)
+            Caching(Oracle(), file=file)
 
 
 CHILD = """
 import asyncio, math, random, sys
 from pathlib import Path
-from fedone_sdk.backends import Answer, CachedBackend, LLMBackend, Query
+from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query, answers
 from fedone_sdk.budget import Usage
 from fedone_sdk.task import Part
 
@@ -506,7 +514,7 @@ class Told(LLMBackend):
         return Answer(log_probs=((row,),), usage=Usage(requests=1))
 
 async def main():
-    cached = CachedBackend(Told(), max_entries=1, file=Path(sys.argv[1]))
+    cached = ModelClient(Told(), cache=AnswerCache(Path(sys.argv[1]), max_entries=1))
     async def some(numbers):
         for number in numbers:
             part = (Part("field", str(number)), Part("mask", ""))
@@ -524,7 +532,7 @@ def test_what_was_reported_before_a_kill_is_there_after(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(fedone_sdk.__file__).parents[1])}
 
     async def replay(numbers: set[int]) -> None:
-        async with CachedBackend(Told(None), file=file) as cached:
+        async with Caching(Told(None), file=file) as cached:
             for number in numbers:
                 assert (await cached.score(ask(str(number)))).log_probs == ((-math.sqrt(number),),)
 

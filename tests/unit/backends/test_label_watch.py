@@ -121,7 +121,7 @@ def test_devices_see_no_token_and_operators_none_of_a_single_input() -> None:
 async def test_a_run_stops_after_33_paid_answers_until_it_is_reset(server: FakeOpenAI) -> None:
     guard = BudgetGuard(Budget(requests=1000))
     async with backend(server, guard) as asked:
-        answers, failures = await ask_each(asked, map(query, range(200)), concurrency=1)
+        answers, failures = await ask_each(asked.score, map(query, range(200)), concurrency=1)
         assert len(answers) == MAJORITY == len(server.received)
         assert [type(failure) for failure in failures] == [LabelsNotShown]
         assert all(answer.censored == 2 for answer in answers.values())
@@ -139,7 +139,7 @@ async def test_a_run_stops_after_33_paid_answers_until_it_is_reset(server: FakeO
 
 async def test_runs_with_other_label_words_go_on(server: FakeOpenAI) -> None:
     async with backend(server) as asked:
-        await ask_each(asked, map(query, range(40)), concurrency=1)
+        await ask_each(asked.score, map(query, range(40)), concurrency=1)
         with pytest.raises(LabelsNotShown):
             await asked.score(query(41))
         assert (await asked.score(query(41, SEEN))).censored == 0
@@ -150,13 +150,13 @@ async def test_answers_from_the_cache_do_not_count_again(
 ) -> None:
     cache = str(tmp_path / "answers.db")
     async with backend(server, cache=cache) as asked:
-        await ask_each(asked, map(query, range(30)), concurrency=1)
+        await ask_each(asked.score, map(query, range(30)), concurrency=1)
     async with backend(server, cache=cache) as resumed:
-        answers, failures = await ask_each(resumed, map(query, range(60)), concurrency=1)
+        answers, failures = await ask_each(resumed.score, map(query, range(60)), concurrency=1)
         assert not failures
         assert sum(answer.cached for answer in answers.values()) == 30
         # The same queries are known even where new ones are refused.
-        await ask_each(resumed, map(query, range(60, 70)), concurrency=1)
+        await ask_each(resumed.score, map(query, range(60, 70)), concurrency=1)
         with pytest.raises(LabelsNotShown):
             await resumed.score(query(70))
         assert (await resumed.score(query(0))).cached
@@ -164,7 +164,7 @@ async def test_answers_from_the_cache_do_not_count_again(
 
 async def test_pending_requests_keep_their_answers(server: FakeOpenAI) -> None:
     async with backend(server, limits={"concurrency": 16}) as asked:
-        answers, failures = await ask_each(asked, map(query, range(300)), concurrency=16)
+        answers, failures = await ask_each(asked.score, map(query, range(300)), concurrency=16)
         assert failures
         assert {type(failure) for failure in failures} == {LabelsNotShown}
         assert MAJORITY <= len(answers) == len(server.received) < MAJORITY + 16
@@ -172,7 +172,7 @@ async def test_pending_requests_keep_their_answers(server: FakeOpenAI) -> None:
 
 async def test_other_questions_are_not_concerned(server: FakeOpenAI) -> None:
     async with backend(server) as asked:
-        await ask_each(asked, map(query, range(40)), concurrency=1)
+        await ask_each(asked.score, map(query, range(40)), concurrency=1)
         text = replace(query(1), want="text", label_words=(), max_tokens=2)
         assert (await asked.score(text)).texts[0]
 

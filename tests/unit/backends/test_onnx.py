@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk import assets
-from fedone_sdk.backends import CachedBackend, Query
+from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.backends.onnx import OnnxBackend, _MaskedModel
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
@@ -267,7 +267,9 @@ async def test_inputs_that_were_cut_at_other_lengths_share_no_answer(tmp_path: P
     found = []
     for length in (128, 64):
         (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
-        async with CachedBackend(OnnxBackend(folder), file=tmp_path / "answers") as cached:
+        async with ModelClient(
+            OnnxBackend(folder), cache=AnswerCache(tmp_path / "answers")
+        ) as cached:
             found.append(await cached.score(long))
             assert (await cached.score(short)).cached == (length == 64)
             assert await cached.score(long) == replace(found[-1], usage=NOTHING, cached=True)

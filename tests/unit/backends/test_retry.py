@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import structlog
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
-from fedone_sdk.backends.wrappers.budgeted import BudgetedBackend
-from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
-from fedone_sdk.backends.wrappers.retry import RetryingBackend
+from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.budget import Budget, BudgetGuard, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, BudgetExhausted
+from fedone_sdk.spec import LimitsSpec, RetrySpec
 from fedone_sdk.task import Part
 from tests.virtual_time import now, on_virtual_time
 
@@ -55,6 +55,10 @@ def ask(payer: BudgetGuard | None = None) -> Query:
     return Query(inputs=((Part("field", "a"),),), label_words=(" b",), payer=payer)
 
 
+def retrying(model: LLMBackend, **settings: Any) -> ModelClient:
+    return ModelClient(model, retry=RetrySpec(**settings))
+
+
 def many(backend: LLMBackend, count: int) -> list[asyncio.Task[Answer]]:
     return [asyncio.create_task(backend.score(ask())) for _ in range(count)]
 
@@ -66,7 +70,7 @@ async def outcomes(tasks: list[asyncio.Task[Answer]]) -> list[Answer | BaseExcep
 @on_virtual_time
 async def test_unavailable_models_are_queried_again() -> None:
     model = Model(down_until(3))
-    answer = await RetryingBackend(model, attempts=4).score(ask())
+    answer = await retrying(model, attempts=4).score(ask())
     assert answer.usage == ONE
     assert len(model.sent) == 4
 
@@ -75,7 +79,7 @@ async def test_unavailable_models_are_queried_again() -> None:
 async def test_the_last_error_is_the_callers() -> None:
     model = Model(lambda number: BackendUnavailable(f"failure {number}"))
     with pytest.raises(BackendUnavailable, match="failure 3"):
-        await RetryingBackend(model, attempts=3).score(ask())
+        await retrying(model, attempts=3).score(ask())
     assert len(model.sent) == 3
 
 
@@ -93,7 +97,7 @@ async def test_the_last_error_is_the_callers() -> None:
 async def test_nothing_else_is_queried_again(error: Exception) -> None:
     model = Model(lambda number: error)
     with pytest.raises(type(error)) as excinfo:
-        await RetryingBackend(model).score(ask())
+        await retrying(model).score(ask())
     assert excinfo.value is error
     assert len(model.sent) == 1
 
@@ -104,7 +108,7 @@ async def test_waits_are_random_and_their_bound_doubles_up_to_the_cap() -> None:
     for _ in range(150):
         model = Model(down)
         with pytest.raises(BackendUnavailable):
-            await RetryingBackend(model, attempts=7, max_wait_s=4, breaker_failures=99).score(ask())
+            await retrying(model, attempts=7, max_wait_s=4, breaker_failures=99).score(ask())
         for number, at in enumerate(model.sent[1:]):
             waits[number].append(at - model.sent[number])
     for bound, found in zip([0.5, 1, 2, 4, 4, 4], waits, strict=True):
@@ -117,7 +121,7 @@ async def test_the_provider_is_waited_for_as_it_asks() -> None:
     model = Model(
         lambda number: BackendUnavailable("429", retry_after_s=20) if number == 1 else None
     )
-    await RetryingBackend(model, max_wait_s=60).score(ask())
+    await retrying(model, max_wait_s=60).score(ask())
     assert 20 <= model.sent[1] <= 20.5
 
 
@@ -126,7 +130,7 @@ async def test_but_no_longer_than_max_wait() -> None:
     model = Model(
         lambda number: BackendUnavailable("429", retry_after_s=3600) if number == 1 else None
     )
-    await RetryingBackend(model, max_wait_s=9).score(ask())
+    await retrying(model, max_wait_s=9).score(ask())
     assert model.sent[1] == pytest.approx(9)
 
 
@@ -134,7 +138,7 @@ async def test_but_no_longer_than_max_wait() -> None:
 async def test_every_attempt_is_paid_for() -> None:
     payer = BudgetGuard(Budget(requests=3))
     model = Model(down)
-    backend = RetryingBackend(BudgetedBackend(model), attempts=9)
+    backend = retrying(model, attempts=9)
     with pytest.raises(BudgetExhausted):
         await backend.score(ask(payer))
     assert len(model.sent) == 3
@@ -144,13 +148,13 @@ async def test_every_attempt_is_paid_for() -> None:
 @on_virtual_time
 async def test_failures_in_a_row_open_the_breaker_for_all() -> None:
     model = Model(down)
-    backend = RetryingBackend(model, attempts=50, breaker_failures=10, max_wait_s=8)
+    backend = retrying(model, attempts=50, breaker_failures=10, max_wait_s=8)
     with structlog.testing.capture_logs() as logs:
         found = await outcomes(many(backend, 7))
     assert len(model.sent) == 10  # those who waited for their next attempt sent nothing more
     assert all(isinstance(error, BackendBlocked) for error in found)
     assert {str(error) for error in found} == {
-        "model:1 failed 10 times in a row, last: 503 from the model"
+        "the model failed 10 times in a row, last: 503 from the model"
     }
     # One gets the cost of its last attempt; the others sent nothing.
     assert sorted(error.usage.requests for error in found) == [0] * 6 + [1]  # type: ignore[union-attr]
@@ -163,7 +167,7 @@ async def test_failures_in_a_row_open_the_breaker_for_all() -> None:
 @on_virtual_time
 async def test_a_success_resets_the_count() -> None:
     model = Model(lambda number: down(number) if number % 5 else None)
-    backend = RetryingBackend(model, attempts=5, breaker_failures=5)
+    backend = retrying(model, attempts=5, breaker_failures=5)
     for _ in range(6):
         await backend.score(ask())
     assert len(model.sent) == 30
@@ -172,7 +176,7 @@ async def test_a_success_resets_the_count() -> None:
 @on_virtual_time
 async def test_a_revoked_key_stops_calls_that_wait_for_a_retry() -> None:
     model = Model(lambda number: down(number) if number <= 4 else revoked(number))
-    backend = RetryingBackend(model, attempts=50)
+    backend = retrying(model, attempts=50)
     found = await outcomes(many(backend, 5))
     assert all("revoked" in str(error) for error in found)
     assert all(isinstance(error, BackendBlocked) for error in found)
@@ -188,8 +192,8 @@ async def test_two_hundred_callers_send_no_more_than_the_pending_ones(
     model = Model(lambda number: ending(number) if number > 1 else None)
     model.takes_s = 0.1
     payer = BudgetGuard(None)
-    limited = RateLimitedBackend(BudgetedBackend(model, guard=payer), concurrency=8)
-    backend = RetryingBackend(limited, breaker_failures=8)
+    limits, retry = LimitsSpec(concurrency=8), RetrySpec(breaker_failures=8)
+    backend = ModelClient(model, guard=payer, limits=limits, retry=retry)
     await backend.score(ask())
     found = await outcomes(many(backend, 200))
     assert all(isinstance(error, BackendBlocked) for error in found)
@@ -204,8 +208,8 @@ async def test_the_first_request_goes_alone_before_its_turn_and_its_price() -> N
     model = Model(revoked)
     model.takes_s = 0.1
     payer = BudgetGuard(None)
-    limited = RateLimitedBackend(BudgetedBackend(model, guard=payer), concurrency=8)
-    backend = RetryingBackend(limited)
+    limits = LimitsSpec(concurrency=8)
+    backend = ModelClient(model, guard=payer, limits=limits, retry=RetrySpec())
     asked = many(backend, 200)
     await asyncio.sleep(0.05)
     assert (await payer.account()).leased == Usage(requests=1)
@@ -219,7 +223,7 @@ async def test_the_first_request_goes_alone_before_its_turn_and_its_price() -> N
 async def test_after_a_first_temporary_failure_no_call_waits() -> None:
     model = Model(down_until(1))
     model.takes_s = 60
-    await outcomes(many(RetryingBackend(model, attempts=1), 20))
+    await outcomes(many(retrying(model, attempts=1), 20))
     assert now() == 120
     assert len(model.sent) == 20
 
@@ -235,7 +239,7 @@ async def test_while_it_learns_how_to_ask_they_go_one_by_one() -> None:
 
     model = Model(again)
     model.takes_s = 1
-    await outcomes(many(RetryingBackend(model, attempts=1), 20))
+    await outcomes(many(retrying(model, attempts=1), 20))
     assert len(model.sent) == 20
     assert len({sent for sent in model.sent}) == 4  # three alone, then all others
 
@@ -243,7 +247,7 @@ async def test_while_it_learns_how_to_ask_they_go_one_by_one() -> None:
 @on_virtual_time
 async def test_after_a_pause_one_tries_and_the_others_wait_for_it() -> None:
     model = Model(down)
-    backend = RetryingBackend(model, attempts=9, breaker_failures=3, max_wait_s=30)
+    backend = retrying(model, attempts=9, breaker_failures=3, max_wait_s=30)
     with pytest.raises(BackendBlocked):
         await backend.score(ask())
     start = now()
@@ -254,7 +258,7 @@ async def test_after_a_pause_one_tries_and_the_others_wait_for_it() -> None:
     model.takes_s = 2
     found = await outcomes(many(backend, 20))  # still down: one request more
     assert {str(error) for error in found} == {
-        "model:1 failed 4 times in a row, last: 503 from the model"
+        "the model failed 4 times in a row, last: 503 from the model"
     }
     assert model.sent[3:] == [pytest.approx(start + 30)]
     await asyncio.sleep(30)
@@ -270,7 +274,7 @@ async def test_after_a_pause_one_tries_and_the_others_wait_for_it() -> None:
 @on_virtual_time
 async def test_reset_spares_the_pause() -> None:
     model = Model(revoked)
-    backend = RetryingBackend(model)
+    backend = retrying(model)
     with pytest.raises(BackendBlocked):
         await backend.score(ask())
     backend.reset()
@@ -286,7 +290,7 @@ async def test_reset_spares_the_pause() -> None:
 @on_virtual_time
 async def test_reset_of_a_closed_breaker_changes_nothing() -> None:
     model = Model(down_until(2))
-    backend = RetryingBackend(model)
+    backend = retrying(model)
     backend.reset()
     await backend.score(ask())
     assert len(model.sent) == 3
@@ -295,7 +299,7 @@ async def test_reset_of_a_closed_breaker_changes_nothing() -> None:
 @on_virtual_time
 async def test_after_a_block_a_passing_failure_is_retried_as_ever() -> None:
     model = Model(lambda number: revoked(number) if number == 3 else down_until(5)(number))
-    backend = RetryingBackend(model, breaker_failures=3)
+    backend = retrying(model, breaker_failures=3)
     with pytest.raises(BackendBlocked, match="revoked"):
         await backend.score(ask())
     backend.reset()
@@ -306,7 +310,7 @@ async def test_after_a_block_a_passing_failure_is_retried_as_ever() -> None:
 @on_virtual_time
 async def test_a_cancelled_waiter_does_not_end_the_try() -> None:
     model = Model(revoked)
-    backend = RetryingBackend(model)
+    backend = retrying(model)
     with pytest.raises(BackendBlocked):
         await backend.score(ask())
     backend.reset()
@@ -331,7 +335,7 @@ async def test_an_inconclusive_try_is_followed_by_another(
     ending: BaseException,
 ) -> None:
     model = Model(revoked)
-    backend = RetryingBackend(model)
+    backend = retrying(model)
     with pytest.raises(BackendBlocked):
         await backend.score(ask())
     backend.reset()
@@ -360,7 +364,7 @@ async def test_what_was_sent_before_the_breaker_opened_does_not_move_it() -> Non
             return Answer(log_probs=((-1.0,),), usage=ONE)
 
     model = Slow()
-    backend = RetryingBackend(model, breaker_failures=1)
+    backend = retrying(model, breaker_failures=1)
     gates[3].set_result(None)
     gates.insert(0, gates.pop())
     await backend.score(ask())  # the first goes alone
@@ -384,18 +388,12 @@ async def test_what_was_sent_before_the_breaker_opened_does_not_move_it() -> Non
 @on_virtual_time
 async def test_a_cancelled_caller_leaves_its_pause() -> None:
     model = Model(down_until(1))
-    backend = RetryingBackend(model)
+    backend = retrying(model)
     task = asyncio.create_task(backend.score(ask()))
-    while not backend._pauses:
+    while not backend._retries._pauses:
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not backend._pauses
+    assert not backend._retries._pauses
     assert (await backend.score(ask())).usage == ONE
-
-
-def test_impossible_settings() -> None:
-    for settings in ({"attempts": 0}, {"breaker_failures": 0}):
-        with pytest.raises(ValueError, match="at least 1"):
-            RetryingBackend(Model(), **settings)

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.backends import Answer, LLMBackend, Query
+from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query
 from fedone_sdk.backends.base import RateLimits
-from fedone_sdk.backends.wrappers.cache import CachedBackend
-from fedone_sdk.backends.wrappers.split import SplitBackend
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -21,6 +19,7 @@ from fedone_sdk.errors import (
     BudgetExhausted,
     LabelWordError,
 )
+from fedone_sdk.spec import LimitsSpec
 from fedone_sdk.task import Part
 from fedone_sdk.testing import ScriptedBackend
 
@@ -96,7 +95,7 @@ async def test_the_answer_is_that_of_the_whole_query(
 ) -> None:
     query = ask("".join(chr(97 + index) for index in range(num_inputs)))
     inner = Narrow(max_inputs)
-    split = SplitBackend(inner, concurrency=concurrency)
+    split = ModelClient(inner, limits=LimitsSpec(concurrency=concurrency))
     assert split.max_inputs is None
     answer = await split.score(query)
     whole = await ScriptedBackend().score(query)
@@ -112,7 +111,7 @@ async def test_the_answer_is_that_of_the_whole_query(
 async def test_what_fits_is_passed_on_as_it_is() -> None:
     for inner in (Narrow(None), Narrow(2)):
         query = ask("ab")
-        split = SplitBackend(inner)
+        split = ModelClient(inner)
         await split.score(query)
         assert inner.asked == [query]
         assert inner.asked[0] is query
@@ -122,7 +121,7 @@ async def test_what_fits_is_passed_on_as_it_is() -> None:
 
 async def test_a_model_without_a_limit_gets_the_whole_query() -> None:
     inner = Narrow(None)
-    await SplitBackend(inner).score(ask("a" * 1000))
+    await ModelClient(inner).score(ask("a" * 1000))
     assert len(inner.asked) == 1
 
 
@@ -130,11 +129,11 @@ async def test_the_parts_keep_all_queries_and_the_payer() -> None:
     payer = BudgetGuard(Budget(requests=9))
     query = ask("abc", want="reference", references=("x", "y", "z"), label_words=(), payer=payer)
     inner = Paid(lambda texts: Answer(log_probs=((-1.0,),) * len(texts), usage=ONE))
-    await SplitBackend(inner).score(query)
+    await ModelClient(inner).score(query)
     assert [part.references for part in inner.asked] == [("x", "y"), ("z",)]
     assert {part.want for part in inner.asked} == {"reference"}
     assert all(part.payer is payer for part in inner.asked)
-    await SplitBackend(inner).score(ask("abc", want="text", max_tokens=7))
+    await ModelClient(inner).score(ask("abc", want="text", max_tokens=7))
     assert [part.max_tokens for part in inner.asked[2:]] == [7, 7]
     assert [part.references for part in inner.asked[2:]] == [(), ()]
 
@@ -151,7 +150,7 @@ async def test_texts_censoring_and_model_are_merged() -> None:
             limits=RateLimits(requests=len(texts)),
         )
 
-    merged = await SplitBackend(Paid(answer)).score(ask("abc"))
+    merged = await ModelClient(Paid(answer)).score(ask("abc"))
     assert merged == Answer(
         log_probs=((), None, ()),
         texts=("A", None, "C"),
@@ -164,7 +163,7 @@ async def test_texts_censoring_and_model_are_merged() -> None:
 
 
 async def test_an_answer_is_cached_when_all_its_parts_are() -> None:
-    split = SplitBackend(CachedBackend(Narrow(2)))
+    split = ModelClient(Narrow(2), cache=AnswerCache())
     assert not (await split.score(ask("abc"))).cached
     again = await split.score(ask("abc"))
     assert again.cached
@@ -179,7 +178,7 @@ async def test_an_answer_is_cached_when_all_its_parts_are() -> None:
 async def test_pending_parts_are_not_lost_when_one_fails() -> None:
     gate = asyncio.Event()
     inner = Narrow(1, {"a": gate, "b": DOWN, "c": gate})
-    split = SplitBackend(CachedBackend(inner), concurrency=3)
+    split = ModelClient(inner, cache=AnswerCache(), limits=LimitsSpec(concurrency=3))
     call = asyncio.create_task(split.score(ask("abcdef")))
     await settle()
     assert not call.done()
@@ -212,7 +211,7 @@ async def test_the_most_serious_error_is_raised(
 ) -> None:
     inner = Narrow(1, dict(zip("abcd", errors, strict=False)))
     with pytest.raises(type(raised)) as caught:
-        await SplitBackend(inner).score(ask("abcd"))
+        await ModelClient(inner).score(ask("abcd"))
     assert type(caught.value) is type(raised)
     assert str(caught.value) == str(raised)
 
@@ -220,14 +219,16 @@ async def test_the_most_serious_error_is_raised(
 async def test_an_unknown_cost_makes_the_whole_unknown() -> None:
     inner = Narrow(1, {"a": REFUSED, "b": BackendUnavailable("reset")})
     with pytest.raises(BackendError, match="too long") as caught:
-        await SplitBackend(inner).score(ask("abc"))
+        await ModelClient(inner).score(ask("abc"))
     assert caught.value.usage is None
 
 
 async def test_a_cancellation_cancels_all_parts() -> None:
     gate = asyncio.Event()
     inner = Narrow(1, dict.fromkeys("abcdef", gate))
-    call = asyncio.create_task(SplitBackend(inner, concurrency=3).score(ask("abcdef")))
+    call = asyncio.create_task(
+        ModelClient(inner, limits=LimitsSpec(concurrency=3)).score(ask("abcdef"))
+    )
     await settle()
     assert inner.under_way == 3
     call.cancel()
@@ -239,14 +240,9 @@ async def test_a_cancellation_cancels_all_parts() -> None:
 
 async def test_many_large_queries_at_once() -> None:
     inner = Narrow(1)
-    split = SplitBackend(inner, concurrency=16)
+    split = ModelClient(inner, limits=LimitsSpec(concurrency=16))
     query = ask("ab" * 512)
     answers = await asyncio.gather(*(split.score(query) for _ in range(4)))
     assert len({answer.log_probs for answer in answers}) == 1
     assert len(inner.asked) == 4096
     assert inner.most_under_way == 64
-
-
-def test_concurrency_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="concurrency"):
-        SplitBackend(ScriptedBackend(), concurrency=0)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from fedone_sdk.backends import AnswerCache, ModelClient
 from fedone_sdk.backends.base import Query, Want
 from fedone_sdk.backends.vllm import VllmBackend
-from fedone_sdk.backends.wrappers import CachedBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -435,9 +435,8 @@ async def test_cuts_of_two_tokenisers_share_no_answer(server: FakeVllm, tmp_path
     words = (" a", " extraordinarily")
     long, short = ask("".join(words[n > 60] for n in range(200))), ask(" a film")
     for tokenizer in (str(TOKENIZER), None):
-        async with CachedBackend(
-            connect(server, tokenizer=tokenizer), file=tmp_path / "answers"
-        ) as cached:
+        backend = connect(server, tokenizer=tokenizer)
+        async with ModelClient(backend, cache=AnswerCache(tmp_path / "answers")) as cached:
             await cached.check(LABELS)
             assert not (await cached.score(long)).cached
             assert (await cached.score(long)).cached

@@ -19,7 +19,7 @@ from fedone_sdk.aggregator.rounds.events import (
     SeatsVacant,
 )
 from fedone_sdk.aggregator.rounds.replay import replay
-from fedone_sdk.aggregator.serving.influence import client_influences
+from fedone_sdk.aggregator.serving.run_view import client_influences
 from fedone_sdk.algorithms import State, aggregate, alpha_sha256, dump_memory, median, trimmed_mean
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.errors import SpecError

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedone_sdk.backends.base import Answer, LLMBackend, Query
-from fedone_sdk.backends.wrappers.wrapper import Wrapper
+from fedone_sdk.backends.base import Answer
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import BackendBlocked, BackendUnavailable, BudgetExhausted
 
 
-class RateLimitedBackend(Wrapper):
+class RateLimiter:
     """Delays requests until the rate limits allow them.
 
     In any window of a minute, requests and tokens stay within the limits, bursts included. The
@@ -27,7 +27,6 @@ class RateLimitedBackend(Wrapper):
     One instance serves one event loop at a time.
 
     Args:
-        inner: The inner backend.
         requests_per_minute: None applies only the provider's limits.
         tokens_per_minute: Prompt and completion tokens; None as above.
         concurrency: Maximum concurrent requests.
@@ -36,19 +35,14 @@ class RateLimitedBackend(Wrapper):
 
     def __init__(
         self,
-        inner: LLMBackend,
         *,
         requests_per_minute: float | None = None,
         tokens_per_minute: float | None = None,
         concurrency: int = 32,
         max_wait_s: float = 60.0,
     ) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-        super().__init__(inner)
         self._requests = Meter(requests_per_minute)
         self._tokens = Meter(tokens_per_minute)
-        self._counts_tokens = tokens_per_minute is not None
         self._concurrency = concurrency
         self._max_wait_s = max_wait_s
         self._under_way = 0
@@ -57,15 +51,11 @@ class RateLimitedBackend(Wrapper):
         self._queues: dict[str, deque[_Waiter]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def score(self, query: Query) -> Answer:
-        """Return the inner backend's answer, once the limits allow the request."""
-        tokens = 0
-        if self._counts_tokens:
-            quote = await self.inner.quote(query)
-            tokens = quote.prompt_tokens + quote.completion_tokens
-        sent = await self._turn("" if query.payer is None else query.payer.name, tokens)
+    async def run(self, payer: str, tokens: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Return the answer of `ask`, once the limits allow a request of `tokens` tokens."""
+        sent = await self._turn(payer, tokens)
         try:
-            answer = await self.inner.score(query)
+            answer = await ask()
         except BackendUnavailable as exc:
             if exc.retry_after_s is not None:
                 wait = min(exc.retry_after_s, self._max_wait_s)
@@ -156,7 +146,6 @@ class RateLimitedBackend(Wrapper):
             until = now + min(limits.requests_reset_s, self._max_wait_s)
             self._requests.allow(sent.requests, limits.requests, until)
         if limits.tokens is not None and limits.tokens_reset_s is not None:
-            self._counts_tokens = True  # After the quote, which may take time.
             until = now + min(limits.tokens_reset_s, self._max_wait_s)
             self._tokens.allow(sent.tokens, limits.tokens, until)
 

@@ -3,97 +3,99 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import random
+from collections.abc import Awaitable, Callable
+from itertools import count
 
 import structlog
-import tenacity
 
-from fedone_sdk.backends.base import Answer, LLMBackend, Query
-from fedone_sdk.backends.wrappers.rate_limit import RateLimitedBackend
-from fedone_sdk.backends.wrappers.wrapper import Wrapper
+from fedone_sdk.backends.base import Answer, Want
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelsNotShown
 
 _log = structlog.get_logger(__name__)
 
+_FIRST_WAIT_S = 0.5
+"""Longest delay before the second attempt; it doubles with each attempt."""
 
-class RetryingBackend(Wrapper):
-    """Retries requests after `BackendUnavailable`, with a circuit breaker.
+
+class Retries:
+    """Repeats requests after `BackendUnavailable`, with a circuit breaker.
 
     Delays between attempts use exponential backoff with full jitter, in addition to the pause that
-    the provider requests, and are at most `max_wait_s`. Each attempt passes the inner wrappers
-    again, with its own turn and reservation. The answer's usage is that of the last attempt;
-    earlier attempts were charged when they were sent, if the inner backend is metered.
+    the provider requests, and are at most `max_wait_s`. The answer's usage is that of the last
+    attempt; each attempt is charged when it is sent.
 
-    The first request is sent alone, so that a wrong key or setting costs one request.
+    The first request of each kind is sent alone, so that a wrong key or setting costs one request.
 
-    The breaker opens after `breaker_failures` failed attempts in a row, over all queries, or at the
-    first `BackendBlocked`. While it is open, all queries, including waiting ones, fail with
-    `BackendBlocked`, and only pending requests complete. After a pause of `max_wait_s`, or after
-    `reset`, one probe request is sent, and all other queries wait for its result. `LabelsNotShown`
-    does not open the breaker, because it concerns the label words of one query.
+    The breaker opens after `breaker_failures` failed attempts in a row, over all requests, or at
+    the first `BackendBlocked`. While it is open, all requests, including waiting ones, fail with
+    `BackendBlocked`, and only pending ones complete. After a pause of `max_wait_s`, or after
+    `reset`, one probe request is sent, and all others wait for its result. `LabelsNotShown` does
+    not open the breaker, because it concerns the label words of one query.
 
-    One instance serves one event loop at a time. The arguments are options of `RetrySpec`.
+    Args:
+        attempts: Maximum attempts per request.
+        max_wait_s: Maximum delay, in seconds.
+        breaker_failures: Failures in a row that open the breaker.
+        on_open: Called with the reason when the breaker opens.
     """
 
     def __init__(
         self,
-        inner: LLMBackend,
         *,
         attempts: int = 6,
         max_wait_s: float = 60.0,
         breaker_failures: int = 100,
+        on_open: Callable[[BackendBlocked], None] = lambda reason: None,
     ) -> None:
-        if attempts < 1 or breaker_failures < 1:
-            raise ValueError("attempts and breaker_failures must be at least 1")
-        super().__init__(inner)
+        self._attempts = attempts
         self._max_wait_s = max_wait_s
         self._breaker_failures = breaker_failures
-        self._jitter = tenacity.wait_random_exponential(multiplier=0.5, max=max_wait_s)
-        self._retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(BackendUnavailable),
-            wait=self._wait_s,
-            stop=tenacity.stop_after_attempt(attempts),
-            sleep=self._pause,
-            before_sleep=_log_retry,
-            reraise=True,
-        )
+        self._on_open = on_open
         self._pauses: set[asyncio.Future[None]] = set()
         self._failures = 0  # in a row
-        self._untried = True  # No request has completed yet.
+        self._tried: set[Want] = set()  # Kinds of which a request has completed.
         self._refusal: BackendBlocked | None = None  # Reason of the open breaker.
         self._refuse_until = 0.0
         self._openings = 0
         self._probe: asyncio.Future[None] | None = None
 
-    async def score(self, query: Query) -> Answer:
+    async def run(self, want: Want, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Return the answer of the first successful attempt.
 
         Raises:
             BackendBlocked: The breaker is open, or a setting, key or quota must change.
         """
-        # A copy, because tenacity stores statistics on the instance.
-        return await self._retrying.copy()(self._attempt, query)
+        for number in count(1):
+            try:
+                return await self._attempt(want, ask)
+            except BackendUnavailable as exc:
+                if number == self._attempts:
+                    raise
+                wait_s = self._wait_s(number, exc)
+                _log.info("trying again", attempt=number, wait_s=wait_s, reason=str(exc))
+            await self._pause(wait_s)
+        raise AssertionError("unreachable")
 
     @property
     def trouble(self) -> str | None:
         """Why the breaker is open; None once the pause is over and a probe may be sent."""
         if self._refusal is not None and asyncio.get_running_loop().time() < self._refuse_until:
             return str(self._refusal)
-        return super().trouble
+        return None
 
     def reset(self) -> None:
-        """Make the next query the probe, without the pause before it."""
+        """Make the next request the probe, without the pause before it."""
         self._refuse_until = 0.0
-        super().reset()
 
-    async def _attempt(self, query: Query) -> Answer:
-        probe = await self._admit()
+    async def _attempt(self, want: Want, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        probe = await self._admit(want)
         openings = self._openings
         try:
-            answer = await self.inner.score(query)
+            answer = await ask()
         except LabelsNotShown:
-            self._answered(openings)  # Other label words may work.
+            self._answered(want, openings)  # Other label words may work.
             raise
         except BackendBlocked as exc:
             if openings == self._openings:
@@ -104,34 +106,34 @@ class RetryingBackend(Wrapper):
             if openings != self._openings:
                 raise  # It was sent before the breaker opened.
             if exc.retry_after_s != 0:  # 0: the form of the request changes.
-                self._untried = False
+                self._tried.add(want)
             self._failures += 1
             if self._failures < self._breaker_failures:
                 self._refusal = None
                 raise
             times = f"{self._failures} time{'s' * (self._failures > 1)}"
-            reason = f"{self.fingerprint} failed {times} in a row, last: {exc.summary}"
+            reason = f"the model failed {times} in a row, last: {exc.summary}"
             blocked = BackendBlocked(reason, usage=exc.usage, **exc.private)
             self._open(blocked)
             raise blocked from exc
         except BackendError:
-            self._answered(openings)  # The model refused only this query.
+            self._answered(want, openings)  # The model refused only this query.
             raise
         else:
-            self._answered(openings)
+            self._answered(want, openings)
             return answer
         finally:
             if probe is not None:
                 self._probe = None
                 probe.set_result(None)
 
-    async def _admit(self) -> asyncio.Future[None] | None:
-        """Admits a query; the first one, or the first after the pause, becomes the probe.
+    async def _admit(self, want: Want) -> asyncio.Future[None] | None:
+        """Admits a request; the first one, or the first after the pause, becomes the probe.
 
         Raises:
             BackendBlocked: The breaker is open.
         """
-        while self._untried or self._refusal is not None:
+        while want not in self._tried or self._refusal is not None:
             loop = asyncio.get_running_loop()
             if self._probe is not None:
                 await asyncio.wait({self._probe})
@@ -150,24 +152,19 @@ class RetryingBackend(Wrapper):
         self._openings += 1
         _log.warning("the model is not asked any more", reason=str(reason))
         for pause in self._pauses:
-            if not pause.done():
-                pause.set_result(None)
-        for backend in _layers(self.inner):
-            if isinstance(backend, RateLimitedBackend):
-                backend.refuse_waiting(reason)
+            _end(pause)
+        self._on_open(reason)
 
-    def _answered(self, openings: int) -> None:
-        self._untried = False
+    def _answered(self, want: Want, openings: int) -> None:
+        self._tried.add(want)
         if openings == self._openings:
             self._failures = 0
             self._refusal = None
 
-    def _wait_s(self, state: tenacity.RetryCallState) -> float:
-        asked = 0.0
-        failure = state.outcome.exception() if state.outcome else None
-        if isinstance(failure, BackendUnavailable) and failure.retry_after_s is not None:
-            asked = failure.retry_after_s
-        return min(asked + self._jitter(state), self._max_wait_s)
+    def _wait_s(self, number: int, failure: BackendUnavailable) -> float:
+        bound = min(_FIRST_WAIT_S * 2 ** (number - 1), self._max_wait_s)
+        jitter = random.uniform(0, bound)
+        return min((failure.retry_after_s or 0.0) + jitter, self._max_wait_s)
 
     async def _pause(self, seconds: float) -> None:
         if self._refusal is not None:
@@ -186,15 +183,3 @@ class RetryingBackend(Wrapper):
 def _end(pause: asyncio.Future[None]) -> None:
     if not pause.done():
         pause.set_result(None)
-
-
-def _layers(backend: LLMBackend) -> Iterator[LLMBackend]:
-    yield backend
-    while isinstance(backend, Wrapper):
-        backend = backend.inner
-        yield backend
-
-
-def _log_retry(state: tenacity.RetryCallState) -> None:
-    failure = state.outcome.exception() if state.outcome else None
-    _log.info("trying again", attempt=state.attempt_number, reason=str(failure))
