@@ -202,11 +202,9 @@ def retune_spec(
         seed: None uses the run's, or the artefact's.
 
     Raises:
-        SpecError: The prompt consists of vectors, or the run does not fit it.
+        SpecError: The run does not fit the prompt.
     """
     tokens = artefact.prompt.tokens
-    if not tokens:
-        raise SpecError(f"prompt: {artefact.method} tunes vectors, which fit only one model")
     slots = artefact.prompt.slots is not None
     if not slots and "".join(tokens) != artefact.prompt.text:
         raise SpecError("prompt: its tokens do not make its text")

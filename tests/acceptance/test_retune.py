@@ -240,13 +240,6 @@ def test_a_prompt_that_is_not_to_be_trusted(
             ('great"}}', 'great"}, metric: f1}'),
             "run.yaml: task.metric: is 'f1', the prompt was tuned and measured with 'accuracy'",
         ),
-        (
-            (
-                RUN[RUN.index("prompt:") : RUN.index("participation")],
-                "prompt: {length: 3}\nmethod: {name: bbt}\n",
-            ),
-            "run.yaml: method.name: bbt tunes vectors",
-        ),
     ],
 )
 def test_a_run_that_does_not_fit_the_prompt(
@@ -256,14 +249,6 @@ def test_a_run_that_does_not_fit_the_prompt(
     Path("run.yaml").write_text(RUN.replace(*change))
     assert the_line(retune("--run", "run.yaml")).startswith(line)
     assert not (folder / ".fedone").exists()
-
-
-def test_a_prompt_of_vectors_fits_one_model(retune: Fedone, folder: Path) -> None:
-    prompt = old().prompt.model_copy(update={"tokens": (), "text": ""})
-    changed = old().model_copy(update={"prompt": prompt, "method": "bbt"}).signed()
-    Path("old.json").write_text(changed.dump())
-    line = the_line(retune(*DATA))
-    assert line == "old.json: prompt: bbt tunes vectors, which fit only one model"
 
 
 def test_another_model_of_the_same_name(retune: Fedone, folder: Path) -> None:

@@ -245,20 +245,6 @@ def test_without_a_loader_the_file_of_the_node_config(tmp_path: Path) -> None:
         strategy.start(Grid(client_app(), shards(wanted)))
 
 
-def test_a_run_that_nodes_cannot_do_fails_with_their_reason(tmp_path: Path) -> None:
-    wanted = federation(
-        tmp_path,
-        method={"name": "prompt-tuning", "hidden_size": 4, "batch_size": 2},
-        prompt={"length": 4, "vocabulary": None},
-        participation={"exchange": "alpha", "max_lost": 3},
-        rounds=2,
-    )
-    strategy = strategy_of(wanted)
-    strategy.start(Grid(app_of(wanted), shards(wanted)))
-    assert strategy.run_result.status == "failed"
-    assert "trains a model, and this client has no trainer" in (strategy.run_result.reason or "")
-
-
 def test_the_nodes_that_the_run_needs_are_waited_for(tmp_path: Path) -> None:
     wanted = federation(tmp_path, **SEARCH)
     grid = Grid(app_of(wanted), shards(wanted))

@@ -641,7 +641,6 @@ class _Paths:
         "/task",
         "/vocabulary",
         "/prompt",
-        "/vectors",
         "/log",
         "/events",
         "/stop",

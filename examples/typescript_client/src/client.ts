@@ -388,11 +388,6 @@ export class EdgeClient {
       }
       return gatewayOracle(assignmentId, (message) => this.#link.score(message, signal), ready);
     }
-    if (run.method.name === "bbt") {
-      throw new Declining(
-        "this client's backend takes prompts of words, and the run tunes vectors",
-      );
-    }
     const version = assignment.vocabulary_version ?? 0;
     const vocabulary = await this.#known.vocabulary(runId, version, signal);
     return ownOracle(backend, vocabulary, ready, signal);

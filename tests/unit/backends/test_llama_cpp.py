@@ -23,7 +23,6 @@ from structlog.testing import capture_logs
 from fedone_sdk.backends import Query, query_for
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
-from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import Example, TaskSpec, form_of
 
 pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
@@ -248,9 +247,6 @@ class TestRefused:
         query = ask(backend, ASKED)
         with pytest.raises(BackendError, match=r"answers \['labels', 'text'\], not 'reference'"):
             await backend.score(replace(query, want="reference", references=("a",) * len(ROWS)))
-        soft = SoftPrompt("embeddings", (1, 1), bytes(4))
-        with pytest.raises(BackendError, match="no soft prompts"):
-            await backend.score(replace(query, soft_prompt=soft))
 
     def test_memory_that_does_not_suffice(self, smollm2: Path) -> None:
         program = (
