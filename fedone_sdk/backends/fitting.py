@@ -428,7 +428,7 @@ def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> l
     return starts
 
 
-def shorten(parts: Rendered, starts: Sequence[Sequence[int]], excess: int) -> Rendered:
+def shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
     """Remove `excess` tokens from the ends of the fields, each from the longest field."""
     keep = [len(part_starts) for part_starts in starts]
     for _ in range(min(excess, sum(keep))):

@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
 from pydantic import ValidationError
 
-from fedone_sdk.backends._completion import (
+from fedone_sdk.backends.base import Answer, Query, Want
+from fedone_sdk.backends.chat import Message, is_chat, messages_of
+from fedone_sdk.backends.completions import (
     Choice,
     Completion,
+    LabelWatch,
     chosen_label,
     label_log_probs,
     spellings,
 )
-from fedone_sdk.backends._label_watch import LabelWatch
-from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
-from fedone_sdk.backends.chat import is_chat, messages_of
-from fedone_sdk.backends.openai_api import (
-    OPENAI_URL,
-    make_client,
-    message_of,
-    rate_limits,
-    translated,
-    usage_of,
-)
-from fedone_sdk.backends.tokenizer import find_tokenizer
+from fedone_sdk.backends.openai_http import ModelServer, ServerBackend, rate_limits, usage_of
 from fedone_sdk.backends.tokens import (
     CHAT_OVERHEAD,
     OPENAI_CHAT_OVERHEAD,
     TokenCounter,
+    find_tokenizer,
     token_counter,
 )
 from fedone_sdk.budget import NOTHING, Usage
@@ -69,7 +61,21 @@ Content = list[tuple[str, str]]
 """One input as messages: (role, text) pairs."""
 
 
-class OpenAIBackend(LLMBackend):
+class _Prepared(NamedTuple):
+    """A query as messages.
+
+    Attributes:
+        contents: Per input, its messages.
+        worst: Upper bound of the usage.
+        shortened: The contents, if an input was too long; else None.
+    """
+
+    contents: list[Content]
+    worst: Usage
+    shortened: list[Content] | None
+
+
+class OpenAIBackend(ServerBackend[_Prepared]):
     """Backend for a model behind OpenAI's API; one input is one request.
 
     Log-probabilities come from the most likely tokens that the provider shows, up to 20. A label's
@@ -78,9 +84,9 @@ class OpenAIBackend(LLMBackend):
     not shown gets an upper bound: the smaller of the least likely shown token and the probability
     that the shown tokens leave. `Answer.censored` counts these labels.
 
-    The first request is sent alone, so that a wrong key, model or setting costs one request. From
-    refusals the backend detects the name of the completion token limit and the number of tokens
-    that the server shows; such a refusal is a `BackendUnavailable` that may be retried at once.
+    From refusals the backend detects the name of the completion token limit and the number of
+    tokens that the server shows; such a refusal is a `BackendUnavailable` that may be retried at
+    once.
 
     The arguments are options of `OpenAISpec`. Without `log_probs`, it answers ``choice`` instead of
     ``labels``.
@@ -110,17 +116,16 @@ class OpenAIBackend(LLMBackend):
     ) -> None:
         if api == "completions" and not log_probs:
             raise ValueError("log_probs must be true for api completions")
-        self._client = make_client(base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
+        server = ModelServer(model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
+        super().__init__(server)
         # Resolved here: the attribute's import takes half a second, which would count as the
         # server's time.
         self._create: Callable[..., Awaitable[Any]] = (
-            self._client.chat.completions.with_raw_response.create
+            server.client.chat.completions.with_raw_response.create
             if api == "chat"
-            else self._client.completions.with_raw_response.create
+            else server.client.completions.with_raw_response.create
         )
-        self._model = model
-        self._url = base_url or OPENAI_URL
-        self._key_env = api_key_env
+        self._model, self._url = model, server.url
         self._api = api
         self._log_probs = log_probs
         self._structured = structured
@@ -135,7 +140,6 @@ class OpenAIBackend(LLMBackend):
         if tokenizer is not None:
             find_tokenizer(tokenizer, model)  # Raises for a wrong path.
         self._tokenizer = tokenizer
-        self._timeout_s = timeout_s
         self.answers = frozenset[Want]({"labels" if log_probs else "choice", "text"})
         self.censors = log_probs
         self._counter: TokenCounter | None = None
@@ -148,12 +152,7 @@ class OpenAIBackend(LLMBackend):
         self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
         self._max_name_detected = False
         self._num_top = _TOP
-        self._first = asyncio.Lock()
-        self._known: set[Want] = set()
-        self._proven: set[Want] = set()
-        self._refusals = 0
-        self._last_refusal = BackendBlocked("")
-        self._no_log_probs: str | None = None
+        self._shows_labels = False
         self._warned = False
         self._watch = LabelWatch(model=model, url=self._url)
 
@@ -186,13 +185,12 @@ class OpenAIBackend(LLMBackend):
             raise ValueError(f"one input at a time, not {len(query.inputs)}")
         if query.want not in self.answers:
             raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want}")
-        words, refusals = spellings(query.label_words), self._refusals
+        words = spellings(query.label_words)
         if query.want == "labels":
             self._watch.admit(query.label_words)
-        (content,), quoted = await self._prepared(query)
-        async with self._first_alone(query.want, refusals):
-            answer = await self._asked(query, content, words, quoted)
-        self._warn_beyond(answer.usage, quoted)
+        prepared = await self._prepared(query)
+        answer = await self._asked(query, prepared.contents[0], words, prepared.worst)
+        self._warn_beyond(answer.usage, prepared.worst)
         return answer
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
@@ -230,31 +228,9 @@ class OpenAIBackend(LLMBackend):
             * (max_tokens or (1 if self._log_probs else _CHOICE_TOKENS)),
         )
 
-    async def quote(self, query: Query) -> Usage:
-        """Return the counted tokens of the inputs plus the longest completions.
-
-        Raises:
-            BackendError: An input has a mask, or is too long without its fields.
-        """
-        _, quoted = await self._prepared(query)
-        return quoted
-
-    async def shortened(self, query: Query) -> object | None:
-        """Return the truncated texts of inputs that are too long; the cut depends on the tokeniser.
-
-        Raises:
-            BackendError: As `quote`.
-        """
-        fitted = await self._fitted(query)
-        return None if fitted == list(query.inputs) else fitted
-
     def reset(self) -> None:
         """Reset the count of answers that show the label words."""
         self._watch.reset()
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.close()
 
     @property
     def _manner(self) -> str:
@@ -302,30 +278,30 @@ class OpenAIBackend(LLMBackend):
                 url=self._url,
             )
 
-    async def _prepared(self, query: Query) -> tuple[list[Content], Usage]:
-        """Return the truncated inputs as messages, and the bound on their usage."""
+    async def _prepare(self, query: Query) -> _Prepared:
         counter = await self._loaded()
-        contents, num_tokens = [], 0
-        for parts in await self._fitted(query):
-            contents.append(_content(parts))
-            num_tokens += sum(counter.count(text) for _, text in contents[-1])
-            num_tokens += self._around(query) + _frames(parts) + self._overhead
-        return contents, Usage(
-            queries=1,
-            requests=len(contents),
-            prompt_tokens=num_tokens,
-            completion_tokens=len(contents) * _most_written(query),
-        )
-
-    async def _fitted(self, query: Query) -> list[Rendered]:
-        """Return the inputs, truncated to fit."""
-        counter = await self._loaded()
-        fitted = []
+        contents: list[Content] = []
+        worst, whole = Usage(queries=1), True
         for parts in query.inputs:
             self._check_form(parts)
-            room = self._max_input_tokens - self._around(query) - _frames(parts)
-            fitted.append(counter.fit(parts, room))
-        return fitted
+            messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
+            # The frames of all messages after the first, and the JSON schema.
+            around = self._around(query) + (len(messages) - 1) * OPENAI_CHAT_OVERHEAD
+            texts = [message.parts for message in messages]
+            fitted, num_tokens = counter.fit(texts, self._max_input_tokens - around)
+            whole = whole and fitted == texts
+            contents.append(
+                [
+                    (message.role, "".join(part.text for part in text))
+                    for message, text in zip(messages, fitted, strict=True)
+                ]
+            )
+            worst += Usage(
+                requests=1,
+                prompt_tokens=num_tokens + around + self._overhead,
+                completion_tokens=_most_written(query),
+            )
+        return _Prepared(contents, worst, None if whole else contents)
 
     def _around(self, query: Query) -> int:
         """Upper bound on the tokens of the JSON schema, which counts as input."""
@@ -343,48 +319,14 @@ class OpenAIBackend(LLMBackend):
             "additionalProperties": False,
         }
 
-    @asynccontextmanager
-    async def _first_alone(self, want: Want, refusals: int) -> AsyncIterator[None]:
-        """Serialise requests until one has succeeded.
-
-        Args:
-            want: Kind of the request.
-            refusals: Number of refusals when the request arrived.
-
-        Raises:
-            BackendBlocked: The previous request was refused; this one is not sent.
-        """
-        if want in self._known:
-            yield
-            return
-        async with self._first:
-            if self._refusals > refusals:
-                last = self._last_refusal
-                raise BackendBlocked(last.summary, usage=NOTHING, **last.private)
-            if want == "labels" and self._no_log_probs is not None:
-                raise BackendBlocked(self._no_log_probs, url=self._url, usage=NOTHING)
-            if want not in self._known:
-                try:
-                    yield
-                except BackendBlocked as exc:
-                    self._refusals += 1
-                    self._last_refusal = BackendBlocked(exc.summary, **exc.private)
-                    raise
-                except BackendUnavailable as exc:
-                    if exc.retry_after_s != 0:  # 0 marks a changed form of request.
-                        self._known.add(want)
-                    raise
-                return
-        yield
-
     async def _asked(
         self, query: Query, sent: Content, words: Sequence[str], quoted: Usage
     ) -> Answer:
         import openai
 
-        with translated(model=self._model, url=self._url, key_env=self._key_env):
+        with self._server.translated():
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(self._server.timeout_s):
                     raw = await self._create(**self._body(query, sent))
             except openai.APIStatusError as exc:
                 if str(exc.code) in _FILTERED:
@@ -422,9 +364,7 @@ class OpenAIBackend(LLMBackend):
                 written = choice.written
                 if query.want == "choice" and written is not None:
                     row = chosen_label(written, words)
-            if row is not None or query.want != "labels":
-                self._known.add(query.want)
-                self._proven.add(query.want)
+            self._shows_labels |= row is not None and query.want == "labels"
         return _answer(
             query.want, row, written, usage=usage, censored=censored, model=model, limits=limits
         )
@@ -461,7 +401,7 @@ class OpenAIBackend(LLMBackend):
         """
         if exc.status_code not in (400, 403, 422):
             return
-        said, param = message_of(exc, self._key_env), str(exc.param)
+        said, param = self._server.message_of(exc), str(exc.param)
         text = f"{param} {said}".lower()
         facts: dict[str, Any] = {"url": self._url, "said": said, "usage": _ONE_REQUEST}
         if {str(exc.code), str(exc.type)} & _TOO_LONG:
@@ -504,19 +444,20 @@ class OpenAIBackend(LLMBackend):
         )
 
     def _refuse_no_log_probs(self, usage: Usage, *, shows: bool = False) -> None:
-        """Blocks the backend; if it has shown log-probabilities before, fails this attempt only."""
-        if shows or "labels" in self._proven:  # Services with several servers differ per answer.
+        """Raise an error that a retry may mend only if the model is known to show them."""
+        if shows or self._shows_labels:  # Services with several servers differ per answer.
             raise BackendUnavailable(
                 "an answer without log-probabilities", url=self._url, usage=usage
             )
         effort = ""
         if self._api == "chat" and self._reasoning_effort is None:
             effort = " (a reasoning model may show them with reasoning_effort: none)"
-        self._no_log_probs = (
+        raise BackendBlocked(
             f"model {self._model!r} shows no log-probabilities: set log_probs: false "
-            f"with loss: zero_one, or take another model{effort}"
+            f"with loss: zero_one, or take another model{effort}",
+            url=self._url,
+            usage=usage,
         )
-        raise BackendBlocked(self._no_log_probs, url=self._url, usage=usage)
 
     def _refuse_only_reasoning(self, choice: Choice, reported: object, usage: Usage) -> None:
         """Raise if the model spent all its completion tokens on reasoning."""
@@ -566,17 +507,18 @@ class OpenAIBackend(LLMBackend):
         """Return the server's entry for the model; None if the server has no list of models."""
         import openai
 
-        with translated(model=self._model, url=self._url, key_env=self._key_env):
-            async with asyncio.timeout(self._timeout_s):
+        models = self._server.client.models.with_raw_response
+        with self._server.translated():
+            async with asyncio.timeout(self._server.timeout_s):
                 try:
-                    raw = await self._client.models.with_raw_response.retrieve(self._model)
+                    raw = await models.retrieve(self._model)
                     return _object(raw.content)
                 except openai.APIStatusError as exc:
                     if exc.status_code not in (404, 405, 501):
                         raise
                 # Either the model is unknown, or the server supports only the list.
                 try:
-                    listing = await self._client.models.with_raw_response.list()
+                    listing = await models.list()
                 except openai.APIStatusError as exc:
                     if self._is_openai or exc.status_code not in (404, 405, 501):
                         raise
@@ -594,17 +536,6 @@ class OpenAIBackend(LLMBackend):
             f"model {self._model!r} does not exist, or the key has no access to it{exist}",
             url=self._url,
         )
-
-
-def _frames(parts: Rendered) -> int:
-    """Tokens of the frames of all messages after the first."""
-    return (len(_content(parts)) - 1) * OPENAI_CHAT_OVERHEAD
-
-
-def _content(parts: Rendered) -> Content:
-    if is_chat(parts):
-        return [(message.role, message.text) for message in messages_of(parts)]
-    return [("user", "".join(part.text for part in parts))]
 
 
 def _answer(

@@ -1,19 +1,19 @@
-"""Token counters for remote models."""
+"""Token counters for remote models, and the tokenisers on this machine."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from fedone_sdk.backends.fitting import shorten, token_starts
-from fedone_sdk.backends.tokenizer import find_tokenizer
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
@@ -33,6 +33,8 @@ Their chat templates may add a default system message. The longest in wide use i
 
 _TIMEOUT_S = 5.0
 """Time limit for tiktoken's download of a vocabulary (a few MB, once per machine)."""
+
+_FILE = "tokenizer.json"
 
 Span = tuple[int, int]
 
@@ -58,25 +60,33 @@ class TokenCounter(ABC):
         """Return the tokens of `text`, as text."""
         return [text[begin:end] for begin, end in self.spans(text)]
 
-    def fit(self, parts: Rendered, most: int) -> Rendered:
-        """Truncate the fields at their ends, the longest first, until the input has `most` tokens.
+    def fit(self, texts: Sequence[Rendered], most: int) -> tuple[list[Rendered], int]:
+        """Truncate fields at their ends, the longest first, until the texts have `most` tokens.
+
+        Returns:
+            The texts, and their number of tokens: the sum of each text's, tokenised once if nothing
+            is truncated.
 
         Raises:
-            BackendError: It is too long without its fields.
+            BackendError: They are too long without their fields.
         """
+        fitted = list(texts)
         while True:
-            spans = self.spans("".join(part.text for part in parts))
-            if len(spans) <= most:
-                return parts
-            starts = token_starts(parts, spans)
-            if not any(starts):
+            spans = [self.spans("".join(part.text for part in parts)) for parts in fitted]
+            num_tokens = sum(map(len, spans))
+            if num_tokens <= most:
+                return fitted, num_tokens
+            starts = [token_starts(parts, each) for parts, each in zip(fitted, spans, strict=True)]
+            flat = [each for of_text in starts for each in of_text]
+            if not any(flat):
                 raise BackendError(
-                    f"the input is {'' if self.exact else 'up to '}{len(spans)} tokens without its "
+                    f"the input is {'' if self.exact else 'up to '}{num_tokens} tokens without its "
                     f"text fields, max_input_tokens is {most}: shorten the prompt or the template"
                 )
             # Truncation may change the tokens at the border, so the length is measured again.
             # Each iteration removes at least one character.
-            parts = shorten(parts, starts, len(spans) - most)
+            parts = iter(shorten([*chain(*fitted)], flat, num_tokens - most))
+            fitted = [tuple(islice(parts, len(each))) for each in fitted]
 
 
 class ByteCounter(TokenCounter):
@@ -123,6 +133,36 @@ class _TiktokenCounter(TokenCounter):
         begins = self._encoding.decode_with_offsets(ids)[1]
         # Tokens that share a character start at the same place.
         return [(begin, max(begin + 1, end)) for begin, end in pairwise([*begins, len(text)])]
+
+
+def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
+    """Return the path of a model's ``tokenizer.json`` on this machine; None if there is none.
+
+    Args:
+        tokenizer: The file, or a folder with it; None looks for one by the model's name.
+        model: A folder with it, or a name in the cache of ``huggingface_hub``.
+
+    Raises:
+        SpecError: `tokenizer` does not name such a file.
+    """
+    if tokenizer is not None:
+        file = Path(tokenizer).expanduser()
+        file = file / _FILE if file.is_dir() else file
+        if not file.is_file():
+            raise SpecError(f"tokenizer: there is no file {str(file)!r}", source="backend")
+        return file
+    file = Path(model).expanduser() / _FILE
+    if file.is_file():
+        return file
+    if find_spec("huggingface_hub") is None:
+        return None
+    import huggingface_hub
+
+    try:
+        cached = huggingface_hub.try_to_load_from_cache(model, _FILE)
+    except ValueError:  # The server's name of the model may not be a name on the hub.
+        return None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def token_counter(

@@ -8,7 +8,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeVar
 
-from fedone_sdk.backends.base import EVERY_UNIT, Answer, LLMBackend, Query
+from fedone_sdk.backends.base import EVERY_UNIT, Answer, Query
 from fedone_sdk.backends.chat import (
     MASKED,
     TemplateWarning,
@@ -18,26 +18,26 @@ from fedone_sdk.backends.chat import (
     probes,
     refuse_chat,
 )
-from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
-from fedone_sdk.backends.openai_api import usage_of
-from fedone_sdk.backends.tokenizer import (
-    LocalEncoder,
-    ServerEncoder,
-    ServerTokenizer,
-    UnknownText,
-    find_tokenizer,
-)
-from fedone_sdk.backends.vllm_server import (
-    PROBE,
+from fedone_sdk.backends.completions import (
     UNREADABLE,
     Rows,
-    ServedModel,
-    VllmServer,
     asking_for,
     choices,
     ending_log_prob,
     log_prob_rows,
     next_tokens,
+)
+from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
+from fedone_sdk.backends.openai_http import ServerBackend, usage_of
+from fedone_sdk.backends.tokens import find_tokenizer
+from fedone_sdk.backends.vllm_server import (
+    PROBE,
+    LocalEncoder,
+    ServedModel,
+    ServerEncoder,
+    ServerTokenizer,
+    UnknownText,
+    VllmServer,
 )
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, LabelWordError, MissingExtraError
@@ -69,8 +69,11 @@ class _Request(NamedTuple):
     shortened: list[list[int]] | None = None
 
 
-class VllmBackend(LLMBackend):
+class VllmBackend(ServerBackend[_Request]):
     """Backend for a vLLM server, with one request per query.
+
+    Its dialect of OpenAI's API has lists of prompts as token ids (``/tokenize``), and exact
+    log-probabilities of chosen tokens (``logprob_token_ids``).
 
     The client tokenises texts, so that special tokens in them are plain text, tokens are counted
     before the request, and inputs that are too long are truncated. Without a local
@@ -90,6 +93,7 @@ class VllmBackend(LLMBackend):
         SpecError: The key's variable or the tokeniser's file does not exist.
     """
 
+    _server: VllmServer
     bounds = EVERY_UNIT
     answers = frozenset({"labels", "reference", "text"})
 
@@ -105,8 +109,8 @@ class VllmBackend(LLMBackend):
     ) -> None:
         if any(find_spec(name) is None for name in ("openai", "tokenizers")):
             raise MissingExtraError("a vLLM server", extra="vllm")
-        self._server = VllmServer(
-            model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s
+        super().__init__(
+            VllmServer(model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
         )
         self._tokenizer_file = find_tokenizer(tokenizer, model)
         self._multi_token_labels = multi_token_labels
@@ -166,7 +170,7 @@ class VllmBackend(LLMBackend):
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs.
         """
-        request = await self._request(query)
+        request = await self._prepared(query)
         answer = await self._server.post(request.path, request.body)
         try:
             log_probs, texts = request.read(answer)
@@ -199,25 +203,9 @@ class VllmBackend(LLMBackend):
             completion_tokens=num_prompts * max(num_new, max_tokens),
         )
 
-    async def quote(self, query: Query) -> Usage:
-        """Return the tokens that this query sends, and the bound on the generated ones."""
-        return (await self._request(query)).worst
-
-    async def shortened(self, query: Query) -> object | None:
-        """Return the token ids of inputs that are too long, truncated by the tokeniser's tokens.
-
-        Raises:
-            BackendError: As `score`.
-        """
-        return (await self._request(query)).shortened
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._server.aclose()
-
     # From a query to a request
 
-    async def _request(self, query: Query) -> _Request:
+    async def _prepare(self, query: Query) -> _Request:
         if not query.inputs:
             raise ValueError("a query needs at least one input")
         if self._encoder is None:

@@ -1,24 +1,16 @@
-"""Client of a vLLM server: description of its model, requests, log-probabilities in answers."""
+"""A vLLM server: the description of its model, and its tokeniser."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import math
-from contextlib import AbstractContextManager
+from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from fedone_sdk.backends.base import float32
-from fedone_sdk.backends.openai_api import make_client, message_of, translated
+from fedone_sdk.backends.fitting import CausalEncoder, Encoding, check_unicode
+from fedone_sdk.backends.openai_http import ModelServer
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked
-
-Rows = tuple[tuple[float, ...], ...]
-"""Log-probabilities: one row per input, float32 numbers."""
-
-UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Exceptions of the functions here for an answer of another form."""
 
 # Tokenisers differ in scripts, numbers, line breaks and runs of spaces.
 PROBE = "The film's  cast: 3 naïve\n actors, 1 24 日本 Ω."
@@ -45,10 +37,8 @@ class ServedModel:
     probe: list[int]
 
 
-class VllmServer:
-    """Client of a server, for one of its models.
-
-    `describe`, `tokenise` and `post` raise the errors of `openai_api.translated`.
+class VllmServer(ModelServer):
+    """A vLLM server, for one of its models.
 
     Attributes:
         url: The server's root, without ``/v1``.
@@ -60,12 +50,9 @@ class VllmServer:
     def __init__(
         self, model: str, *, base_url: str, api_key_env: str | None, timeout_s: float
     ) -> None:
-        self.model, self.timeout_s = model, timeout_s
-        self.url = base_url.rstrip("/").removesuffix("/v1")
-        self._key_env = api_key_env
-        self._client = make_client(
-            base_url=f"{self.url}/v1", api_key_env=api_key_env, timeout_s=timeout_s
-        )
+        root = base_url.rstrip("/").removesuffix("/v1")
+        super().__init__(model, base_url=f"{root}/v1", api_key_env=api_key_env, timeout_s=timeout_s)
+        self.url = root
 
     async def describe(self) -> ServedModel:
         """Fetch the description of the model.
@@ -74,7 +61,7 @@ class VllmServer:
             BackendBlocked: It is not a vLLM server, it does not have the model, or the model
                 neither generates nor runs with the SDK's plugin.
         """
-        listed = (await self._get("/v1/models")).get("data")
+        listed = (await self.get("/v1/models")).get("data")
         cards = listed if isinstance(listed, list) else []
         names = {card.get("id"): card for card in cards if isinstance(card, dict)}
         card = names.get(self.model)
@@ -94,7 +81,7 @@ class VllmServer:
         return ServedModel(
             root=str(card.get("root") or self.model),
             max_length=card["max_model_len"],
-            version=str((await self._get("/version")).get("version")),
+            version=str((await self.get("/version")).get("version")),
             masked=await self._is_masked(),
             start=whole[:before],
             probe=probe,
@@ -129,24 +116,19 @@ class VllmServer:
             "add_generation_prompt": not answered,
             "continue_final_message": answered,
         }
-        with self._translated():
+        with self.translated():
             try:
-                ids = (await self._send("/tokenize", body)).get("tokens")
+                ids = (await self.send("/tokenize", body)).get("tokens")
             except openai.APIStatusError as exc:
                 if exc.status_code not in (400, 422):
                     raise
                 return None
-            text = (await self._send("/detokenize", {"model": self.model, "tokens": ids})).get(
+            text = (await self.send("/detokenize", {"model": self.model, "tokens": ids})).get(
                 "prompt"
             )
         if not isinstance(text, str):
             raise self._no_vllm()
         return text
-
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send one request."""
-        with self._translated():
-            return await self._send(path, body)
 
     def unreadable(self, usage: Usage | None = None) -> BackendBlocked:
         """Return the error for an answer without the requested log-probabilities."""
@@ -157,21 +139,17 @@ class VllmServer:
             usage=usage,
         )
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._client.close()
-
     async def _is_masked(self) -> bool:
         """Whether the server runs the SDK's plugin, by a request that the plugin refuses."""
         import openai
 
-        with self._translated():
+        with self.translated():
             try:
-                await self._send("/pooling", {"model": self.model, "data": {}})
+                await self.send("/pooling", {"model": self.model, "data": {}})
             except openai.APIStatusError as exc:
                 if exc.status_code in (403, 404, 405):
                     return False  # Causal; a proxy may hide this endpoint.
-                if exc.status_code == 400 and "token_ids" in message_of(exc, self._key_env):
+                if exc.status_code == 400 and "token_ids" in self.message_of(exc):
                     return True
                 if exc.status_code not in (400, 422, 501):
                     raise
@@ -184,67 +162,77 @@ class VllmServer:
     def _no_vllm(self) -> BackendBlocked:
         return BackendBlocked("this is not a vLLM server: change base_url", url=self.url)
 
-    async def _get(self, path: str) -> dict[str, Any]:
-        with self._translated():
-            async with asyncio.timeout(self.timeout_s):
-                return _object(await self._client.get(self.url + path, cast_to=str))
 
-    async def _send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        async with asyncio.timeout(self.timeout_s):
-            # As plain text, because the client's parsing to objects is the slowest part.
-            return _object(await self._client.post(self.url + path, body=body, cast_to=str))
+class LocalEncoder(CausalEncoder):
+    """Encoder of a causal model from a local file, with the server's special tokens before a text.
 
-    def _translated(self) -> AbstractContextManager[None]:
-        return translated(model=self.model, url=self.url, key_env=self._key_env)
+    These may come from another file than this one.
+    """
+
+    def __init__(self, tokenizer_file: Path, max_length: int, start: list[int]) -> None:
+        super().__init__(tokenizer_file, max_length)
+        self._start = start
 
 
-def _object(body: str) -> dict[str, Any]:
-    found = json.loads(body)
-    if not isinstance(found, dict):
-        raise json.JSONDecodeError("not an object", body, 0)
-    return found
+class UnknownText(Exception):
+    """The server's tokenisation of a text is not in the cache."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__("not tokenised yet")
 
 
-def asking_for(tokens: list[int]) -> dict[str, Any]:
-    """Return the fields of a request for the log-probabilities of given next tokens."""
-    return {
-        "logprobs": 0,
-        "logprob_token_ids": tokens,
-        # As ids: two tokens may have the same text.
-        "return_tokens_as_token_ids": True,
-    }
+class ServerTokenizer:
+    """A cache of a server's tokenisations, with the interface of `tokenizers.Tokenizer`.
+
+    It sends no requests: `encode` raises `UnknownText`, and the caller adds the text by `add`. The
+    least recently used text is evicted.
+    """
+
+    def __init__(self, *, max_texts: int = 10_000) -> None:
+        self._max_texts = max_texts
+        self._known: OrderedDict[str, Encoding] = OrderedDict()
+        self._names: dict[int, str] = {}
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        """Return the tokens of a text, without special tokens.
+
+        Raises:
+            TypeError: It is not valid Unicode.
+            UnknownText: It is not in the cache.
+        """
+        if not text:
+            return Encoding([], [])
+        if (found := self._known.get(text)) is None:
+            check_unicode(text)
+            raise UnknownText(text)
+        self._known.move_to_end(text)
+        return found
+
+    def id_to_token(self, token_id: int) -> str:
+        """Return the server's name of a token."""
+        return self._names[token_id]
+
+    def add(self, text: str, ids: list[int], names: list[str]) -> None:
+        """Add the tokens of a text, as the server makes them without special tokens."""
+        self._known[text] = Encoding.spread(text, ids)
+        self._names.update(zip(ids, names, strict=True))
+        if len(self._known) > self._max_texts:
+            self._known.popitem(last=False)
 
 
-def next_tokens(answer: Any, num_prompts: int, tokens: list[int]) -> Rows:
-    """Per prompt, the log-probabilities of the given tokens; see `asking_for`."""
-    shown = [choice["logprobs"]["top_logprobs"][0] for choice in choices(answer, num_prompts)]
-    rows = [[row[f"token_id:{token}"] for token in tokens] for row in shown]
-    return log_prob_rows(rows, num_prompts, len(tokens))
+class ServerEncoder(CausalEncoder):
+    """Encoder of a causal model whose tokeniser is only on its server.
 
+    The constructor and all methods raise `UnknownText` until the texts are in the cache. Special
+    tokens in a text are parsed as special tokens, because the server has no option against it.
+    """
 
-def choices(answer: Any, num_prompts: int) -> list[Any]:
-    """Return the choices of an answer in the order of the prompts."""
-    found = {choice["index"]: choice for choice in answer["choices"]}
-    return [found[index] for index in range(num_prompts)]
-
-
-def log_prob_rows(rows: Any, num_rows: int, num_columns: int) -> Rows:
-    """Check the shape of rows of log-probabilities."""
-    found = tuple(tuple(_float32(value) for value in row) for row in rows)
-    if [len(row) for row in found] != [num_columns] * num_rows:
-        raise ValueError("log-probabilities are missing")
-    return found
-
-
-def ending_log_prob(prompt_log_probs: Any, ending: list[int]) -> float:
-    """Return the log-probability of the last tokens of a prompt."""
-    last = prompt_log_probs[-len(ending) :]
-    return _float32(
-        sum(entry[str(token)]["logprob"] for entry, token in zip(last, ending, strict=True))
-    )
-
-
-def _float32(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("not a log-probability")
-    return float32(value)
+    def __init__(self, tokenizer: ServerTokenizer, max_length: int, start: list[int]) -> None:
+        self._tokenizer: Any = tokenizer
+        self._max_length = max_length
+        self._start = start
+        self.frames = {}
+        plain, behind = self._tokenise("a").ids, self._tokenise("\na").ids
+        # As in `CausalEncoder`: some tokenisers put a space before every text.
+        self._anchor = "" if behind == self._tokenise("\n").ids + plain else "\n"

@@ -90,6 +90,14 @@ OwnRun = Annotated[
         help="The run's file, if it names a method of your own: what is stored loads no code.",
     ),
 ]
+BackendFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--backend",
+        metavar="FILE",
+        help="The model: a RUN.yaml, or a file with its `backend` section.",
+    ),
+]
 JsonFile = Annotated[
     Path | None,
     typer.Option(

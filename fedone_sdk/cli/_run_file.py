@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.spec import OnnxSpec, OwnMethodSpec, RunSpec, validate_spec
+from fedone_sdk.spec import OnnxSpec, OwnMethodSpec, RunSpec, load_backend, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -91,14 +91,13 @@ class RunFile:
             return build_backend(spec, self.folder, guard=guard)
 
 
-def backend_of(run: RunFile | None, model: Path | None) -> LLMBackend:
-    """Return the model in a folder, else that of a run, else the embedded one."""
-    if run is not None and model is None:
-        return run.backend()
+def backend_of(path: Path | None) -> LLMBackend:
+    """Return the model of a file: a RUN.yaml, or its backend section; None is the embedded one."""
     from fedone_sdk.backends.build import build_backend
 
-    with naming("arguments"):
-        return build_backend(OnnxSpec(model=None if model is None else str(model)))
+    with naming("arguments" if path is None else str(path)):
+        spec = OnnxSpec() if path is None else load_backend(path)
+        return build_backend(spec, Path() if path is None else path.parent)
 
 
 def _check_raised(caps: Budget | None, higher: Budget) -> None:

@@ -37,7 +37,7 @@ async def run_here(
     source: Path,
     backend: LLMBackend,
     proposer: LLMBackend | None = None,
-    transport: Literal["http", "memory"],
+    transport: Literal["http", "memory"] = "memory",
     store: Store | None = None,
     state_dir: Path | None = None,
     tracking: Tracking | None = None,

@@ -121,7 +121,7 @@ def _model(given: str | None) -> str:
 
     if given is not None:
         return given
-    local = is_present(LOCAL_MODELS[_SMALL]) and find_spec("llama_cpp") is not None
+    local = is_present(LOCAL_MODELS[_SMALL]) and find_spec("xllamacpp") is not None
     default = _SMALL if local else "roberta-mini"
     return str(typer.prompt("Model", default=default)) if _interactive() else default
 

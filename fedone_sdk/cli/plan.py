@@ -40,7 +40,7 @@ def plan(
     quiet_logs()
     found, local = asyncio.run(_plan(RunFile.load(run_path, seed=seed, cap=cap), probe))
     output.write_json(found)
-    _print(output, found, _time(found, local=local, probe=probe))
+    print_plan(output, found, _time(found, local=local, probe=probe))
 
 
 async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
@@ -63,7 +63,8 @@ async def _plan(run: RunFile, probe: bool) -> tuple[RunPlan, bool]:
         return found, backend.local
 
 
-def _print(output: Output, plan: RunPlan, time_taken: str) -> None:
+def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
+    """Print a plan."""
     cap, evaluation = plan.cap.queries, plan.evaluation
     expected, most, smallest = plan.expected, plan.most, plan.smallest_cap
     likely = plan.rounds_expected >= plan.rounds_planned

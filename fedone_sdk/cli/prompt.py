@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import JsonFile, OwnRun, group
+from fedone_sdk.cli._options import BackendFile, JsonFile, OwnRun, group
 from fedone_sdk.cli._output import Output, check_target, money, plural, say, terminal, write_file
 from fedone_sdk.cli._process import quiet_logs
-from fedone_sdk.cli._run_file import RunFile, backend_of
+from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.cli.archives import load_own, stored_run
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError, DataError
@@ -115,7 +115,9 @@ def _begins(path: Path, magic: bytes) -> bool:
         return False  # The reader of the file reports the error.
 
 
-@app.command(epilog="Example: fedone prompt use sst2.prompt.json --run run.yaml --data texts.jsonl")
+@app.command(
+    epilog="Example: fedone prompt use sst2.prompt.json --backend run.yaml --data texts.jsonl"
+)
 def use(
     path: Artefact,
     data: Annotated[
@@ -134,12 +136,7 @@ def use(
             "DSPy, a prompt for MLflow or Langfuse, or a configuration of promptfoo.",
         ),
     ] = FormName.template,
-    run_path: Annotated[
-        Path | None, typer.Option("--run", metavar="RUN.yaml", help="Use the model of this run.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Use the model in this folder.")
-    ] = None,
+    backend_path: BackendFile = None,
     any_model: Annotated[
         bool,
         typer.Option(
@@ -155,8 +152,8 @@ def use(
 ) -> None:
     """Label texts with a tuned prompt, or print it.
 
-    The output is JSON lines with the label and each label's log-probability. Without --run and
-    --model the embedded model is used.
+    The output is JSON lines with the label and each label's log-probability. Without --backend the
+    embedded model is used.
     """
     from fedone_sdk.reports import in_form, label_examples, read_artefact
 
@@ -165,15 +162,13 @@ def use(
     if target is not None:
         check_target("--output", target)
     if data is None:
-        if run_path is not None or model is not None or any_model:
+        if backend_path is not None or any_model:
             raise ArgumentError("--data: is required to use a model")
         with naming(str(path)):
             _say(in_form(artefact, form.value), target)
         return
     examples = _examples(data, artefact.task)
-    if run_path is not None and model is not None:
-        raise ArgumentError("give one of --run, --model")
-    backend = backend_of(None if run_path is None else RunFile.load(run_path), model)
+    backend = backend_of(backend_path)
 
     async def labelled() -> Labelled:
         async with backend:

@@ -11,32 +11,28 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import JsonFile, Seed, Transport, TransportName
+from fedone_sdk.cli._options import JsonFile, Seed
 from fedone_sdk.cli._output import Output, check_target, money, note, write_file
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._report import exit_code
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
+from fedone_sdk.cli.plan import print_plan
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import load_backend
 
 if TYPE_CHECKING:
-    from fedone_sdk.local.retune import RetunePlan, Retuning
+    from fedone_sdk.local import RunPlan
+    from fedone_sdk.local.retune import Retuning
     from fedone_sdk.messages import RunResult
-    from fedone_sdk.reports.retune_page import RetunePage
-    from fedone_sdk.reports.retuned import Retuned
 
 
 def retune(
     path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PROMPT.json",
-            help="A prompt artefact, written by `fedone runs export --as prompt`.",
-        ),
+        Path, typer.Argument(metavar="PROMPT.json", help="The artefact of the old prompt.")
     ],
     backend_path: Annotated[
         Path,
@@ -73,7 +69,7 @@ def retune(
             metavar="N", min=1, help="Cap on training queries; by default RUN.yaml's cap, or 200."
         ),
     ] = None,
-    plan: Annotated[
+    only_plan: Annotated[
         bool, typer.Option("--plan", help="Estimate the cost without sending requests.")
     ] = False,
     target: Annotated[
@@ -82,39 +78,27 @@ def retune(
             "--output",
             "-o",
             metavar="FILE",
-            help="The new prompt; by default RUN_ID.prompt.json next to the old one.",
+            help="The recommended prompt; by default RUN_ID.prompt.json next to the old one.",
         ),
     ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace another prompt in --output.")
-    ] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Write the page as HTML, too.")
+        Path | None, typer.Option(metavar="FILE.html", help="Write the report of the run.")
     ] = None,
     seed: Seed = None,
-    transport: Transport = TransportName.http,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep the run in this SQLite file instead of .fedone/RUN_ID.db next to "
-            "PROMPT.json.",
-        ),
-    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Remove the kept run and start over. Paid answers stay.")
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Move a prompt to another model: measure it there, tune it under a cap, compare.
+    """Move a prompt to another model: tune it there under a cap, and recommend the best of four.
 
-    The comparison on the new model and the dev split has no prompt, the old prompt with its old
-    label bias and with a new one, and the new prompt. The run is kept in .fedone next to
-    PROMPT.json, so that the same command continues after a stop or a crash.
+    Compared on the new model and the dev split are no prompt, the old prompt with its old label
+    bias and with a new one, and the new prompt. The run is kept in .fedone next to PROMPT.json, so
+    that the same command continues after a stop or a crash.
     """
     from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
-    from fedone_sdk.reports import read_artefact
-    from fedone_sdk.reports.retune_page import retune_page
+    from fedone_sdk.reports import read_artefact, retuned, retuned_artefact
+    from fedone_sdk.reports.render import html_report
 
     output = Output(json_file)
     quiet_logs()
@@ -123,7 +107,7 @@ def retune(
     backend = load_backend(backend_path)
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
-    _check_targets(target, html, store, name, overwrite=overwrite)
+    _check_targets(target, html, name)
     num_examples = 0 if train is None else len([*load_examples(train)])
     with naming(str(run_path or path)):
         spec = retune_spec(
@@ -141,79 +125,72 @@ def retune(
     move = Retuning(artefact=artefact, federation=run.federation())
     model = RunFile(path=backend_path, spec=spec)
     estimate = asyncio.run(_plan(model, move))
-    if plan:
+    if only_plan:
         output.write_json(estimate)
-        output.heading(f"{name}: estimated cost")
-        output.console.print(f"  {_cost(estimate)}")
-        for warning in estimate.run.warnings:
-            output.console.print(f"  warning: {warning}")
+        print_plan(output, estimate)
         return
-    state = RunState.of(path, name, store)
+    state = RunState.next_to(path, name)
     kept = KeptRun(state.store)
     with abortable(state):
-        known, result, found = asyncio.run(
-            _retune(model, move, estimate, state, kept, transport, fresh)
-        )
-    page = retune_page(artefact, found, estimate, result)
+        known, result = asyncio.run(_retune(model, move, estimate, state, kept, fresh))
     final = exit_code(result) == 0
+    stored = kept.run(result.run_id)
+    measure = move.federation.measure
+    found = retuned(artefact, stored, move.biases, finished=final, measure=measure)
+    chosen = None if found.recommended is None else target
     document = {
         **found.model_dump(mode="json"),
-        "verdict": page.verdict,
         "plan": estimate,
         "run": result,
-        "output": str(target) if final else None,
+        "output": None if chosen is None else str(chosen),
     }
     # These results are paid for, so a failure to write one must not prevent the others.
     with ExitStack() as last_first:
-        last_first.callback(_print, output, page)
         if html is not None:
-            last_first.callback(_write_html, html, page)
-        if final:
-            last_first.callback(_write_prompt, kept, result.run_id, target)
+            last_first.callback(
+                lambda: write_file("--html", html, html_report(stored, found, chosen, backend_path))
+            )
+        if chosen is not None:
+            made = retuned_artefact(stored, found).dump()
+            last_first.callback(write_file, "--output", chosen, made)
         last_first.callback(output.write_json, document)
-    if final:
-        note(f"{target}: the new prompt")
+    output.heading(f"{artefact.name}: from {found.old_model} to {found.new_model}")
+    output.table(found.header, found.rows)
+    output.console.print()
+    for sentence in found.text:
+        output.console.print(sentence)
+    if chosen is not None:
+        note(f"{chosen}: the recommended prompt")
     for line in next_steps(spec, result, state, known):
         note(line)
     raise typer.Exit(exit_code(result))
 
 
 def _check_data(run_path: Path | None, train: str | None, dev: str | None) -> None:
-    given = {"--data": train, "--dev": dev}
-    for option, value in given.items():
+    for option, value in {"--data": train, "--dev": dev}.items():
         if run_path is not None and value is not None:
             raise ArgumentError(f"{option}: does not go with --run")
         if run_path is None and value is None:
             raise ArgumentError(f"{option}: is required without --run")
 
 
-def _check_targets(
-    target: Path, html: Path | None, store: Path | None, name: str, *, overwrite: bool
-) -> None:
+def _check_targets(target: Path, html: Path | None, name: str) -> None:
+    from fedone_sdk.reports import read_artefact
+
     check_target("--output", target)
     if html is not None:
         check_page("--html", html)
-    if store is not None:
-        check_target("--store", store)
-    if target.is_file() and not overwrite and not _is_of(target, name):
-        raise ArgumentError(
-            f"--output: {target} exists and is not of run {name!r}; --overwrite replaces it"
-        )
-
-
-def _is_of(target: Path, name: str) -> bool:
-    """Whether an earlier start of the same command wrote the file."""
-    from fedone_sdk.reports import read_artefact
-
-    try:
-        return read_artefact(target).run_id == name
+    try:  # An earlier start of the same command may have written the file.
+        same = not target.is_file() or read_artefact(target).run_id == name
     except SpecError:
-        return False
+        same = False
+    if not same:
+        raise ArgumentError(f"--output: {target} exists and is not of run {name!r}")
 
 
-async def _plan(model: RunFile, move: Retuning) -> RetunePlan:
+async def _plan(model: RunFile, move: Retuning) -> RunPlan:
     """Return the plan, by a separate backend without a cache, so that paid answers count too."""
-    backend = model.spec.backend.model_copy(update={"cache": None, "record": None})
+    backend = model.spec.backend.model_copy(update={"cache": None})
     spec = model.spec.model_copy(update={"backend": backend})
     async with RunFile(path=model.path, spec=spec).backend() as opened:
         with naming(str(model.path)):
@@ -223,14 +200,11 @@ async def _plan(model: RunFile, move: Retuning) -> RetunePlan:
 async def _retune(
     model: RunFile,
     move: Retuning,
-    estimate: RetunePlan,
+    estimate: RunPlan,
     state: RunState,
     kept: KeptRun,
-    transport: TransportName,
     fresh: bool,
-) -> tuple[KnownRun | None, RunResult, Retuned]:
-    from fedone_sdk.reports.retuned import measure_retuned
-
+) -> tuple[KnownRun | None, RunResult]:
     federation = move.federation
     state.make()
     async with model.backend(cache=state.answers) as backend:
@@ -242,59 +216,19 @@ async def _retune(
                 model=backend.fingerprint,
             )
         # The estimate is printed before any request.
-        note(f"{federation.spec.name}: {_cost(estimate)}")
+        expected, most = estimate.expected, estimate.most
+        note(
+            f"{federation.spec.name}: up to {estimate.training_queries} training and "
+            f"{estimate.evaluation.queries} evaluation queries, about {expected.requests} requests "
+            f"and USD {money(expected, priced=estimate.priced)}, "
+            f"{money(most, priced=estimate.priced)} at most"
+        )
         result = await run_here(
             federation,
             source=model.path,
             backend=backend,
-            transport=transport.value,
             store=kept.store,
             state_dir=state.clients,
             first=partial(move.find_biases, backend),
         )
-        found = await measure_retuned(
-            backend,
-            move.artefact,
-            federation,
-            result.prompt,
-            move.biases,
-            finished=exit_code(result) == 0,
-            bare=move.bare,
-        )
-    return known, result, found
-
-
-def _cost(plan: RetunePlan) -> str:
-    expected, most = (money(one, priced=plan.run.priced) for one in (plan.expected, plan.most))
-    return (
-        f"up to {plan.training_queries} training and {plan.evaluation_queries} evaluation queries, "
-        f"about {plan.expected.requests} requests, {plan.expected.prompt_tokens} prompt tokens and "
-        f"USD {expected}, {most} at most"
-    )
-
-
-def _print(output: Output, page: RetunePage) -> None:
-    output.heading(page.title)
-    output.facts(dict(page.facts))
-    output.console.print()
-    output.table([page.metric, "value", "95 % interval", "label bias"], page.measured)
-    output.console.print()
-    if page.gains:
-        output.table(["difference (positive is better)", "value", "95 % interval"], page.gains)
-        output.console.print()
-    output.table(["cost", "expected", "at most", "spent"], page.costs)
-    output.console.print()
-    for sentence in page.verdict:
-        output.console.print(sentence)
-
-
-def _write_html(target: Path, page: RetunePage) -> None:
-    from fedone_sdk.reports.retune_page import retune_html
-
-    write_file("--html", target, retune_html(page))
-
-
-def _write_prompt(kept: KeptRun, run_id: str, target: Path) -> None:
-    from fedone_sdk.reports import artefact_of
-
-    write_file("--output", target, artefact_of(kept.run(run_id)).dump())
+    return known, result

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import Calibration, JsonFile
+from fedone_sdk.cli._options import BackendFile, Calibration, JsonFile
 from fedone_sdk.cli._output import Output, money, plural
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._report import bias_text
@@ -62,9 +62,7 @@ def score(
     data: Annotated[
         str | None, typer.Option(metavar="FILE", help="Labelled examples, or hf:NAME.")
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Model folder, instead of the run's.")
-    ] = None,
+    backend_path: BackendFile = None,
     batch_size: Annotated[
         int | None, typer.Option(metavar="B", min=1, max=1024, help="Examples per query.")
     ] = None,
@@ -93,7 +91,7 @@ def score(
         task = _with_bias(task, bias)
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _examples(run, data, task)
-    backend = backend_of(run, model)
+    backend = backend_of(backend_path or run_path)
     size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
 
     async def predicted() -> Prediction:

@@ -28,8 +28,8 @@ from fedone_sdk.comparison.entrants import Entrant
 from fedone_sdk.comparison.records import Point, TrialRecord
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import FedOneError
+from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.local.label_bias import label_bias
 from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predicted, target_of
 
 if TYPE_CHECKING:

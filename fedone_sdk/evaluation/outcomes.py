@@ -35,9 +35,8 @@ class Outcomes(BaseModel):
             Empty for tasks without labels.
         targets: Index of the true label. Empty for tasks without labels.
         losses: The task's loss, null if the model failed. Empty unless the loss is the metric.
-        log_probs: For "no prompt", log-probability of each label without a bias, nats; null if the
-            model failed. Its label bias is fitted on them. Empty for other prompts and for tasks
-            without labels.
+        log_probs: Except for the deployable prompt, log-probability of each label without a bias,
+            nats; null if the model failed. Empty for tasks without labels.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -72,7 +71,7 @@ class Outcomes(BaseModel):
                     for row, _ in pairs
                 ),
                 "targets": tuple(int(target_of(task, example)) for _, example in pairs),
-                "log_probs": found.rows if which == "no_prompt" else (),
+                "log_probs": () if which == "after" else found.rows,
             }
         losses: tuple[float | None, ...] = ()
         if task.metric == "loss":

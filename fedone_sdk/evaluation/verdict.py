@@ -16,7 +16,16 @@ from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.messages import Compared, Spread, Standing, Verdict
 from fedone_sdk.messages.verdict import Conclusion
 from fedone_sdk.metrics import METRICS, MetricFunction, evaluate
-from fedone_sdk.task import LOG_ZERO, Bias, LogProbs, TaskSpec, label_loss, predicted
+from fedone_sdk.task import (
+    LOG_ZERO,
+    Bias,
+    Example,
+    LogProbs,
+    TaskSpec,
+    label_loss,
+    predicted,
+    target_of,
+)
 
 _FOLDS = 5
 _MIN_ROWS = 10
@@ -93,28 +102,28 @@ def judge(
         The verdict, without its text.
     """
     after, bare = outcomes["after"], outcomes.get("no_prompt")
-    measured: dict[Compared, Outcomes] = {}
+    found: dict[Compared, Outcomes] = {}
     plain: Plain | None = None
     if (guess := _majority_baseline(task, after)) is not None:
-        measured["chance"] = guess
+        found["chance"] = guess
     if bare is not None and calibrated:
         if bare.log_probs:
-            measured["no_prompt"] = _with_biases(task, bare, [None] * len(bare.log_probs))
-        measured["no_prompt_biased"] = bare
+            found["no_prompt"] = _with_biases(task, bare, [None] * len(bare.log_probs))
+        found["no_prompt_biased"] = bare
     elif bare is not None:
-        measured["no_prompt"] = bare
+        found["no_prompt"] = bare
         plain = no_prompt_biased(task, bare, plain_bias)
         if plain is not None:
-            measured["no_prompt_biased"] = plain.outcomes
+            found["no_prompt_biased"] = plain.outcomes
     if "before" in outcomes:
-        measured["untrained"] = outcomes["before"]
-    measured["tuned"] = after
-    standings = {name: _standing(task, name, one, after, measure) for name, one in measured.items()}
+        found["untrained"] = outcomes["before"]
+    found["tuned"] = after
+    standings = {name: _standing(task, name, one, after, measure) for name, one in found.items()}
     against = _best_baseline(task.metric, standings)
-    gain = None if against is None else standings[against].gain
+    over = None if against is None else standings[against].gain
     over_chance = standings["chance"].gain if "chance" in standings else None
     rows = len(after.targets or after.losses)
-    conclusion = _conclude(gain, over_chance)
+    conclusion = _conclude(over, over_chance)
     return Verdict(
         conclusion=conclusion,
         source="dev",
@@ -124,7 +133,7 @@ def judge(
         bias=None if plain is None else plain.bias,
         bias_from="model" if calibrated else None if plain is None else plain.bias_from,
         empty=empty,
-        more_examples=_more(rows, gain, over_chance) if conclusion == "unclear" else None,
+        more_examples=_more(rows, over, over_chance) if conclusion == "unclear" else None,
     )
 
 
@@ -224,6 +233,57 @@ def _more(rows: int, *found: Spread | None) -> int | None:
     return math.ceil(more / step) * step
 
 
+def measured(
+    task: TaskSpec, one: Outcomes, measure: MetricFunction | None = None
+) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the metric of a measurement and its 95 % interval; a custom metric has no interval."""
+    ends = interval(task.metric, one, len(task.labels))
+    if ends is None:
+        return _own_metric(task, one, measure), None
+    return ends.value, (ends.low, ends.high)
+
+
+def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
+    """Return the paired gain of one prompt over another; positive is better."""
+    pair = (worse, better) if task.metric == "loss" else (better, worse)
+    found = difference(task.metric, *pair, len(task.labels))
+    return found and Spread(value=found.value, low=found.low, high=found.high)
+
+
+def label_bias(
+    task: TaskSpec, rows: Sequence[LogProbs | str | None], examples: Sequence[Example]
+) -> Bias:
+    """Return the label bias that minimises the cross-entropy of a prompt's answers.
+
+    Args:
+        task: The task.
+        rows: The log-probability of each label, per example. Other answers are skipped.
+        examples: The examples: training rows.
+
+    Returns:
+        One number per label, nats; zeros if no example has log-probabilities.
+    """
+    scored = [
+        (row, int(target_of(task, example)))
+        for row, example in zip(rows, examples, strict=True)
+        if row is not None and not isinstance(row, str)
+    ]
+    if not scored:
+        return (0.0,) * len(task.labels)
+    log_probs, targets = zip(*scored, strict=True)
+    return tuple(fitted_bias(np.array(log_probs), np.array(targets)).tolist())
+
+
+def rebiased(task: TaskSpec, outcomes: Outcomes, bias: Bias | None) -> Outcomes:
+    """Return the outcomes of the same answers with another label bias.
+
+    Those of a task without labels, or of a model without log-probabilities, stay the same.
+    """
+    if not outcomes.log_probs:
+        return outcomes
+    return _with_biases(task, outcomes, [bias] * len(outcomes.log_probs))
+
+
 def _standing(
     task: TaskSpec,
     name: Compared,
@@ -231,20 +291,9 @@ def _standing(
     after: Outcomes,
     measure: MetricFunction | None,
 ) -> Standing:
-    count = len(task.labels)
-    ends = interval(task.metric, one, count)
-    if ends is None:
-        return Standing(name=name, value=_own_metric(task, one, measure))
-    gain = None
-    if name != "tuned":
-        pair = (one, after) if task.metric == "loss" else (after, one)
-        gain = difference(task.metric, *pair, count)
-    return Standing(
-        name=name,
-        value=ends.value,
-        interval=(ends.low, ends.high),
-        gain=gain and Spread(value=gain.value, low=gain.low, high=gain.high),
-    )
+    value, ends = measured(task, one, measure)
+    over = None if name == "tuned" or ends is None else gain(task, after, one)
+    return Standing(name=name, value=value, interval=ends, gain=over)
 
 
 def _own_metric(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -> float | None:

@@ -16,11 +16,11 @@ from typing import Any
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, LabelsNotShown
+from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.experiments.experiment import Result, Workspace
 from fedone_sdk.experiments.federated import trial_backend, untrained_prompt
 from fedone_sdk.glue import glue_task
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.local.label_bias import label_bias
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, form_of
 

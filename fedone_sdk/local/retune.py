@@ -10,14 +10,13 @@ from typing import Any
 from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.algorithms.sampling import stream_seed
 from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
-from fedone_sdk.budget import NOTHING, Account, Usage
+from fedone_sdk.budget import NOTHING, Account
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import ArgumentError, SpecError
+from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.local.federation import Ask, Federation
-from fedone_sdk.local.label_bias import label_bias
 from fedone_sdk.local.plan import RunPlan, plan_run
-from fedone_sdk.messages import Message
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, TextPrompt, form_of
@@ -37,26 +36,6 @@ _MAX_NAME = 64
 BIAS_EXAMPLES = 128
 """Training examples that a bias is fitted on. On the companion feedback the fit has a standard
 deviation of 0.2 nats, which costs 0.005 nats and no measurable accuracy."""
-
-
-class RetunePlan(Message):
-    """The cost of the switch, computed without queries to the model.
-
-    Attributes:
-        cap: On training queries.
-        training_queries: Upper bound.
-        evaluation_queries: On the dev split, and for label biases.
-        expected: Expected usage of the whole switch.
-        most: Upper bound of that usage.
-        run: The plan of the tuning run.
-    """
-
-    cap: int | None
-    training_queries: int
-    evaluation_queries: int
-    expected: Usage
-    most: Usage
-    run: RunPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +73,8 @@ class Retuning:
         seed = stream_seed(self.federation.spec.seed, "retune", 0)
         return [rows[at] for at in sorted(draw_minibatch(len(rows), BIAS_EXAMPLES, seed))]
 
-    async def plan(self, backend: LLMBackend) -> RetunePlan:
-        """Compute the cost of the switch; a hosted model is not queried.
+    async def plan(self, backend: LLMBackend) -> RunPlan:
+        """Compute the cost of the run with its label biases; a hosted model is not queried.
 
         Args:
             backend: The new model. Cached answers are free.
@@ -103,37 +82,21 @@ class Retuning:
         Raises:
             BackendError: The model cannot be used as described.
             LabelWordError: A label word is not one token of the model.
-            SpecError: The model does not support the task, or the caps do not cover one round.
+            SpecError: The model does not support the task, or the caps do not cover one round and
+                all measurements.
         """
         spec = self.federation.spec
+        check_caps(spec, backend.bounds)
         if not backend.local:
             await backend.check(spec.task.label_words, form_of(spec.task))
-        check_caps(spec, backend.bounds)
         plan = await plan_run(self.federation, backend=backend)
         queries = [query for prompt in self.prompts for query in self._queries(backend, prompt)]
-        quoted = sum([await backend.quote(query) for query in queries], NOTHING)
-        worst = backend.worst_case(spec.method.batch_size) * len(queries)
+        quoted = sum([await backend.quote(query) for query in queries], NOTHING).without_queries()
+        leased = (backend.worst_case(spec.method.batch_size) * len(queries)).without_queries()
         evaluation = plan.evaluation.queries + len(queries)
-        self._check(plan, worst.without_queries(), evaluation)
-        most = quoted if backend.local else worst
-        return RetunePlan(
-            cap=spec.budget.queries if spec.budget else None,
-            training_queries=plan.training_queries,
-            evaluation_queries=evaluation,
-            expected=plan.expected + quoted.without_queries(),
-            most=plan.most + most.without_queries(),
-            run=plan,
-        )
-
-    def _check(self, plan: RunPlan, biases: Usage, evaluation: int) -> None:
-        """Raise if the caps do not cover one round and all measurements."""
-        spec, per_round = self.federation.spec, plan.queries_per_round
-        cap, limit = plan.cap.queries, spec.evaluation.queries
-        if cap is not None and cap < per_round:
-            raise SpecError(f"budget.queries: {cap} does not cover one round of {per_round}")
+        smallest, limit = plan.smallest_cap + leased, spec.evaluation.queries
         if limit is not None and limit < evaluation:
             raise SpecError(f"evaluation.queries: {limit} of {evaluation} that comparing needs")
-        smallest = plan.smallest_cap + biases
         if not Account(cap=spec.budget).affordable(smallest, 1):
             tokens = smallest.prompt_tokens + smallest.completion_tokens
             raise SpecError(
@@ -141,6 +104,14 @@ class Retuning:
                 f"does is {smallest.queries} queries, {smallest.requests} requests, {tokens} "
                 f"tokens, USD {smallest.usd:.4f}"
             )
+        return plan.model_copy(
+            update={
+                "evaluation": plan.evaluation.model_copy(update={"queries": evaluation}),
+                "expected": plan.expected + quoted,
+                "most": plan.most + (quoted if backend.local else leased),
+                "smallest_cap": smallest,
+            }
+        )
 
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
         """Fit the label biases of the old prompt and of "no prompt" on the new model.

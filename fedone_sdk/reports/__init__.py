@@ -17,6 +17,7 @@ from fedone_sdk.reports.forms import (
     promptfoo_config,
     ready_text,
 )
+from fedone_sdk.reports.retuned import Retuned, retuned, retuned_artefact
 from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive, start_of
 from fedone_sdk.reports.use import Labelled, label_examples
 from fedone_sdk.reports.verify import Check, check_against, check_artefact
@@ -30,6 +31,7 @@ __all__ = [
     "LedgerReport",
     "PromptArtefact",
     "ReportedRun",
+    "Retuned",
     "artefact_of",
     "changed_answers",
     "check_against",
@@ -43,6 +45,8 @@ __all__ = [
     "read_artefact",
     "read_run",
     "ready_text",
+    "retuned",
+    "retuned_artefact",
     "run_of_archive",
     "start_of",
 ]

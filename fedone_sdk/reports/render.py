@@ -6,12 +6,14 @@ import base64
 import re
 import shlex
 from functools import cache
+from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 import fedone_sdk
 from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import curves_svg
+from fedone_sdk.reports.retuned import Retuned
 from fedone_sdk.reports.source import ReportedRun
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~&<>])")
@@ -42,10 +44,29 @@ def html_page(
     )
 
 
-def html_report(run: ReportedRun) -> str:
-    """Return the report as one HTML page."""
+def html_report(
+    run: ReportedRun,
+    moved: Retuned | None = None,
+    artefact: Path | None = None,
+    backend: Path | None = None,
+) -> str:
+    """Return the report as one HTML page.
+
+    Args:
+        run: The run.
+        moved: What the change of model does, for a run of `fedone retune`.
+        artefact: The file of the recommended prompt, for the commands of the page.
+        backend: The file of the new model, for the same.
+    """
     svg = curves_svg(run) if run.result.history else None
-    return html_page("report.html.j2", svg, report=contents_of(run))
+    return html_page(
+        "report.html.j2",
+        svg,
+        report=contents_of(run),
+        moved=moved,
+        artefact=None if artefact is None else str(artefact),
+        backend=None if backend is None else str(backend),
+    )
 
 
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:

@@ -1,291 +1,239 @@
-"""Comparison of the old and the new prompt on a new model."""
+"""Four prompts compared on a new model: none, the old one with either bias, and the new one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
-from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, is_known, prediction_queries
-from fedone_sdk.budget import NOTHING
-from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes
+from fedone_sdk.evaluation.verdict import gain, measured, rebiased
 from fedone_sdk.messages import Message, PromptReport, Spread
-from fedone_sdk.reports.artefact import PromptArtefact
-from fedone_sdk.task import Bias, TextPrompt
+from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.reports.artefact import PromptArtefact, artefact_of
+from fedone_sdk.reports.source import ReportedRun
+from fedone_sdk.task import Bias, TaskSpec, TextPrompt
+from fedone_sdk.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from fedone_sdk.local import Federation
+Which = Literal["no_prompt", "old_prompt", "old_prompt_biased", "new_prompt"]
+"""A compared prompt; the first that is best is recommended."""
 
-Holds = Literal["yes", "no", "unknown"]
-"""Whether a prompt is as good as before: no if it is worse, by an interval without 0."""
-
-Keep = Literal["as_it_is", "biased"]
-"""The label bias with which the old prompt would be kept: its old one; or a new one, if that is
-better by an interval without 0, or if the old prompt does not hold with its old bias."""
-
-Conclusion = Literal["take_new", "keep_old", "no_difference", "unknown"]
-"""The recommendation by the new prompt's gain over the kept old one: its interval is above 0, below
-0, or contains 0. If tuning returned the old prompt's text, the old prompt is kept."""
+NAMES: Mapping[Which, str] = {
+    "no_prompt": "no prompt",
+    "old_prompt": "the old prompt as it is",
+    "old_prompt_biased": "the old prompt with a new label bias",
+    "new_prompt": "the new prompt",
+}
 
 
-class MeasuredPrompt(Message):
-    """A prompt on the dev split.
+class RetunedPrompt(Message):
+    """A prompt on the new model, measured on the dev split.
 
     Attributes:
-        value: The metric; null without a measurement.
-        interval: Its 95 % interval; null also for a user-defined metric.
-        bias: The label bias of the measurement.
-        scored: Examples that the model answered.
+        prompt: The prompt with the label bias of the measurement.
+        value: The metric.
+        interval: Its 95 % interval; null for a user-defined metric.
+        behind: The recommended prompt minus this one, paired by example; null without a
+            recommendation, and as above.
     """
 
+    prompt: PromptReport
     value: float | None = None
     interval: tuple[float, float] | None = None
-    bias: Bias | None = None
-    scored: int = 0
+    behind: Spread | None = None
 
 
 class Retuned(Message):
-    """The effect of a change of model on a prompt, measured on the dev split.
+    """The effect of a change of model on a prompt.
 
     Attributes:
         metric: Its name.
         examples: Examples of the dev split.
         old_model: Fingerprint of the model that the old prompt was tuned for.
         new_model: Fingerprint of the new one.
-        on_old_model: The old prompt on the old model, from the artefact.
-        no_prompt: The new model without a prompt.
-        no_prompt_biased: The same with a label bias for no prompt; null without calibration.
-        old_prompt: The old prompt on the new model, with its old bias.
-        old_prompt_biased: The same with a bias for the new model; null as above.
-        new_prompt: The new prompt with its bias.
-        change: `old_prompt` less `on_old_model`.
-        change_biased: `old_prompt_biased` less `on_old_model`.
-        holds: Whether the old prompt holds as it is.
-        holds_biased: Whether it holds with the bias found again; as `holds` where there is none.
-        gain_by_bias: `old_prompt_biased` less `old_prompt`, paired.
-        keep: How the old prompt would be kept.
-        gain: `new_prompt` less the old prompt as it would be kept, paired.
-        gain_as_it_is: `new_prompt` less `old_prompt`, paired.
-        gain_biased: `new_prompt` less `old_prompt_biased`, paired; null without calibration.
-        gain_over_none: `new_prompt` less `no_prompt_biased` (`no_prompt`), paired.
-        prompt: The new prompt; null where none was tuned.
-        same_prompt: Whether the new prompt's text is the old one's.
-        conclusion: What to do.
+        on_old_model: The old prompt on the old model, from its artefact.
+        prompts: The prompts on the new model. Without label calibration there is no new bias.
+        change: The old prompt as it is, new model minus old model; null without intervals.
+        recommended: The best prompt; null while the run is not over or if nothing is measured.
+        text: What the intervals say, in sentences.
     """
 
     metric: str
     examples: int
     old_model: str | None
-    new_model: str
-    on_old_model: MeasuredPrompt
-    no_prompt: MeasuredPrompt
-    no_prompt_biased: MeasuredPrompt | None
-    old_prompt: MeasuredPrompt
-    old_prompt_biased: MeasuredPrompt | None
-    new_prompt: MeasuredPrompt
+    new_model: str | None
+    on_old_model: float | None
+    prompts: dict[Which, RetunedPrompt]
     change: Spread | None
-    change_biased: Spread | None
-    holds: Holds
-    holds_biased: Holds
-    gain_by_bias: Spread | None
-    keep: Keep
-    gain: Spread | None
-    gain_as_it_is: Spread | None
-    gain_biased: Spread | None
-    gain_over_none: Spread | None
-    prompt: PromptReport
-    same_prompt: bool
-    conclusion: Conclusion
+    recommended: Which | None
+    text: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> list[str]:
+        """The columns of `rows`."""
+        less = " (less is better)" if self.metric == "loss" else ""
+        return [
+            f"{self.metric} on {self.examples} dev rows{less}",
+            "value",
+            "95 %",
+            "label bias",
+            "recommended gains",
+        ]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The prompts as texts."""
+        old = ["the old prompt, on the old model", _number(self.on_old_model), "-", "-", "-"]
+        return [old] + [
+            [
+                NAMES[which],
+                _number(one.value),
+                "-" if one.interval is None else "{:.3f} to {:.3f}".format(*one.interval),
+                "-"
+                if one.prompt.bias is None
+                else ",".join(f"{value:.4g}" for value in one.prompt.bias),
+                "-" if which == self.recommended or one.behind is None else _spread(one.behind),
+            ]
+            for which, one in self.prompts.items()
+        ]
 
 
-async def measure_retuned(
-    backend: LLMBackend,
+def retuned(
     artefact: PromptArtefact,
-    federation: Federation,
-    prompt: PromptReport,
+    run: ReportedRun,
     biases: Mapping[TextPrompt, Bias],
     *,
     finished: bool,
-    bare: TextPrompt = "",
+    measure: MetricFunction | None = None,
 ) -> Retuned:
-    """Compare prompts by answers that the run's evaluation paid for; nothing is asked.
+    """Compare the prompts by the answers that the run's evaluation paid for.
 
     Args:
-        backend: The new model, with the cache that it was asked through.
         artefact: The old prompt.
-        federation: The run that tuned it for the new model.
-        prompt: The run's prompt.
-        biases: Label biases on the new model by prompt, as found by `Retuning`.
-        finished: Whether the run is over, so that a conclusion is possible.
-        bare: The prompt that represents no prompt.
+        run: The run that tuned it for the new model.
+        biases: Label biases on the new model, by prompt (`Retuning.biases`).
+        finished: Whether the run is over, so that a prompt can be recommended.
+        measure: User function for a custom metric.
+    """
+    spec, result = run.spec, run.result
+    if spec is None or run.vocabulary is None:
+        raise ValueError("a retuned run has its spec and its vocabulary")
+    task, old = spec.task, artefact.prompt
+    bare = _no_prompt(task, run.vocabulary)
+    outcomes: dict[Which, tuple[PromptReport, Outcomes | None]] = {}
+
+    def add(which: Which, prompt: PromptReport, bias: Bias | None, found: Outcomes | None) -> None:
+        known = None if found is None else rebiased(task, found, bias)
+        outcomes[which] = prompt.model_copy(update={"bias": bias}), known
+
+    before = run.outcomes.get("before")
+    if run.untrained is None or run.untrained.prompt != old.prompt:
+        before = None
+    given = old.bias if old.bias is not None else artefact.task.bias
+    add("no_prompt", bare, biases.get(bare.prompt), run.outcomes.get("no_prompt"))
+    add("old_prompt", old, given, before)
+    if old.prompt in biases:
+        add("old_prompt_biased", old, biases[old.prompt], before)
+    outcomes["new_prompt"] = result.prompt, run.outcomes.get("after")
+
+    prompts: dict[Which, RetunedPrompt] = {}
+    for which, (prompt, found) in outcomes.items():
+        value, ends = (None, None) if found is None else measured(task, found, measure)
+        prompts[which] = RetunedPrompt(prompt=prompt, value=value, interval=ends)
+    sign = -1.0 if task.metric == "loss" else 1.0
+    values = {which: one.value for which, one in prompts.items() if one.value is not None}
+    ranked: list[Which] = sorted(values, key=lambda which: -sign * values[which])
+    best = ranked[0] if finished and ranked else None
+    top = None if best is None else outcomes[best][1]
+    for which, (_, found) in outcomes.items():
+        if top is not None and found is not None:
+            behind = gain(task, top, found)
+            prompts[which] = prompts[which].model_copy(update={"behind": behind})
+    change = _apart(task.metric, prompts["old_prompt"], artefact)
+    moved = Retuned(
+        metric=task.metric,
+        examples=max((len(one.targets or one.losses) for one in run.outcomes.values()), default=0),
+        old_model=artefact.model,
+        new_model=result.model,
+        on_old_model=artefact.evaluation.metric.after,
+        prompts=prompts,
+        change=change,
+        recommended=best,
+    )
+    return moved.model_copy(update={"text": tuple(_sentences(moved, finished=finished))})
+
+
+def retuned_artefact(run: ReportedRun, found: Retuned) -> PromptArtefact:
+    """Return the artefact of the recommended prompt, for the new model.
 
     Raises:
-        SpecError: The user's function is missing or broken.
+        ValueError: No prompt is recommended.
     """
-    reader, spec = _Reader(backend, federation), federation.spec
-    none, old = await reader.known(bare), await reader.known(artefact.prompt.prompt)
-    new = await reader.known(prompt.prompt)
-    if prompt.bias is not None:
-        new = reader.under(new, prompt.bias)
-    given = artefact.prompt.bias if artefact.prompt.bias is not None else artefact.task.bias
-    as_it_is = old
-    if given is not None or artefact.calibration in ("none", "labels"):
-        as_it_is = reader.under(old, given)
-    plain = reader.under(none, None)
-    if spec.calibration.label_free is None:
-        none_again, old_again = (
-            None if bias is None else reader.under(found, bias)
-            for found, bias in ((none, biases.get(bare)), (old, biases.get(artefact.prompt.prompt)))
-        )
-    else:
-        none_again, old_again = none, old
-    before = _on_old_model(artefact)
-    here = reader.measured(as_it_is)
-    here_again = None if old_again is None else reader.measured(old_again)
-    change = _apart(spec.task.metric, here, before)
-    change_again = None if here_again is None else _apart(spec.task.metric, here_again, before)
-    by_bias = None if old_again is None else reader.gain(old_again, as_it_is)
-    gains: dict[Keep, Spread | None] = {
-        "as_it_is": reader.gain(new, as_it_is),
-        "biased": None if old_again is None else reader.gain(new, old_again),
-    }
-    better = by_bias is not None and (by_bias.low > 0.0 or _holds(change) == "no")
-    keep: Keep = "biased" if better else "as_it_is"
-    same = prompt.prompt == artefact.prompt.prompt
-    return Retuned(
-        metric=spec.task.metric,
-        examples=len(federation.dev),
-        old_model=artefact.model,
-        new_model=backend.fingerprint,
-        on_old_model=before,
-        no_prompt=reader.measured(plain),
-        no_prompt_biased=None if none_again is None else reader.measured(none_again),
-        old_prompt=here,
-        old_prompt_biased=here_again,
-        new_prompt=reader.measured(new),
-        change=change,
-        change_biased=change_again,
-        holds=_holds(change),
-        holds_biased=_holds(change if here_again is None else change_again),
-        gain_by_bias=by_bias,
-        keep=keep,
-        gain=gains[keep],
-        gain_as_it_is=gains["as_it_is"],
-        gain_biased=gains["biased"],
-        gain_over_none=reader.gain(new, none_again or plain),
-        prompt=prompt,
-        same_prompt=same,
-        conclusion=_concluded(gains[keep], same=same) if finished else "unknown",
+    if found.recommended is None:
+        raise ValueError("no prompt is recommended")
+    made, best = artefact_of(run), found.prompts[found.recommended]
+    if found.recommended == "new_prompt":
+        return made
+    metric = made.evaluation.metric.model_copy(update={"after": best.value})
+    evaluation = made.evaluation.model_copy(
+        update={"metric": metric, "interval": best.interval, "verdict": None}
     )
+    return made.model_copy(update={"prompt": best.prompt, "evaluation": evaluation}).signed()
 
 
-class _Reader:
-    """Predictions from a cache, and their metrics."""
-
-    def __init__(self, backend: LLMBackend, federation: Federation) -> None:
-        self._backend, self._federation = backend, federation
-        self._spec = federation.spec
-
-    async def known(self, prompt: TextPrompt) -> Prediction:
-        """Return the cached answers to a prompt; missing answers count as failed."""
-        task, free = self._spec.task, self._spec.calibration.label_free
-        dev, size = self._federation.dev, self._spec.method.batch_size
-        score, measure = self._federation.score, self._federation.measure
-        queries = prediction_queries(self._backend, task, prompt, dev, size, free)
-        answers = [await self._answer(query) for query in queries]
-        return Prediction.of(task, queries, answers, dev, score, free, measure)
-
-    async def _answer(self, query: Query) -> Answer:
-        if await is_known(self._backend, query):
-            return await self._backend.score(query)
-        # If the model accepts one input at a time, the other inputs may be cached.
-        count, inputs = len(query.inputs), enumerate(query.inputs)
-        parts = [
-            replace(query, inputs=(one,), references=query.references[at : at + 1])
-            for at, one in inputs
-        ]
-        known = [
-            await self._backend.score(part) if await is_known(self._backend, part) else None
-            for part in parts
-        ] if count > 1 else [None]  # fmt: skip
-        return Answer(
-            log_probs=tuple(None if one is None else one.log_probs[0] for one in known),
-            texts=tuple(None if one is None else one.texts[0] for one in known)
-            if query.want == "text"
-            else (),
-            usage=NOTHING,
-        )
-
-    def under(self, found: Prediction, bias: Bias | None) -> Prediction:
-        """Return the same answers with another bias."""
-        return replace(found, task=self._spec.task.with_bias(bias))
-
-    def measured(self, found: Prediction) -> MeasuredPrompt:
-        """Return the metric of a prompt."""
-        if not found.scored:
-            return MeasuredPrompt(bias=found.task.bias)
-        task = found.task
-        ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
-        return MeasuredPrompt(
-            value=found.metric,
-            interval=ends and (ends.low, ends.high),
-            bias=task.bias,
-            scored=len(found.scored),
-        )
-
-    def gain(self, better: Prediction, worse: Prediction) -> Spread | None:
-        """Return the paired gain of one prompt over another; positive is better."""
-        if not (better.scored and worse.scored):
-            return None
-        metric, count = self._spec.task.metric, len(self._spec.task.labels)
-        first, second = Outcomes.of("after", better), Outcomes.of("after", worse)
-        if metric == "loss":
-            first, second = second, first
-        found = difference(metric, first, second, count)
-        return found and Spread(value=found.value, low=found.low, high=found.high)
+def _no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> PromptReport:
+    if not vocabulary.slots:
+        return PromptReport(text="", tokens=("",))
+    blanks = [slot.blank or 0 for slot in vocabulary.slots for _ in range(slot.repeat)]
+    return PromptReport.of(task, vocabulary, blanks, None)
 
 
-def _on_old_model(artefact: PromptArtefact) -> MeasuredPrompt:
-    found = artefact.evaluation
-    return MeasuredPrompt(
-        value=found.metric.after,
-        interval=found.interval,
-        bias=artefact.prompt.bias,
-        scored=found.examples or 0,
-    )
-
-
-def _apart(metric: str, here: MeasuredPrompt, there: MeasuredPrompt) -> Spread | None:
-    """Return the difference of two unpaired measurements.
+def _apart(metric: str, here: RetunedPrompt, artefact: PromptArtefact) -> Spread | None:
+    """Return the difference of the unpaired measurements on both models.
 
     The interval combines those of both (MOVER, Zou and Donner 2008). For measurements on the same
     dev split it is conservative.
     """
-    if here.value is None or there.value is None:
+    there, ends = artefact.evaluation.metric.after, artefact.evaluation.interval
+    if here.value is None or there is None or here.interval is None or ends is None:
         return None
-    if here.interval is None or there.interval is None:
-        return None
-    value = here.value - there.value
-    below = math.hypot(here.value - here.interval[0], there.interval[1] - there.value)
-    above = math.hypot(here.interval[1] - here.value, there.value - there.interval[0])
+    value = here.value - there
+    below = math.hypot(here.value - here.interval[0], ends[1] - there)
+    above = math.hypot(here.interval[1] - here.value, there - ends[0])
     if metric == "loss":
         value, below, above = -value, above, below
     return Spread(value=value, low=value - below, high=value + above)
 
 
-def _holds(change: Spread | None) -> Holds:
-    if change is None:
-        return "unknown"
-    return "no" if change.high < 0.0 else "yes"
+def _sentences(found: Retuned, *, finished: bool) -> Iterator[str]:
+    if (change := found.change) is not None:
+        says = (
+            "it does not hold"
+            if change.high < 0
+            else "it is better there"
+            if change.low > 0
+            else f"a loss of up to {-change.low:.3f} is possible"
+        )
+        yield f"The old prompt as it is, new model less old model: {_spread(change)}; {says}."
+    if not finished:
+        yield "No recommendation yet, the run is not over."
+    elif found.recommended is None:
+        yield "No recommendation, because nothing was measured."
+    else:
+        best = found.prompts[found.recommended]
+        yield f"Recommended: {NAMES[found.recommended]} ({found.metric} {_number(best.value)})."
+        close = [
+            f"{NAMES[which]} ({_spread(one.behind)})"
+            for which, one in found.prompts.items()
+            if which != found.recommended and one.behind is not None and one.behind.low <= 0
+        ]
+        if close:
+            yield f"Its gain is not distinguishable from luck over {', '.join(close)}."
 
 
-def _concluded(gain: Spread | None, *, same: bool) -> Conclusion:
-    if same:
-        return "keep_old"
-    if gain is None:
-        return "unknown"
-    if gain.low > 0.0:
-        return "take_new"
-    return "keep_old" if gain.high < 0.0 else "no_difference"
+def _spread(found: Spread) -> str:
+    return f"{found.value:+.3f}, 95 % {found.low:+.3f} to {found.high:+.3f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from fedone_sdk import assets
+from fedone_sdk.backends.local_models import local_model, model_file
 from fedone_sdk.cli import init
 from fedone_sdk.spec import RunSpec
 from tests.console import Fedone
@@ -107,3 +108,17 @@ def test_a_wrong_argument_is_one_line(
     assert said in outcome.err
     assert len(outcome.err.splitlines()) == 1
     assert [file.name for file in folder.iterdir()] == ["my tickets.csv"]
+
+
+def test_a_fetched_instruct_model_is_the_default(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setenv("FEDONE_CACHE", str(folder / "cache"))
+    file = model_file(local_model("smollm2-135m-instruct"))
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as content:  # Of the model's size, without its weights.
+        content.truncate(local_model("smollm2-135m-instruct").num_bytes)
+    assert fedone("init", "my tickets.csv").code == 0
+    text = Path("run.yaml").read_text()
+    assert 'backend: {"kind": "llama_cpp", "model": "smollm2-135m-instruct"}' in text

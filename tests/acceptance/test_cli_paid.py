@@ -257,6 +257,7 @@ class TestTroubles:
         self, fedone: Fedone, folder: Path, provider: Provider
     ) -> None:
         run = write_run(folder, provider.start("--chance", "no_log_probs=1"))
+        run.write_text(run.read_text().replace("max_wait_s: 0.01", "max_wait_s: 60"))
         code, _, err = fedone("tune", run, "--store", folder / "run.db")
         assert code == 1
         assert "set log_probs: false with loss: zero_one" in refused(err)

@@ -158,7 +158,7 @@ def test_verify_finds_what_differs(fedone: Fedone, folder: Path) -> None:
             "run.yaml: must be an archive (fedone runs export) or a result (--json)",
         ),
         (
-            ["prompt", "use", "prompt.json", "--run", "run.yaml"],
+            ["prompt", "use", "prompt.json", "--backend", "run.yaml"],
             "arguments: --data: is required to use a model",
         ),
         (
@@ -209,7 +209,7 @@ def test_use_prints_the_prompt(fedone: Fedone, folder: Path) -> None:
 def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
     """As `fedone score` measures: the same rows right."""
     code, out, err = fedone(
-        "prompt", "use", "prompt.json", "--run", "run.yaml", "--data", "dev.jsonl"
+        "prompt", "use", "prompt.json", "--backend", "run.yaml", "--data", "dev.jsonl"
     )
     assert code == 0, err
     dev = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]

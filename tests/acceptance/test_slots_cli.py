@@ -69,7 +69,7 @@ def check(fedone: Fedone, folder: Path, text: str) -> RunResult:
     verified = fedone("prompt", "verify", "prompt.json", "--against", ".fedone/slots.db")
     assert verified.code == 0, verified.out
     (folder / "texts.txt").write_text("It stopped playing after a day.\n")
-    used = fedone("prompt", "use", "prompt.json", "--data", "texts.txt", "--run", "run.yaml")
+    used = fedone("prompt", "use", "prompt.json", "--data", "texts.txt", "--backend", "run.yaml")
     assert used.code == 0, used.err
     assert json.loads(used.out.splitlines()[0])["label"] in ("0", "1")
     return result

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedone_sdk.backends import Answer, AnswerCache, LLMBackend, ModelClient, Query, predict
-from fedone_sdk.budget import Usage
+from fedone_sdk.backends import AnswerCache, ModelClient
 from fedone_sdk.errors import ProblemError, SpecError
+from fedone_sdk.evaluation.outcomes import Outcomes
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.local.retune import Retuning, retune_name, retune_spec
 from fedone_sdk.messages import PromptReport
-from fedone_sdk.reports import PromptArtefact, artefact_of, run_of_archive
-from fedone_sdk.reports.retuned import Retuned, measure_retuned
+from fedone_sdk.reports import (
+    PromptArtefact,
+    ReportedRun,
+    Retuned,
+    artefact_of,
+    retuned,
+    retuned_artefact,
+    run_of_archive,
+)
 from fedone_sdk.spec import OnnxSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.stores import MemoryStore
-from fedone_sdk.task import Example, Rendered
+from fedone_sdk.task import Bias, Example
 from fedone_sdk.testing import ScriptedBackend
-from fedone_sdk.vocabulary import Vocabulary, build_vocabulary
+from fedone_sdk.vocabulary import build_vocabulary
 from tests.integration.tuned import SPEC, small
 
 OLD, NEW = " good", " so"
-WORDS = Vocabulary(candidates=(OLD, NEW))
 DEV = tuple(
     {"text": f"row {n} is {'fine' if n % 2 else 'bad'}", "label": n % 2} for n in range(200)
 )
@@ -34,133 +41,130 @@ async def artefact(**changes: Any) -> PromptArtefact:
     return found.model_copy(update=changes)
 
 
-async def old_prompt(*, value: float = 1.0, **changes: Any) -> PromptArtefact:
-    """An artefact whose prompt is `OLD`, measured at `value` on as many rows."""
+async def old_prompt(*, value: float = 1.0, rows: int = 200) -> PromptArtefact:
+    """An artefact whose prompt is `OLD`, measured at `value` on the old model."""
     found = await artefact()
     metric = found.evaluation.metric.model_copy(update={"after": value})
-    ends = (value - 0.02, min(value + 0.02, 1.0))
+    half = 0.02 * (200 / rows) ** 0.5
     evaluation = found.evaluation.model_copy(
-        update={"metric": metric, "interval": ends, "examples": 200}
+        update={"metric": metric, "interval": (value - half, min(value + half, 1.0))}
     )
     prompt = PromptReport(text=OLD, tokens=(OLD,), bias=None)
-    given = {"prompt": prompt, "evaluation": evaluation, "calibration": "none", **changes}
-    return found.model_copy(update=given)
+    return found.model_copy(update={"prompt": prompt, "evaluation": evaluation})
 
 
-def cached(model: LLMBackend) -> ModelClient:
-    return ModelClient(model, cache=AnswerCache())
+def outcomes(which: Any, share: float, *, shift: float = 0.0, rows: int = 200) -> Outcomes:
+    """Answers that are right on a share of the rows, but for a shift of the second label."""
+    targets = tuple(n % 2 for n in range(rows))
+    right = [n % 100 < round(100 * share) for n in range(rows)]
+    log_probs = []
+    for target, is_right in zip(targets, right, strict=True):
+        said = target if is_right else 1 - target
+        log_probs.append((-3.0, -0.1 + shift) if said else (-0.1, -3.0 + shift))
+    said_labels = tuple(int(row[1] > row[0]) for row in log_probs)
+    shown = () if which == "after" else tuple(log_probs)
+    return Outcomes(which=which, predicted=said_labels, targets=targets, log_probs=shown)
 
 
-def model(right: dict[str, float], shift: float = 0.0) -> ModelClient:
-    """A model that is right on a share of the rows, by what its prompt holds."""
-
-    def answer(inputs: Rendered, words: tuple[str, ...]) -> tuple[float, ...]:
-        text = "".join(part.text for part in inputs)
-        share = next(one for prompt, one in right.items() if prompt in text)
-        row = int(text.split("row ")[1].split()[0])
-        wrong = row % 100 >= round(100 * share)
-        positive = ("fine" in text) is not wrong
-        return (-3.0, -0.1 + shift) if positive else (-0.1, -3.0 + shift)
-
-    return cached(ScriptedBackend(answer, fingerprint="next"))
-
-
-async def found_by(
-    backend: ModelClient,
-    prompt: PromptArtefact,
+async def moved(
+    old: float,
+    new: float,
     *,
-    new: str = NEW,
-    biases: dict[str, Any] | None = None,
-    known: bool = True,
+    none: float = 0.5,
+    before: float = 0.95,
+    shift: float = 0.0,
+    biases: dict[Any, Bias] | None = None,
+    rows: int = 200,
     finished: bool = True,
-) -> Retuned:
-    spec = RunSpec.model_validate({**SPEC, "calibration": "none"})
-    if known:
-        for text in ("", OLD, new):
-            await predict(backend, spec.task, text, DEV, spec.method.batch_size)
-    return await measure_retuned(
-        backend,
-        prompt,
-        Federation(spec=spec, shards=(), dev=DEV, vocabulary=WORDS, reused_rows=False),
-        PromptReport(text=new, tokens=(new,)),
-        biases or {},
-        finished=finished,
+) -> tuple[Retuned, ReportedRun]:
+    run = await run_of_archive((await small()).archive)
+    result = run.result.model_copy(update={"prompt": PromptReport(text=NEW, tokens=(NEW,))})
+    run = replace(
+        run,
+        result=result,
+        untrained=PromptReport(text=OLD, tokens=(OLD,)),
+        outcomes={
+            "no_prompt": outcomes("no_prompt", none, shift=shift, rows=rows),
+            "before": outcomes("before", old, shift=shift, rows=rows),
+            "after": outcomes("after", new, rows=rows),
+        },
     )
+    prompt = await old_prompt(value=before, rows=rows)
+    return retuned(prompt, run, biases or {}, finished=finished), run
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "holds", "conclusion"),
+    ("old", "new", "none", "best"),
     [
-        (0.95, 0.96, "yes", "no_difference"),
-        (0.70, 0.95, "no", "take_new"),
-        (0.95, 0.70, "yes", "keep_old"),
-        (0.70, 0.71, "no", "no_difference"),
+        (0.95, 0.96, 0.5, "new_prompt"),
+        (0.95, 0.70, 0.5, "old_prompt"),
+        (0.66, 0.76, 0.75, "new_prompt"),
+        (0.66, 0.70, 0.75, "no_prompt"),
     ],
 )
-async def test_what_is_concluded(old: float, new: float, holds: str, conclusion: str) -> None:
-    backend = model({OLD: old, NEW: new, "": 0.5})
-    found = await found_by(backend, await old_prompt(value=0.95))
-    assert found.old_prompt.value == pytest.approx(old)
-    assert found.new_prompt.value == pytest.approx(new)
-    assert found.no_prompt.value == pytest.approx(0.5)
+async def test_the_best_prompt_is_recommended(
+    old: float, new: float, none: float, best: str
+) -> None:
+    found, run = await moved(old, new, none=none)
+    assert found.recommended == best
+    values = {which: one.value for which, one in found.prompts.items()}
+    expected = {"no_prompt": none, "old_prompt": old, "new_prompt": new}
+    assert values == pytest.approx(expected)
+    for which, one in found.prompts.items():
+        assert one.behind is not None
+        assert one.behind.value == pytest.approx(max(expected.values()) - expected[which])
+        assert one.behind.low <= one.behind.value <= one.behind.high
+    made = retuned_artefact(run, found)
+    assert made.prompt.text == {"no_prompt": "", "old_prompt": OLD, "new_prompt": NEW}[best]
+    if best != "new_prompt":
+        assert made.evaluation.metric.after == pytest.approx(max(expected.values()))
+    assert made.sha256 == made.digest
+
+
+@pytest.mark.parametrize(
+    ("old", "rows", "says"),
+    [
+        (0.70, 200, "it does not hold"),
+        (0.82, 23, "a loss of up to"),
+        (0.95, 200, "a loss of up to"),
+    ],
+)
+async def test_the_change_of_model_is_worded_as_its_interval(
+    old: float, rows: int, says: str
+) -> None:
+    found, _ = await moved(old, 0.5, rows=rows)
     assert found.change is not None
-    assert found.change.value == pytest.approx(old - 0.95)
-    assert found.gain is not None
-    assert found.gain.value == pytest.approx(new - old)
-    assert found.gain.low <= found.gain.value <= found.gain.high
-    assert (found.holds, found.conclusion, found.keep) == (holds, conclusion, "as_it_is")
+    assert (found.change.high < 0) is (says == "it does not hold")
+    assert says in found.text[0]
+    assert "holds," not in " ".join(found.text)
 
 
-async def test_a_bias_that_is_found_again_saves_the_old_prompt() -> None:
-    backend = model({OLD: 0.95, NEW: 0.95, "": 0.5}, shift=6.0)
-    biases = {"": (0.0, -6.0), OLD: (0.0, -6.0)}
-    found = await found_by(backend, await old_prompt(value=0.95), biases=biases)
-    assert found.old_prompt.value == pytest.approx(0.5)
-    assert found.old_prompt_biased is not None
-    assert found.old_prompt_biased.value == pytest.approx(0.95)
-    assert (found.holds, found.holds_biased, found.keep) == ("no", "yes", "biased")
-    assert found.gain_by_bias is not None
-    assert found.gain_by_bias.low > 0.0
-    # The new prompt has no bias here, and is worse for that.
-    assert found.conclusion == "keep_old"
+async def test_a_close_second_is_named() -> None:
+    found, _ = await moved(0.95, 0.96)
+    assert "not distinguishable from luck over the old prompt as it is" in found.text[-1]
+    found, _ = await moved(0.70, 0.96)
+    assert found.text[-1].startswith("Recommended: the new prompt")
 
 
-async def test_the_same_text_is_kept() -> None:
-    found = await found_by(model({OLD: 0.9, "": 0.5}), await old_prompt(), new=OLD)
-    assert found.same_prompt
-    assert found.conclusion == "keep_old"
+async def test_a_new_bias_saves_the_old_prompt() -> None:
+    biases: dict[Any, Bias] = {"": (0.0, -6.0), OLD: (0.0, -6.0)}
+    found, run = await moved(0.95, 0.90, shift=6.0, biases=biases)
+    assert found.prompts["old_prompt"].value == pytest.approx(0.5)
+    assert found.prompts["old_prompt_biased"].value == pytest.approx(0.95)
+    assert found.prompts["no_prompt"].prompt.bias == (0.0, -6.0)
+    assert found.recommended == "old_prompt_biased"
+    made = retuned_artefact(run, found)
+    assert (made.prompt.text, made.prompt.bias) == (OLD, (0.0, -6.0))
 
 
-async def test_without_rows_no_query_and_no_conclusion() -> None:
-    backend = model({OLD: 0.9, NEW: 0.9, "": 0.5})
-    found = await found_by(backend, await old_prompt(), known=False)
-    assert backend.cache is not None
-    assert backend.cache.misses == 0
-    assert found.old_prompt.value is None
-    assert (found.holds, found.conclusion, found.gain) == ("unknown", "unknown", None)
-    assert (await found_by(backend, await old_prompt(), finished=False)).conclusion == "unknown"
-
-
-async def test_a_model_that_fails_on_a_row_leaves_the_others() -> None:
-    class Failing(LLMBackend):
-        """Takes one input at a time, as hosted models do, and refuses one row."""
-
-        max_inputs = 1
-        inner = ScriptedBackend()
-
-        @property
-        def fingerprint(self) -> str:
-            return "failing"
-
-        async def score(self, query: Query) -> Answer:
-            text = "".join(part.text for part in query.inputs[0])
-            if "row 3 " in text:
-                return Answer(log_probs=(None,), usage=Usage(requests=1))
-            return await self.inner.score(query)
-
-    backend = cached(Failing())
-    found = await found_by(backend, await old_prompt())
-    assert found.old_prompt.scored == found.new_prompt.scored == 199
+async def test_a_run_that_is_not_over_recommends_nothing() -> None:
+    found, run = await moved(0.95, 0.96, finished=False)
+    assert (found.recommended, found.text[-1]) == (
+        None,
+        "No recommendation yet, the run is not over.",
+    )
+    with pytest.raises(ValueError, match="no prompt is recommended"):
+        retuned_artefact(run, found)
 
 
 # The run
@@ -216,6 +220,10 @@ def test_a_backend_file_is_a_section_or_a_run(tmp_path: Path) -> None:
     for text in ("kind: onnx\n", "backend: {kind: onnx}\n", "name: r\nbackend: {kind: onnx}\n"):
         path.write_text(text)
         assert load_backend(path) == OnnxSpec()
+
+
+def cached(inner: ScriptedBackend) -> ModelClient:
+    return ModelClient(inner, cache=AnswerCache())
 
 
 def federation_of(dev: tuple[Example, ...] = (), **changes: Any) -> Federation:

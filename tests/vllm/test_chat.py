@@ -19,7 +19,7 @@ from fedone_sdk.backends import (
     VllmBackend,
     query_for,
 )
-from fedone_sdk.backends._completion import Token, label_log_probs, spellings
+from fedone_sdk.backends.completions import Token, label_log_probs, spellings
 from fedone_sdk.errors import BackendBlocked, LabelWordError
 from fedone_sdk.task import Example, TaskSpec, form_of
 from tests.vllm.conftest import Serve, VllmServer

@@ -5,7 +5,6 @@ import pytest
 
 from fedone_sdk.algorithms import (
     TPE,
-    Candidates,
     ClassLosses,
     Evolution,
     RandomSearch,

@@ -11,10 +11,9 @@ import yaml
 from typer.testing import CliRunner
 
 from fedone_sdk.backends import LLMBackend, Query
-from fedone_sdk.backends._completion import Token
-from fedone_sdk.backends._label_watch import NUM_WATCHED, LabelWatch
 from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.completions import NUM_WATCHED, LabelWatch, Token
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.cli.app import app
 from fedone_sdk.errors import LabelsNotShown

@@ -10,7 +10,7 @@ import pytest
 
 from fedone_sdk import assets
 from fedone_sdk.backends import OnnxBackend, TransformersBackend, VllmBackend
-from fedone_sdk.backends.openai_api import make_client
+from fedone_sdk.backends.openai_http import make_client
 from fedone_sdk.backends.tokens import token_counter
 from fedone_sdk.errors import MissingExtraError
 
@@ -29,7 +29,7 @@ def counter() -> object:
         ("onnx", "onnxruntime", "local", OnnxBackend),
         ("transformers", "torch", "torch", lambda: TransformersBackend("x")),
         ("vllm", "openai", "vllm", lambda: VllmBackend("x")),
-        ("openai_api", "openai", "openai", client),
+        ("openai_http", "openai", "openai", client),
         ("tokens", "tokenizers", "local", counter),
     ],
 )

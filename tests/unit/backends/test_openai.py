@@ -7,7 +7,7 @@ import struct
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -16,10 +16,11 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import assets
 from fedone_sdk.backends import LOG_ZERO, AnswerCache, ModelClient, Query
-from fedone_sdk.backends._completion import Completion, Token, chosen_label, label_log_probs
 from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.backends.completions import Completion, Token, chosen_label, label_log_probs
 from fedone_sdk.backends.openai import OpenAIBackend
+from fedone_sdk.backends.tokens import ByteCounter
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -28,7 +29,7 @@ from fedone_sdk.errors import (
     LabelWordError,
     SpecError,
 )
-from fedone_sdk.spec import OpenAISpec
+from fedone_sdk.spec import LimitsSpec, OpenAISpec, RetrySpec
 from fedone_sdk.task import Part, Rendered
 
 pytest.importorskip("openai")
@@ -401,21 +402,25 @@ async def test_a_server_that_shows_five_tokens_is_asked_for_five(make: Make, api
 
 
 @pytest.mark.parametrize("log_probs", ["left_out", "forbidden", "unsupported"])
-async def test_no_log_probs_cost_one_request(make: Make, log_probs: Any) -> None:
+async def test_no_log_probs_cost_one_request_and_block_until_reset(
+    make: Make, log_probs: Any
+) -> None:
     async with FakeOpenAI(log_probs=log_probs, latency_s=0.01) as server:
-        backend = make(server)
+        backend = ModelClient(make(server), retry=RetrySpec())
         failures = await asyncio.gather(
             *(backend.score(ask(str(index))) for index in range(50)), return_exceptions=True
         )
         assert len(server.received) == 1
-    costs = []
-    for failure in failures:
-        assert isinstance(failure, BackendBlocked)
-        assert "model 'fake-1' shows no log-probabilities: set log_probs: false" in str(failure)
-        assert "zero_one" in str(failure)
-        assert failure.usage is not None
-        costs.append(failure.usage)
-    assert sum(usage.requests for usage in costs) == 1
+        costs = []
+        for failure in failures:
+            assert isinstance(failure, BackendBlocked)
+            assert "model 'fake-1' shows no log-probabilities: set log_probs: false" in str(failure)
+            assert failure.usage is not None
+            costs.append(failure.usage)
+        assert sum(usage.requests for usage in costs) == 1
+        server.log_probs = "shown"
+        backend.reset()
+        assert (await backend.score(ask())).log_probs[0] is not None
 
 
 async def test_a_server_known_to_show_log_probs_may_leave_them_out_once(make: Make) -> None:
@@ -428,21 +433,6 @@ async def test_a_server_known_to_show_log_probs_may_leave_them_out_once(make: Ma
             await backend.score(ask())
         server.log_probs = "shown"
         assert (await backend.score(ask())).log_probs[0] is not None
-
-
-@pytest.mark.parametrize("behaviour", ["bad_key", "no_quota", "forbidden", "no_model"])
-async def test_what_a_person_must_change_costs_one_request(make: Make, behaviour: str) -> None:
-    """Queries that waited for the first get the same error, and are not sent."""
-    async with FakeOpenAI(script=Script(default=behaviour), latency_s=0.01) as server:
-        backend = make(server)
-        failures = await asyncio.gather(
-            *(backend.score(ask(str(index))) for index in range(50)), return_exceptions=True
-        )
-        assert len(server.received) == 1
-    assert {type(failure) for failure in failures} == {BackendBlocked}
-    assert len({str(failure) for failure in failures}) == 1
-    usages = [failure.usage for failure in failures if isinstance(failure, BackendBlocked)]
-    assert (usages.count(ONE), usages.count(NOTHING)) == (1, 49)
 
 
 async def test_a_call_stopped_before_it_was_sent_costs_nothing() -> None:
@@ -470,42 +460,29 @@ async def test_a_call_stopped_before_it_was_sent_costs_nothing() -> None:
     assert (account.spent.requests, account.leased) == (1, NOTHING)
 
 
-async def test_the_first_request_goes_alone_and_then_all_of_them(make: Make) -> None:
-    async with FakeOpenAI(script=Script({2: "hang", 3: "hang"})) as server:
-        backend = make(server)
-        first = await backend.score(ask())
-        hanging = [asyncio.create_task(backend.score(ask(str(index)))) for index in range(2)]
-        while len(server.received) < 3:  # Both are under way at once.
-            await asyncio.sleep(0.001)
-        for task in hanging:
-            task.cancel()
-        await asyncio.gather(*hanging, return_exceptions=True)
-    assert first.log_probs[0] is not None
-
-
-async def test_after_a_first_failure_that_passes_all_go(make: Make) -> None:
-    """A server may be slow or busy for hours; the request was valid."""
-    script = Script({1: "error", 2: "hang", 3: "hang"})
-    async with FakeOpenAI(script=script, latency_s=0.01) as server:
-        backend = make(server)
-        asked = [asyncio.create_task(backend.score(ask(str(index)))) for index in range(3)]
-        while len(server.received) < 3:  # The last two are under way at once.
-            await asyncio.sleep(0.001)
-        for task in asked:
-            task.cancel()
-        found = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(end) for end in found] == [BackendUnavailable, *[asyncio.CancelledError] * 2]
-
-
 async def test_while_it_learns_how_to_ask_they_go_one_by_one(make: Make) -> None:
     async with FakeOpenAI(max_name="max_completion_tokens", max_top=5, latency_s=0.01) as server:
-        backend = make(server)
-        found = await asyncio.gather(
-            *(backend.score(ask(str(index))) for index in range(20)), return_exceptions=True
-        )
-    refused = [failure for failure in found if isinstance(failure, BackendUnavailable)]
-    assert [failure.retry_after_s for failure in refused] == [0.0, 0.0]
-    assert len(server.received) == 20
+        backend = ModelClient(make(server), retry=RetrySpec())
+        await asyncio.gather(*(backend.score(ask(str(index))) for index in range(20)))
+    assert len(server.received) == 22
+
+
+async def test_an_input_is_tokenised_once(make: Make) -> None:
+    class Counted(ByteCounter):
+        texts: ClassVar[list[str]] = []
+
+        def spans(self, text: str) -> list[tuple[int, int]]:
+            self.texts.append(text)
+            return super().spans(text)
+
+    async with FakeOpenAI() as server:
+        adapter = make(server)
+        adapter._counter = Counted()
+        limits = LimitsSpec(tokens_per_minute=1e6)
+        backend = ModelClient(adapter, cache=AnswerCache(), retry=RetrySpec(), limits=limits)
+        assert (await backend.quote(ask())).prompt_tokens
+        await backend.score(ask())
+        assert Counted.texts == [TEXT]
 
 
 async def test_one_answer_without_log_probs_may_be_queried_again(make: Make) -> None:

@@ -90,7 +90,7 @@ def test_only_the_ends_of_fields_are_cut(name: str, first: str, second: str) -> 
         Part("field", second),
         Part("text", " It was"),
     )
-    fitted = counter.fit(parts, 60)
+    (fitted,), _ = counter.fit([parts], 60)
     assert counter.count("".join(part.text for part in fitted)) <= 60
     assert [part for part in fitted if part.kind != "field"] == [
         part for part in parts if part.kind != "field"
@@ -103,14 +103,14 @@ def test_only_the_ends_of_fields_are_cut(name: str, first: str, second: str) -> 
 
 def test_the_longest_field_is_cut_first() -> None:
     parts: Rendered = (Part("field", "x" * 100), Part("field", "y" * 10))
-    fitted = ByteCounter().fit(parts, 40)
+    (fitted,), _ = ByteCounter().fit([parts], 40)
     assert [part.text for part in fitted] == ["x" * 30, "y" * 10]
 
 
 def test_what_does_not_fit_without_its_fields_is_refused(counter: TokenCounter) -> None:
     parts: Rendered = (Part("prompt", " word? " * 30), Part("field", "x"))
     with pytest.raises(BackendError, match="without its text fields, max_input_tokens is 16"):
-        counter.fit(parts, 16)
+        counter.fit([parts], 16)
 
 
 def test_a_lone_surrogate_is_refused_or_counted() -> None:

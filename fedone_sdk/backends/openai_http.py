@@ -1,28 +1,33 @@
-"""The `openai` client of all adapters: construction, errors, rate limits, usage."""
+"""Servers with OpenAI's HTTP API: the client, its errors, keys, rate limits and usage."""
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
 import json
 import math
+import os
 import re
 import ssl
 import time
+from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from fedone_sdk.backends._secrets import read_secret, without_secrets
-from fedone_sdk.backends.base import RateLimits
+from fedone_sdk.backends.base import LLMBackend, Query, RateLimits
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
     BackendUnavailable,
     MissingExtraError,
+    SpecError,
     one_line,
 )
+from fedone_sdk.messages import is_sendable
 
 if TYPE_CHECKING:
     import openai
@@ -39,9 +44,140 @@ _NOT_SENT = frozenset({"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyEr
 # The connection broke in use; other TLS errors come from its configuration.
 _TLS_BROKEN = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _CONNECT_S = 10.0
+_SECRET_NAME = re.compile(r"(?i)(^|_)(api_?keys?|keys?|tokens?|secrets?|credentials?)(_|$)|passw")
+_LEAST_CHARS = 8
+_SECRET_SHAPE = re.compile(
+    r"(?i:\bbearer\s+)(?=\S*\d)[^\s\"',;]+"
+    r"|\b(?i:(?:sk|pk|rk|gsk|xai)[-_]|hf_)[^\s\"',;]{6,}"
+    r"|(?i:\b(?:api[-_ ]?key|token|password|secret)\s*[=:]\s*)[^\s\"',;]{6,}"
+    r"|(?<=://)[^\s/@]+(?=@)"
+)
 _ONE_REQUEST = Usage(requests=1)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+_REMEMBERED = 1024
+"""Number of prepared queries to remember: more than are pending at once, as a rule."""
+
+
+class ModelServer:
+    """A server, for one of its models.
+
+    Attributes:
+        client: The `openai` client, which sends each request once.
+        url: The URL in errors.
+
+    Raises:
+        MissingExtraError: The extra ``openai`` is not installed.
+        SpecError: The key's variable is not set, or its value cannot be a key.
+    """
+
+    def __init__(
+        self, model: str, *, base_url: str | None, api_key_env: str | None, timeout_s: float
+    ) -> None:
+        self.model, self.timeout_s = model, timeout_s
+        self.url = base_url or OPENAI_URL
+        self._key_env = api_key_env
+        self.client = make_client(base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
+
+    def translated(self) -> AbstractContextManager[None]:
+        """Convert exceptions of the client to the SDK's errors: see `translated`."""
+        return translated(model=self.model, url=self.url, key_env=self._key_env)
+
+    def message_of(self, exc: openai.APIStatusError) -> str:
+        """Return the server's message of a refusal: one bounded line without the key."""
+        return message_of(exc, self._key_env)
+
+    async def get(self, path: str) -> dict[str, Any]:
+        """Return the JSON object at a path, relative to `url`.
+
+        Raises:
+            BackendError: As `translated` raises.
+        """
+        with self.translated():
+            async with asyncio.timeout(self.timeout_s):
+                return _object(await self.client.get(self.url + path, cast_to=str))
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send one request; return the JSON object of its answer.
+
+        Raises:
+            BackendError: As `translated` raises.
+        """
+        with self.translated():
+            return await self.send(path, body)
+
+    async def send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """`post`, with the exceptions of the client."""
+        async with asyncio.timeout(self.timeout_s):
+            # As plain text, because the client's parsing to objects is the slowest part.
+            return _object(await self.client.post(self.url + path, body=body, cast_to=str))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.client.close()
+
+
+class Prepared(Protocol):
+    """A query as it is sent.
+
+    Attributes:
+        worst: Upper bound of its usage.
+        shortened: The truncated form of inputs that are too long; None if nothing is truncated.
+    """
+
+    @property
+    def worst(self) -> Usage: ...  # noqa: D102 (described above)
+
+    @property
+    def shortened(self) -> object | None: ...  # noqa: D102 (described above)
+
+
+P = TypeVar("P", bound=Prepared)
+
+
+class ServerBackend(LLMBackend, Generic[P]):
+    """Base of the backends for servers. Each query is tokenised and truncated once."""
+
+    def __init__(self, server: ModelServer) -> None:
+        self._server = server
+        self._recent: OrderedDict[Query, P] = OrderedDict()
+
+    @abstractmethod
+    async def _prepare(self, query: Query) -> P:
+        """Tokenise and truncate a query.
+
+        Raises:
+            BackendError: An input does not fit the model.
+        """
+
+    async def _prepared(self, query: Query) -> P:
+        if (found := self._recent.get(query)) is None:
+            found = self._recent[query] = await self._prepare(query)
+            if len(self._recent) > _REMEMBERED:
+                self._recent.popitem(last=False)
+        return found
+
+    async def quote(self, query: Query) -> Usage:
+        """Return the counted tokens of the inputs, and the bound on the generated ones.
+
+        Raises:
+            BackendError: An input does not fit the model.
+        """
+        return (await self._prepared(query)).worst
+
+    async def shortened(self, query: Query) -> object | None:
+        """Return the truncated form of inputs that are too long; it depends on the tokeniser.
+
+        Raises:
+            BackendError: An input does not fit the model.
+        """
+        return (await self._prepared(query)).shortened
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._server.aclose()
 
 
 def make_client(
@@ -172,14 +308,46 @@ def usage_of(usage: object | None, quoted: Usage) -> Usage:
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
 
 
-def read_key(api_key_env: str) -> str:
+def read_key(env: str) -> str:
     """Return the key in an environment variable.
 
     Raises:
-        SpecError: The variable is not set, or its value cannot be a key.
+        SpecError: The variable is not set; or a header cannot carry its value, which the error does
+            not show.
     """
-    unset = "put the key there, or name another variable (null sends no key)"
-    return read_secret("api_key_env", api_key_env, unset=unset)
+    # A newline at the end of a secret's file is common, and not allowed in a header.
+    key = os.environ.get(env, "").strip()
+    if not key:
+        raise SpecError(
+            f"api_key_env: the environment variable {env} is not set; put the key there, or name "
+            "another variable (null sends no key)",
+            source="backend",
+        )
+    if not is_sendable(key):
+        raise SpecError(
+            f"api_key_env: the environment variable {env} holds characters that no key has; "
+            "allowed is printable ASCII",
+            source="backend",
+        )
+    return key
+
+
+def without_secrets(text: str, key_env: str | None = None) -> str:
+    """Remove keys from a server's message, because servers may repeat the key of the request.
+
+    These are the value of `key_env`, those of variables with a secret's name, and text that looks
+    like a key.
+    """
+    secrets = {
+        value.strip()
+        for name, value in os.environ.items()
+        if name == key_env or _SECRET_NAME.search(name)
+    }
+    # Longest first: one key may be a prefix of another.
+    for secret in sorted(secrets, key=len, reverse=True):
+        if len(secret) >= _LEAST_CHARS:
+            text = text.replace(secret, "[removed]")
+    return _SECRET_SHAPE.sub("[removed]", text)
 
 
 async def _leave_out_key(request: Any) -> None:
@@ -288,3 +456,10 @@ def _tokens(usage: object | None, name: str) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     return None
+
+
+def _object(body: str) -> dict[str, Any]:
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise json.JSONDecodeError("not an object", body, 0)
+    return found

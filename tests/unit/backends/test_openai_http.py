@@ -14,7 +14,7 @@ from aiohttp import web
 
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import RateLimits
-from fedone_sdk.backends.openai_api import (
+from fedone_sdk.backends.openai_http import (
     OPENAI_URL,
     make_client,
     rate_limits,

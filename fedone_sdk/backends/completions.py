@@ -1,16 +1,19 @@
-"""Parsing of a provider's completion: the shown tokens and the labels' log-probabilities."""
+"""Parsing of completions: the shown tokens, and the label words' log-probabilities."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
 from fedone_sdk.backends.base import LOG_ZERO, float32
-from fedone_sdk.errors import SpecError
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.errors import LabelsNotShown, SpecError
 
 # OpenAI reports -9999 for any very unlikely token.
 _NOT_SHOWN = -9000.0
@@ -174,3 +177,142 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
         if answer in words:
             return tuple(0.0 if word == answer else LOG_ZERO for word in words)
     return (LOG_ZERO,) * len(words)
+
+
+NUM_WATCHED = 64
+"""How many answers are counted for each set of label words."""
+
+_MAX_SETS = 256  # Callers of a gateway may use different label words.
+_MAX_NAMED = 5
+# A token is named in the error only if this many answers have it as their most likely token: it is
+# then how the model begins an answer, not a word of one private input.
+_MIN_REPEATS = 3
+
+
+@dataclass(slots=True)
+class _Count:
+    """Counts over the first answers for one set of label words."""
+
+    answers: int = 0
+    unseen: int = 0
+    likeliest: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def refused(self) -> bool:
+        """Whether more than half of the watched answers are certain to show no label word."""
+        return self.unseen > NUM_WATCHED // 2
+
+
+class LabelWatch:
+    """Counts answers that show no label word, and refuses queries once they are the majority.
+
+    The first `NUM_WATCHED` answers for each set of label words count. As soon as more than half
+    of them are certain to show none of the words, further queries with these words are refused,
+    until `reset`. Queries with other label words are still sent.
+    """
+
+    def __init__(self, *, model: str, url: str) -> None:
+        self._model = model
+        self._url = url
+        self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
+
+    def admit(self, words: tuple[str, ...]) -> None:
+        """Check a query before it is sent.
+
+        Raises:
+            LabelsNotShown: The answers so far rarely showed them.
+        """
+        count = self._counts.get(words)
+        if count is not None and count.refused:
+            raise self._refusal(words, count)
+
+    def note(self, words: tuple[str, ...], num_censored: int, top: Sequence[Token]) -> None:
+        """Count one answer: how many label words of its query it does not show, and what it shows.
+
+        The shown tokens are at least one, the likeliest first.
+        """
+        count = self._counts.setdefault(words, _Count())
+        self._counts.move_to_end(words)
+        while len(self._counts) > _MAX_SETS:
+            self._counts.popitem(last=False)
+        if count.answers == NUM_WATCHED or count.refused:
+            return
+        count.answers += 1
+        if num_censored == len(words):
+            count.unseen += 1
+            count.likeliest[top[0].text] += 1
+
+    def reset(self) -> None:
+        """Reset all counts."""
+        self._counts.clear()
+
+    def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:
+        named = ", ".join(map(repr, words[:_MAX_NAMED])) + (", ..." if words[_MAX_NAMED:] else "")
+        common = [
+            repr(text) for text, times in count.likeliest.most_common(3) if times >= _MIN_REPEATS
+        ]
+        return LabelsNotShown(
+            f"{count.unseen} of the first {count.answers} answers of model "
+            f"{self._model!r} show none of the label words {named} among the likeliest tokens, so "
+            "their losses say nothing: choose label words that the model writes, ask it for one of "
+            "these words and nothing else at the end of the template, ask a base model with api: "
+            "completions and an instruct model with api: chat, or set log_probs: false with loss: "
+            "zero_one",
+            url=self._url,
+            said=f"most often {', '.join(common)}" if common else "",
+            usage=NOTHING,
+        )
+
+
+# vLLM
+
+Rows = tuple[tuple[float, ...], ...]
+"""Log-probabilities: one row per input, float32 numbers."""
+
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Exceptions of the functions below for an answer of another form."""
+
+
+def asking_for(tokens: list[int]) -> dict[str, Any]:
+    """Return the fields of a request for the log-probabilities of given next tokens."""
+    return {
+        "logprobs": 0,
+        "logprob_token_ids": tokens,
+        # As ids: two tokens may have the same text.
+        "return_tokens_as_token_ids": True,
+    }
+
+
+def next_tokens(answer: Any, num_prompts: int, tokens: list[int]) -> Rows:
+    """Per prompt, the log-probabilities of the given tokens; see `asking_for`."""
+    shown = [choice["logprobs"]["top_logprobs"][0] for choice in choices(answer, num_prompts)]
+    rows = [[row[f"token_id:{token}"] for token in tokens] for row in shown]
+    return log_prob_rows(rows, num_prompts, len(tokens))
+
+
+def choices(answer: Any, num_prompts: int) -> list[Any]:
+    """Return the choices of an answer in the order of the prompts."""
+    found = {choice["index"]: choice for choice in answer["choices"]}
+    return [found[index] for index in range(num_prompts)]
+
+
+def log_prob_rows(rows: Any, num_rows: int, num_columns: int) -> Rows:
+    """Check the shape of rows of log-probabilities."""
+    found = tuple(tuple(_float32(value) for value in row) for row in rows)
+    if [len(row) for row in found] != [num_columns] * num_rows:
+        raise ValueError("log-probabilities are missing")
+    return found
+
+
+def ending_log_prob(prompt_log_probs: Any, ending: list[int]) -> float:
+    """Return the log-probability of the last tokens of a prompt."""
+    last = prompt_log_probs[-len(ending) :]
+    return _float32(
+        sum(entry[str(token)]["logprob"] for entry, token in zip(last, ending, strict=True))
+    )
+
+
+def _float32(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("not a log-probability")
+    return float32(value)
