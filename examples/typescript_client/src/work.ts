@@ -118,7 +118,12 @@ function checkedPrompts({ run, assignment, score }: Work): number[][] {
   const sizes = sizesOf(run);
   const isPrompt = (row: number[]): boolean =>
     row.length === sizes.length && row.every((index, at) => index >= 0 && index < sizes[at]!);
-  if (!prompts.every(isPrompt) || shape.length !== 2 || shape[0]! < 1 || dtype.startsWith("float")) {
+  if (
+    !prompts.every(isPrompt) ||
+    shape.length !== 2 ||
+    shape[0]! < 1 ||
+    dtype.startsWith("float")
+  ) {
     throw new Declining("the assignment does not fit its run");
   }
   if (run.privacy?.target === "alpha") {
