@@ -41,7 +41,7 @@ def describe(arguments: argparse.Namespace) -> RunSpec:
                 "length": 4,
                 "vocabulary": {"kind": "list", "candidates": WORDS, "blank": True},
             },
-            "method": {"name": "evolution", "num_samples": 8, "batch_size": 4},
+            "method": {"name": "thompson", "num_samples": 8, "batch_size": 4},
             "participation": {"exchange": "losses"},
             "budget": {"requests": arguments.requests, "usd": arguments.usd},
             "rounds": arguments.rounds,

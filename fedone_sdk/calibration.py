@@ -1,4 +1,4 @@
-"""Label bias: a task's losses over a grid of biases, and label-free estimates of a bias.
+"""Label bias: a task's losses over a grid of biases.
 
 Pure Python: devices without NumPy report these numbers.
 """
@@ -8,26 +8,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from fedone_sdk.task import LOG_ZERO, MAX_BIAS, Bias, LogProbs, TaskSpec, label_loss
+from fedone_sdk.task import Bias, LogProbs, TaskSpec, label_loss
 
 __all__ = [
     "ByClass",
-    "CONTENT_FREE",
-    "LabelFree",
     "MAX_LABELS",
     "bias_grid",
     "class_losses",
-    "neutral_bias",
 ]
-
-LabelFree = Literal["contextual", "batch"]
-"""Label-free estimates of a bias: from content-free inputs (Zhao et al. 2021), or from the batch of
-predicted examples (Zhou et al. 2023)."""
-
-CONTENT_FREE = ("N/A", "", "[MASK]")
-"""The content-free texts of Zhao et al. (2021); each fills all text fields of an input."""
 
 _OFFSETS: dict[int, tuple[float, ...]] = {
     2: (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0),
@@ -105,22 +95,3 @@ def class_losses(task: TaskSpec, rows: Sequence[LogProbs], targets: Sequence[int
         for target in range(num_labels)
     )
     return ByClass(means=means, counts=tuple(map(len, held)))
-
-
-def neutral_bias(rows: Sequence[LogProbs]) -> Bias:
-    """Return the bias under which the mean preference of a model over some inputs is uniform.
-
-    It is minus the mean log-probability of each label, relative to the first label. Labels that the
-    model did not write are skipped.
-
-    Args:
-        rows: Label log-probabilities of each input, at least one, nats.
-
-    Returns:
-        Shape (C,), at most `MAX_BIAS`; the first label's is 0.
-    """
-    means = []
-    for values in zip(*rows, strict=True):
-        written = [value for value in values if value > LOG_ZERO]
-        means.append(math.fsum(written) / len(written) if written else 0.0)
-    return tuple(min(max(means[0] - mean, -MAX_BIAS), MAX_BIAS) for mean in means)

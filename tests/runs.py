@@ -45,7 +45,12 @@ def run_spec(
             "task": TASK,
             "prompt": PROMPT,
             "method": {**defaults, **(method or {})},
-            "participation": {"exchange": "losses", "deadline_s": 100, **(participation or {})},
+            "participation": {
+                "exchange": "losses",
+                "deadline_s": 100,
+                "model": "scripted",
+                **(participation or {}),
+            },
             "rounds": 3,
             "evaluation": {"every": 0},
             **changes,

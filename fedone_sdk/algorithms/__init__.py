@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from .aggregation import aggregate, median, trimmed_mean
+from .aggregation import aggregate
 from .bdpl import BDPL
-from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm, Candidates, ClassLosses, PlainAlgorithm
-from .optimizers import SGD, AdamW, Optimizer, ServerOptimizer, make_optimizer
+from .optimizers import SGD, AdamW, Optimizer, make_optimizer
 from .own import check_algorithm, load_method
 from .random_search import RandomSearch
 from .registry import METHODS, make_method, method_from_spec, method_options
@@ -32,7 +31,6 @@ __all__ = [
     "BDPL",
     "Candidates",
     "ClassLosses",
-    "Evolution",
     "GumbelSoftmaxBDPL",
     "METHODS",
     "Memory",
@@ -40,7 +38,6 @@ __all__ = [
     "PlainAlgorithm",
     "RandomSearch",
     "SGD",
-    "ServerOptimizer",
     "Space",
     "State",
     "TPE",
@@ -55,12 +52,10 @@ __all__ = [
     "load_state",
     "make_method",
     "make_optimizer",
-    "median",
     "method_from_spec",
     "method_options",
     "project_to_simplex",
     "select",
     "stream",
     "stream_seed",
-    "trimmed_mean",
 ]

@@ -1,14 +1,11 @@
-"""Aggregation of client alphas: FedAvg, and two aggregates robust to Byzantine clients."""
+"""Aggregation of client alphas: FedAvg."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-from . import _checks
 
 
 def aggregate(
@@ -38,48 +35,6 @@ def aggregate(
         total += share * alpha.astype(np.float64)
     mean: NDArray[np.float32] = (total / shares.sum()).astype(np.float32)
     return mean
-
-
-def trimmed_mean(alphas: Sequence[NDArray[np.float32]], trim: float) -> NDArray[np.float32]:
-    """Return the mean of each entry, without its largest and smallest values.
-
-    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
-    2018. Clients have equal weights, because a client's example count is unverified.
-
-    Args:
-        alphas: One matrix per client, of equal shapes, finite, in any order.
-        trim: Share of the clients left out at each end, in [0, 0.5); rounded up. At least one
-            value is kept.
-
-    Returns:
-        Float32; a single client's alpha comes back bit for bit.
-    """
-    if _checks.fraction("trim", trim) >= 0.5:
-        raise ValueError(f"trim must lie in [0, 0.5), not {trim!r}")
-    stacked = np.sort(np.stack(_checked(alphas)).astype(np.float64), axis=0)
-    count = len(stacked)
-    # Rounded first: in floating point, 0.07 * 100 is slightly more than 7.
-    cut = min(math.ceil(round(trim * count, 9)), (count - 1) // 2)
-    mean: NDArray[np.float32] = stacked[cut : count - cut].mean(axis=0).astype(np.float32)
-    return mean
-
-
-def median(alphas: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Return the median of each entry (Yin et al. 2018), the midpoint for an even number.
-
-    An entry that fewer than half of the clients moved does not change. With randomly drawn prompts,
-    most entries are unchanged as long as there are fewer prompts than tokens.
-
-    Args:
-        alphas: One matrix per client, of equal shapes, finite, in any order.
-
-    Returns:
-        Float32; a single client's alpha comes back bit for bit.
-    """
-    middle: NDArray[np.float32] = np.median(
-        np.stack(_checked(alphas)).astype(np.float64), axis=0
-    ).astype(np.float32)
-    return middle
 
 
 def _checked(alphas: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:

@@ -12,13 +12,10 @@ from .estimator import drawn_advantage
 from .method import Candidates, PlainAlgorithm
 from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from .sampling import argmax_prompt, draw_prompts
-from .simplex import nearest_capped, nearest_probabilities
+from .simplex import nearest_probabilities
 from .space import Space
 from .start import Start, warm_start
 from .state import State
-
-ESTIMATORS = ("negative", "normalize", "zero")
-PROJECTIONS = ("capped", "simplex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +28,8 @@ class BDPL(PlainAlgorithm):
         num_samples: I, at least 2.
         learning_rate: Of the optimiser.
         optimizer: "adamw" or "sgd".
-        estimator: "negative", "zero" or "normalize", see `score_function`. With the mean baseline
-            they differ only by the factors 2, 1 and 1 + 1/N, which AdamW nearly cancels.
         alpha_min: The least probability of a token, a float32 below 1/N. At p = 0, 1/p is infinite
             and a token is never drawn again.
-        projection: The feasible set of each row of alpha. "simplex" is the probability simplex.
-            "capped" allows entries in [alpha_min, 1] that sum to at most 1, as in Diao et al.'s
-            code, whose bisection does not change rows that sum below 1. Prompts are drawn from the
-            normalised row.
         weight_decay: AdamW's, 0.01 by default; not for SGD.
         space: Which candidates each position has; None gives every position all N.
         start: The warm start of alpha (`warm_start`); None starts uniform.
@@ -50,9 +41,7 @@ class BDPL(PlainAlgorithm):
     num_samples: int
     learning_rate: float
     optimizer: str
-    estimator: str
     alpha_min: float
-    projection: str
     weight_decay: float | None = None
     space: Space | None = None
     start: Start | None = None
@@ -71,8 +60,6 @@ class BDPL(PlainAlgorithm):
         if not 0.0 < floor < 1.0 / self.vocab_size:
             raise ValueError(f"alpha_min must lie in (0, 1/{self.vocab_size}), not {floor:g}")
         _checks.choice("optimizer", self.optimizer, OPTIMIZERS)
-        _checks.choice("estimator", self.estimator, ESTIMATORS)
-        _checks.choice("projection", self.projection, PROJECTIONS)
         self._optimizer()
         found = _checks.space(self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size)
         object.__setattr__(self, "space", found)
@@ -112,22 +99,16 @@ class BDPL(PlainAlgorithm):
         values = _checks.losses(losses, candidates, shape=self.shape)
         alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
         p = _checks.positive_alpha(candidates.probabilities, shape=self.shape, mask=self._mask)
-        if self.projection == "capped":
-            # log(alpha_ij / sum of row i) has the slope 1/alpha_ij - 1/sum at the drawn token and
-            # -1/sum elsewhere. The mean baseline cancels the term that all tokens share.
-            p = alpha
-        p = np.where(self._mask, p, 1.0)  # Off the mask the advantage is 0: any p works.
-        # The difference between score_function's two branches.
-        apart = 1.0 / p - _score_of_others(p, self.estimator)
-        gradient = drawn_advantage(candidates, values) * apart
+        # d log P / d p is 1/p_ij at the token that was drawn and 0 at the others. Off the mask the
+        # advantage is 0, so that any p works.
+        gradient = drawn_advantage(candidates, values) * (1.0 / np.where(self._mask, p, 1.0))
         alpha, memory = self._optimizer().update(alpha, gradient, state.memory)
         return State(alpha=self.project(alpha), memory=memory)
 
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
-        """Project each row on the feasible set of `projection`, above the floor."""
+        """Project each row on the simplex, above the floor."""
         checked = _checks.matrix("alpha", alpha, shape=self.shape)
-        nearest = nearest_capped if self.projection == "capped" else nearest_probabilities
-        return nearest(checked, floor=self.alpha_min, mask=self._mask)
+        return nearest_probabilities(checked, floor=self.alpha_min, mask=self._mask)
 
     def prompt(self, state: State) -> NDArray[np.int64]:
         """Return the likeliest token of each position."""
@@ -141,27 +122,3 @@ class BDPL(PlainAlgorithm):
     def _optimizer(self) -> Optimizer:
         decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
         return make_optimizer(self.optimizer, learning_rate=self.learning_rate, **decay)
-
-
-def score_function(
-    indices: NDArray[np.int64], probabilities: NDArray[np.float64], estimator: str
-) -> NDArray[np.float64]:
-    """Return each prompt's score, shape (I, n, N).
-
-    It is 1/p_ij at the token that was drawn. At the others it is -1/p_ij ("negative", as in
-    Diao et al.'s code), 0 ("zero", the exact d log P / d p) or -1/(N p_ij) ("normalize").
-
-    Args:
-        indices: Shape (I, n).
-        probabilities: p, shape (n, N), positive.
-        estimator: One of `ESTIMATORS`.
-    """
-    _checks.choice("estimator", estimator, ESTIMATORS)
-    drawn = np.eye(probabilities.shape[1], dtype=bool)[indices]
-    return np.where(drawn, 1.0 / probabilities, _score_of_others(probabilities, estimator))
-
-
-def _score_of_others(probabilities: NDArray[np.float64], estimator: str) -> NDArray[np.float64]:
-    share = {"negative": 1.0, "zero": 0.0, "normalize": 1.0 / probabilities.shape[1]}[estimator]
-    score: NDArray[np.float64] = -share / probabilities
-    return score

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from . import _checks
 from .bdpl import BDPL
-from .evolution import Evolution
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm
 from .own import own_method
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 _TYPES: dict[str, type[Any]] = {
     "bdpl": BDPL,
-    "evolution": Evolution,
     "gs-bdpl": GumbelSoftmaxBDPL,
     "random": RandomSearch,
     "thompson": ThompsonSampling,

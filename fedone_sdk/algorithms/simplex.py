@@ -1,4 +1,4 @@
-"""Euclidean projections on the probability simplex, and on rows that sum to at most 1."""
+"""Euclidean projections on the probability simplex."""
 
 from __future__ import annotations
 
@@ -60,23 +60,6 @@ def nearest_probabilities(
     kept = not alpha[~mask].any() and alpha[mask].min() >= floor
     kept = kept and np.abs(alpha.sum(axis=1) - 1.0).max() <= _ROUNDING
     return _masked(alpha, mask, lambda row: row if kept else project_to_simplex(row, floor=floor))
-
-
-def nearest_capped(
-    alpha: NDArray[np.float64], *, floor: float, mask: NDArray[np.bool_] | None = None
-) -> NDArray[np.float32]:
-    """Return the nearest rows with entries in [floor, 1] that sum to at most 1, in float32.
-
-    A row whose clipped entries sum to at most 1 is only clipped. Any other row is at the bound on
-    its sum, so its projection is that on the simplex. Rows that are feasible up to float32 rounding
-    are returned bit for bit. `mask` is as in `nearest_probabilities`.
-    """
-    if mask is not None and not mask.all():
-        return _masked(alpha, mask, lambda row: nearest_capped(row, floor=floor))
-    cut = np.clip(alpha, floor, 1.0)
-    above = cut.sum(axis=1) > 1.0 + _ROUNDING
-    cut[above] = project_to_simplex(alpha[above], floor=floor)
-    return cut.astype(np.float32)
 
 
 def _masked(

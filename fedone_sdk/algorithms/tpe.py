@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedone_sdk.errors import needs_extra
+
 from .search import Known, PromptSearch
 
 
@@ -23,7 +25,15 @@ class TPE(PromptSearch):
     TPE: the prompt with the least mean loss is deployed.
 
     Attributes: see `PromptSearch`.
+
+    Raises:
+        MissingExtraError: Optuna is not installed.
     """
+
+    def __post_init__(self) -> None:
+        """Refuse impossible options, and a missing Optuna before any prompt is paid for."""
+        super(TPE, self).__post_init__()
+        _optuna()
 
     def _next(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         return self._new(known, count, rng)
@@ -73,13 +83,9 @@ def _optuna() -> Any:
     """Import Optuna and reduce its logging to warnings.
 
     Raises:
-        ImportError: Optuna is not installed.
+        MissingExtraError: Optuna is not installed.
     """
-    try:
+    with needs_extra("method tpe", "optuna"):
         import optuna
-    except ImportError as exc:
-        raise ImportError(
-            "method tpe needs the extra `optuna`: pip install 'fedone-sdk[optuna]'"
-        ) from exc
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Self
 
 from fedone_sdk.budget import Usage
+from fedone_sdk.errors import BackendError
 from fedone_sdk.task import LOG_ZERO, Rendered
 
 if TYPE_CHECKING:
@@ -159,6 +160,24 @@ class LLMBackend(ABC):
             LabelWordError: A label word is not one token.
             BackendError: The model does not support the task.
         """
+
+    def check_query(self, query: Query) -> None:
+        """Check that a query is of a supported kind, and has what its kind needs.
+
+        Raises:
+            BackendError: The kind is not among `answers`.
+            ValueError: There are no inputs, no label words, or not one reference per input.
+        """
+        if not query.inputs:
+            raise ValueError("a query needs at least one input")
+        if query.want not in self.answers:
+            raise BackendError(
+                f"this model answers {', '.join(sorted(self.answers))}, not {query.want!r}"
+            )
+        if query.want in ("labels", "choice") and not query.label_words:
+            raise ValueError("a query needs label words")
+        if query.want == "reference" and len(query.references) != len(query.inputs):
+            raise ValueError("a query needs one reference per input")
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """Upper bound on the usage of a query of `batch_size` inputs, in the units of `bounds`.

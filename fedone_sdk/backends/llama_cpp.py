@@ -123,12 +123,7 @@ class LlamaCppBackend(LocalBackend):
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs, or no label words.
         """
-        if not query.inputs:
-            raise ValueError("a query needs at least one input")
-        if query.want not in self.answers:
-            raise BackendError(f"a GGUF model answers {sorted(self.answers)}, not {query.want!r}")
-        if query.want == "labels" and not query.label_words:
-            raise ValueError("a query needs label words")
+        self.check_query(query)
         return await self._in(self._model_thread, lambda model: model.answer(query))
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:

@@ -87,8 +87,7 @@ class OnnxBackend(LocalBackend):
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs.
         """
-        if not query.inputs:
-            raise ValueError("a query needs at least one input")
+        self.check_query(query)
         return await self._in_worker(self._score, query)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:

@@ -179,12 +179,11 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             LabelsNotShown: Most of the first answers showed none of the label words; no request
                 is sent.
             SpecError: Two label words differ only in case or space.
-            ValueError: The query has more than one input, or an unsupported `want`.
+            ValueError: The query has more than one input.
         """
+        self.check_query(query)
         if len(query.inputs) != 1:
             raise ValueError(f"one input at a time, not {len(query.inputs)}")
-        if query.want not in self.answers:
-            raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want}")
         words = spellings(query.label_words)
         if query.want == "labels":
             self._watch.admit(query.label_words)

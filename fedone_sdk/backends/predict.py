@@ -10,8 +10,6 @@ from typing import Self
 from fedone_sdk.backends.asking import query_for, rows_of, score_all
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.budget import Usage
-from fedone_sdk.calibration import CONTENT_FREE, LabelFree, neutral_bias
-from fedone_sdk.errors import SpecError
 from fedone_sdk.metrics import MetricFunction, evaluate
 from fedone_sdk.task import (
     Example,
@@ -58,18 +56,12 @@ class Prediction:
         queries: Sequence[Query],
         answers: Sequence[Answer],
         examples: Sequence[Example],
+        *,
         score: ScoreFunction | None = None,
-        calibration: LabelFree | None = None,
         measure: MetricFunction | None = None,
     ) -> Self:
-        """Combine the answers to `prediction_queries` with the same calibration."""
-        pairs = list(zip(queries, answers, strict=True))
-        found = [rows_of(query, answer) for query, answer in pairs]
-        if calibration is not None and found:
-            last = found.pop() if calibration == "contextual" else None
-            looked_at = [row for rows in found for row in rows] if last is None else last
-            known = [row for row in looked_at if row is not None and not isinstance(row, str)]
-            task = task.with_bias(neutral_bias(known) if known else None)
+        """Combine the answers to `prediction_queries`."""
+        found = [rows_of(query, answer) for query, answer in zip(queries, answers, strict=True)]
         spent = (answer.usage.without_queries() for answer in answers)
         return cls(
             task=task,
@@ -123,7 +115,6 @@ def prediction_queries(
     prompt: TextPrompt,
     examples: Sequence[Example],
     batch_size: int,
-    calibration: LabelFree | None = None,
 ) -> list[Query]:
     """Return the queries that measure a prompt, one per batch.
 
@@ -133,28 +124,19 @@ def prediction_queries(
         prompt: The prompt.
         examples: Labelled examples.
         batch_size: Examples per query.
-        calibration: Method of estimating a label bias without labels. ``contextual`` appends one
-            query about inputs without content.
 
     Raises:
         DataError: An example does not fit the task.
-        SpecError: The backend does not support the task's loss, or the task has no labels to
-            calibrate.
+        SpecError: The backend does not support the task's loss.
     """
-    if calibration is not None and task.generates:
-        raise SpecError(f"calibration: {calibration} needs a task with label words")
     if not task.generates:
         for example in examples:
             target_of(task, example)  # Labels are checked before any query is paid for.
     batches = [examples[at : at + batch_size] for at in range(0, len(examples), batch_size)]
-    queries = [
+    return [
         query_for(task, prompt, batch, backend=backend, references=references_of(task, batch))
         for batch in batches
     ]
-    if calibration == "contextual" and queries:
-        texts = [dict.fromkeys(task.fields, text) for text in CONTENT_FREE]
-        queries.append(query_for(task, prompt, texts, backend=backend))
-    return queries
 
 
 async def predict(
@@ -165,7 +147,6 @@ async def predict(
     batch_size: int,
     *,
     score: ScoreFunction | None = None,
-    calibration: LabelFree | None = None,
     measure: MetricFunction | None = None,
 ) -> Prediction:
     """Scores every example with one prompt; the prediction includes the task's label bias.
@@ -177,15 +158,13 @@ async def predict(
         examples: Labelled examples.
         batch_size: Examples per query.
         score: The user's function, for loss ``score``.
-        calibration: Method of estimating a label bias without labels, instead of the task's bias.
         measure: The user's function, for a user-defined metric.
 
     Raises:
         BackendError: The model refused a query.
         DataError: An example does not fit the task.
-        SpecError: The backend does not support the task's loss, or the task has no labels to
-            calibrate.
+        SpecError: The backend does not support the task's loss.
     """
-    queries = prediction_queries(backend, task, prompt, examples, batch_size, calibration)
+    queries = prediction_queries(backend, task, prompt, examples, batch_size)
     answers = await score_all(backend, queries)
-    return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+    return Prediction.of(task, queries, answers, examples, score=score, measure=measure)

@@ -120,7 +120,7 @@ class TransformersBackend(LocalBackend):
             LabelWordError: A label word is not one token.
             ValueError: The query has no inputs, no label words, or not one reference per input.
         """
-        self._check_query(query)
+        self.check_query(query)
         return await self._with_model(lambda model: _answer(model, query))
 
     async def quote(self, query: Query) -> Usage:
@@ -133,7 +133,7 @@ class TransformersBackend(LocalBackend):
             LabelWordError: As `score`.
             ValueError: As `score`.
         """
-        self._check_query(query)
+        self.check_query(query)
         # Not in the worker thread, where the count would wait for forward passes.
         return await asyncio.to_thread(
             lambda: _count_tokens(
@@ -161,17 +161,6 @@ class TransformersBackend(LocalBackend):
         """Stop the worker thread after its pending queries, and free the model."""
         await asyncio.to_thread(self._executor.shutdown)
         self._model = None
-
-    def _check_query(self, query: Query) -> None:
-        if not query.inputs:
-            raise ValueError("a query needs at least one input")
-        if query.want not in self.answers:
-            kind = "causal" if self._causal else "masked"
-            raise BackendError(f"a {kind} model answers {sorted(self.answers)}, not {query.want!r}")
-        if query.want == "labels" and not query.label_words:
-            raise ValueError("a query needs label words")
-        if query.want == "reference" and len(query.references) != len(query.inputs):
-            raise ValueError("a query needs one reference per input")
 
     def _load_encoder(self) -> CausalEncoder | ClozeEncoder:
         with self._tokenizing:

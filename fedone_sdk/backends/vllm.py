@@ -144,6 +144,8 @@ class VllmBackend(ServerBackend[_Request]):
         if self._served is None:
             encoder = await self._make_encoder(served)
             self._served, self._encoder = served, encoder
+            if served.masked:
+                self.answers = frozenset({"labels"})
         elif served != self._served:
             raise BackendBlocked(
                 f"the server has changed: it had {self._served.root} of vLLM "
@@ -175,7 +177,7 @@ class VllmBackend(ServerBackend[_Request]):
         try:
             log_probs, texts = request.read(answer)
         except UNREADABLE as exc:
-            raise self._server.unreadable(usage=request.worst) from exc
+            raise self._server.unreadable(usage=request.worst.without_queries()) from exc
         said = answer.get("system_fingerprint")
         usage = answer["data"] if "data" in answer else answer.get("usage")
         return Answer(
@@ -206,10 +208,9 @@ class VllmBackend(ServerBackend[_Request]):
     # From a query to a request
 
     async def _prepare(self, query: Query) -> _Request:
-        if not query.inputs:
-            raise ValueError("a query needs at least one input")
         if self._encoder is None:
             await self.check(())
+        self.check_query(query)
         if isinstance(self._encoder, ClozeEncoder):
             return await self._cloze_request(self._encoder, query)
         for parts in query.inputs:
@@ -217,21 +218,15 @@ class VllmBackend(ServerBackend[_Request]):
         if query.want == "text":
             return await self._text_request(query)
         if query.want == "reference":
-            if len(query.references) != len(query.inputs):
-                raise ValueError("a query needs one reference per input")
             endings = [[await self._continuation(text)] for text in query.references]
-        elif query.want == "labels":
+        else:
             labels = await self._labels(query.label_words, query.inputs[0])
             if all(len(ids) == 1 for ids in labels):
                 return await self._label_request(query, [ids[0] for ids in labels])
             endings = [labels] * len(query.inputs)
-        else:
-            raise BackendError(f"a vLLM server does not answer {query.want!r}")
         return await self._ending_request(query, endings)
 
     async def _cloze_request(self, encoder: ClozeEncoder, query: Query) -> _Request:
-        if query.want != "labels":
-            raise BackendError("a masked language model answers with label words only")
         labels = [ids[0] for ids in await self._labels(query.label_words, ())]
         calls = [partial(encoder.encode, parts) for parts in query.inputs]
         clozes = await _in_thread_if_long(calls, query.inputs)
@@ -480,6 +475,7 @@ async def _in_thread_if_long(
 
 def _usage(prompts: list[list[int]], max_tokens: int) -> Usage:
     return Usage(
+        queries=1,
         requests=1,
         prompt_tokens=sum(map(len, prompts)),
         completion_tokens=len(prompts) * max_tokens,

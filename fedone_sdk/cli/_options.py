@@ -27,14 +27,6 @@ class ExchangeName(StrEnum):
     losses = "losses"
 
 
-class CalibrationName(StrEnum):
-    """Methods of estimating a label bias without labels."""
-
-    none = "none"
-    contextual = "contextual"
-    batch = "batch"
-
-
 class TransportName(StrEnum):
     """Transports of messages."""
 
@@ -110,13 +102,6 @@ JsonFile = Annotated[
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Use this seed.")]
 Cap = Annotated[
     int | None, typer.Option(metavar="N", help="Spend no more than N training queries.")
-]
-Calibration = Annotated[
-    CalibrationName | None,
-    typer.Option(
-        help="Estimate a label bias without labels: from inputs without content (one more query), "
-        "or from all examples. By default as in the run."
-    ),
 ]
 Exchange = Annotated[
     ExchangeName | None,

@@ -183,7 +183,7 @@ class RunState:
         from fedone_sdk.spec import RunSpec
         from fedone_sdk.vocabulary import Vocabulary
 
-        stored = RunSpec.stored(known.spec)
+        stored = RunSpec.model_validate_json(known.spec)
         # Caps may have been raised since it was stored; lower caps in the file have no effect.
         caps = None if cap is None else Budget.model_validate(cap)
         stored = stored.model_copy(update={"budget": caps})

@@ -20,7 +20,6 @@ from fedone_sdk.cli import (
     prompt,
     quickstart,
     report,
-    reproduce,
     retune,
     runs,
     score,
@@ -83,7 +82,6 @@ app.command(epilog="Example: fedone compare run.yaml --seeds 5 --html compare.ht
 )
 app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
 app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
-app.command(epilog="Example: fedone reproduce table1 --data glue --seeds 3")(reproduce.reproduce)
 app.command(epilog="Example: fedone serve config.yaml")(serve.serve)
 app.command(
     epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "

@@ -252,7 +252,7 @@ async def _run_trials(
 ) -> None:
     """Run trials, and append their records."""
     from fedone_sdk.comparison import run_trials
-    from fedone_sdk.experiments.engine import Progress
+    from fedone_sdk.evaluation.engine import Progress
 
     task = asyncio.current_task()
     assert task is not None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
     from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.serving.feed import RunReloaded
-    from fedone_sdk.experiments.engine import Progress as TrialProgress
+    from fedone_sdk.evaluation.engine import Progress as TrialProgress
 
 _SMOOTHING = 0.1
 """Weight of the newest round in the displayed mean loss, which smooths single mini-batches."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import BackendFile, Calibration, JsonFile
+from fedone_sdk.cli._options import BackendFile, JsonFile
 from fedone_sdk.cli._output import Output, money, plural
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._report import bias_text
@@ -18,13 +18,11 @@ from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.messages.bill import bill
-from fedone_sdk.spec import CalibrationSpec
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
 from fedone_sdk.vocabulary import LABELS
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import Prediction
-    from fedone_sdk.calibration import LabelFree
     from fedone_sdk.reports import PromptArtefact
     from fedone_sdk.task import Example
 
@@ -73,7 +71,6 @@ def score(
             help="Add this to the label words' log-probabilities: one number per label, nats.",
         ),
     ] = None,
-    calibration: Calibration = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure one prompt on one data file."""
@@ -86,7 +83,6 @@ def score(
     run = None if run_path is None else RunFile.load(run_path)
     artefact = None if artefact_path is None else _artefact(artefact_path, task_name, prompt, slot)
     task = _task(run, task_name) if artefact is None else artefact.asked
-    label_free = _label_free(run if artefact is None else None, bias, calibration)
     if bias is not None:
         task = _with_bias(task, bias)
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
@@ -104,7 +100,6 @@ def score(
                 examples,
                 size,
                 score=score,
-                calibration=label_free,
                 measure=measure,
             )
 
@@ -184,15 +179,6 @@ def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
     if prompt:
         raise ArgumentError("--prompt: does not go with --slot")
     return Filling(tuple(given.get(name, "") for name in task.slots), words)
-
-
-def _label_free(run: RunFile | None, bias: str | None, wanted: str | None) -> LabelFree | None:
-    """Return the method of estimating a label bias; None if a bias is given."""
-    if wanted is None:
-        return None if run is None or bias is not None else run.spec.calibration.label_free
-    if bias is not None and wanted != "none":
-        raise ArgumentError(f"--bias: does not go with --calibration {wanted}")
-    return CalibrationSpec.model_validate(str(wanted)).label_free
 
 
 def _with_bias(task: TaskSpec, text: str) -> TaskSpec:

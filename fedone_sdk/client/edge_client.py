@@ -26,7 +26,7 @@ from fedone_sdk.client.transport import HttpTransport, Idle
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import Worker
 from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
-from fedone_sdk.messages import MAX_MODEL_CHARS, Claim
+from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
 
 _log = structlog.get_logger(__name__)
@@ -257,7 +257,6 @@ class EdgeClient:
             wait_s=self._wait_s,
             run_id=self._run_id,
             own_model=self._backend is not None,
-            model=self._own_model(),
             changed=self._changed,
         )
         self._events.emit("waiting", run_id=self._run_id)
@@ -268,11 +267,6 @@ class EdgeClient:
         except ProblemError as exc:
             if exc.code == "run_ended":
                 return Turn(outcome="ended", run_id=self._run_id)
-            if exc.code == "model_mismatch":
-                self._changed = False
-                _log.warning("no work for this device's model", detail=exc.detail)
-                self._events.emit("refused", run_id=self._run_id, reason=str(exc))
-                return Turn(outcome="refused", run_id=self._run_id, reason=str(exc))
             raise
         if claimed is None:
             return Turn(outcome="idle")
@@ -283,15 +277,6 @@ class EdgeClient:
             self._events.emit("waiting", run_id=self._run_id, retry_after_s=wait_s)
             return Turn(outcome="idle", next_turn_s=wait_s)
         return claimed
-
-    def _own_model(self) -> str | None:
-        """Return the fingerprint of the device's own model; None if it is not known yet."""
-        try:
-            found = "" if self._backend is None else self._backend.fingerprint
-        except Exception as exc:  # For instance before the model is loaded.
-            _log.debug("the model has no fingerprint", error=type(exc).__name__)
-            return None
-        return found if 0 < len(found) <= MAX_MODEL_CHARS else None
 
     # Enrolment and checks
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.client.batch import Declining
+from fedone_sdk.client.batch import Declining, Unfit
 from fedone_sdk.client.session import Session
 from fedone_sdk.messages import RunTask
 from fedone_sdk.task import form_of
@@ -30,12 +30,19 @@ class KnownRuns:
         self._vocabularies: dict[str, tuple[int, Vocabulary]] = {}
 
     async def task(self, run_id: str, version: int = 0) -> RunTask:
-        """Return a run's task, with at least this version of its candidates."""
+        """Return a run's task, with at least this version of its candidates.
+
+        Raises:
+            Unfit: The run scores with another model than the device's.
+        """
         known = self._tasks.get(run_id)
         if known is None or known.vocabulary_version < version:
             known = await self._session.call(self._session.transport.task, run_id)
             if self._backend is not None:
                 await self._backend.check(known.task.label_words, form_of(known.task))
+                own = self._backend.fingerprint
+                if known.model not in (None, own):
+                    raise Unfit(f"the run scores with {known.model!r}, the device with {own!r}")
         _keep(self._tasks, run_id, known)
         return known
 

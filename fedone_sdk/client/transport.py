@@ -59,8 +59,6 @@ _MAX_ANSWER_BYTES = 32 * 1024 * 1024
 _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
-_NEWER = ("changed", "model")
-"""Fields of a `Claim` that older servers refuse, newest first."""
 _EITHER_FORM = f"{TENSORS}, {JSON}"
 
 
@@ -160,8 +158,6 @@ class HttpTransport:
         self._skew_s = 0.0
         # Whether the server supports tensor files; None until it has sent an alpha.
         self._tensors: bool | None = None
-        # Fields of a claim that this (older) server refuses, with their defaults.
-        self._unknown: dict[str, Any] = {}
         self._signer: tuple[str, Signer] | None = None
 
     def sign_as(self, client_id: str, private_key: str) -> None:
@@ -189,23 +185,15 @@ class HttpTransport:
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Claim work."""
-        message = message.model_copy(update=self._unknown)
-        try:
-            status, headers, content = await self._request(
-                "POST",
-                "/v1/assignments/claim",
-                credential,
-                encode(message),
-                extra_s=message.wait_s,
-                max_bytes=_MAX_ANSWER_BYTES,
-                accept=_EITHER_FORM,
-            )
-        except ProblemError as exc:
-            newest = next((name for name in _NEWER if getattr(message, name)), None)
-            if exc.code != "invalid_message" or newest is None:
-                raise
-            self._unknown[newest] = Claim.model_fields[newest].default
-            return await self.claim(credential, message)
+        status, headers, content = await self._request(
+            "POST",
+            "/v1/assignments/claim",
+            credential,
+            encode(message),
+            extra_s=message.wait_s,
+            max_bytes=_MAX_ANSWER_BYTES,
+            accept=_EITHER_FORM,
+        )
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
         assignment = _parse(ASSIGNMENT.validate_json, content, headers)
@@ -260,25 +248,12 @@ class HttpTransport:
         """Renew an assignment's lease."""
         path = f"/v1/assignments/{assignment_id}/renew"
         _, _, content = await self._request("POST", path, credential, max_bytes=_MAX_ANSWER_BYTES)
-        try:
-            return _parse(Renewal.model_validate_json, content)
-        except MessageError:
-            # An older server answers with the whole assignment.
-            whole = _parse(ASSIGNMENT.validate_json, content)
-            return Renewal(deadline_s=whole.deadline_s)
+        return _parse(Renewal.model_validate_json, content)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
         path = f"/v1/assignments/{assignment_id}/decline"
-        try:
-            await self._request("POST", path, credential, encode(message))
-        except ProblemError as exc:
-            if exc.code != "invalid_message" or not message.unfit:
-                raise
-            # An older server refuses the field.
-            await self.decline(
-                credential, assignment_id, message.model_copy(update={"unfit": False})
-            )
+        await self._request("POST", path, credential, encode(message))
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""

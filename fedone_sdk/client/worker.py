@@ -137,6 +137,8 @@ class Worker:
             if is_retryable(exc) or exc.code == "unauthorized":
                 raise
             log.warning("work refused", code=exc.code, detail=exc.detail)
+            if exc.code == "model_mismatch":
+                self._runs.forget()  # The run has another model than its cached task.
             if exc.code != "run_conflict":
                 self._unfinished.drop(assignment.assignment_id)
             self._events.emit("refused", reason=str(exc), **facts)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
@@ -38,13 +37,6 @@ _MODELS: Mapping[str, Any] = {
 
 METHODS = tuple(_MODELS)
 """The black-box methods, by their names in RUN.yaml."""
-
-_GIVES_WAY: tuple[tuple[str, ...], ...] = (
-    ("calibration",),
-    ("participation", "server_optimizer"),
-    ("evaluation", "prompt"),
-)
-"""Keys of RUN.yaml that may be valid for its own method only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +86,8 @@ def default_names(spec: RunSpec) -> tuple[str, ...]:
 def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
     """Return one entrant per method or baseline.
 
-    A method takes the settings of RUN.yaml's method that it has in common. If ``calibration``, the
-    server's optimiser or ``evaluation.prompt`` are not valid with it, the SDK's default is used,
-    and noted.
+    A method takes the settings of RUN.yaml's method that it has in common. If ``calibration`` is
+    not valid with it, the SDK's default is used, and noted.
 
     Args:
         document: RUN.yaml as parsed.
@@ -171,38 +162,20 @@ def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
-    """Return the run with the fewest keys reset to the SDK's defaults.
+    """Return the run, with the default ``calibration`` if only that makes it valid.
 
     Raises:
         SpecError: No such run is valid.
     """
     first: SpecError | None = None
-    for form in _forms(document):
+    without = {key: value for key, value in document.items() if key != "calibration"}
+    for form in (document, without):
         try:
             return validate_spec(RunSpec, form, source="arguments")
         except SpecError as exc:
             first = first or exc
-    assert first is not None  # the document itself is always tried
-    problem = "; ".join(first.problems)
+    problem = "; ".join(first.problems if first else ())
     raise ArgumentError(f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out")
-
-
-def _forms(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the document, then versions with more and more keys removed."""
-    for count in range(len(_GIVES_WAY) + 1):
-        for paths in combinations(_GIVES_WAY, count):
-            form = dict(document)
-            for path in paths:
-                form = _without(form, path)
-            yield form
-
-
-def _without(document: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    first, *rest = path
-    found = document.get(first)
-    if rest and isinstance(found, Mapping):
-        return {**document, first: _without(found, tuple(rest))}
-    return {key: value for key, value in document.items() if key != first}
 
 
 def _against_bias(spec: RunSpec) -> str | None:

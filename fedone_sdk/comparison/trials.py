@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import fedone_sdk
 from fedone_sdk.aggregator.rounds.events import RoundFinished
-from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import (
@@ -100,7 +99,7 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
         machine = run.base.at(state)  # with its candidates
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
-        prompt = run.shown(evaluated_prompt(machine, state).tolist())
+        prompt = run.shown(machine.method.prompt(state.method).tolist())
         queries, prediction_of = _measurement(federation, recorder, task, prompt, examples)
         answers = recorder.repeated(queries)
         return None if answers is None else prediction_of(answers)
@@ -189,12 +188,8 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
 
     bare = no_prompt(spec.task, federation.vocabulary)
 
-    async def ask(
-        task: TaskSpec, examples: Sequence[Example], *, calibrated: bool = True
-    ) -> Prediction:
-        queries, prediction_of = _measurement(
-            federation, backend, task, bare, examples, calibrated=calibrated
-        )
+    async def ask(task: TaskSpec, examples: Sequence[Example]) -> Prediction:
+        queries, prediction_of = _measurement(federation, backend, task, bare, examples)
         answers = await score_all(backend, [replace(query, payer=guard) for query in queries])
         return prediction_of(answers)
 
@@ -205,11 +200,11 @@ async def _measured_baseline(trial: Trial, backend: LLMBackend) -> TrialRecord:
         held = [row for shard in federation.shards for row in shard]
         seed = stream_seed(spec.seed, "pooled-rows", 0)
         rows = [held[index] for index in draw_minibatch(len(held), queries * size, seed)]
-        found = await ask(task, rows, calibrated=False)
+        found = await ask(task, rows)
         if not found.scored:
             raise FedOneError("no-prompt-bias: the model failed on all rows of the clients")
         task = task.with_bias(label_bias(task, found.rows, found.examples))
-    last = await ask(task, federation.dev, calibrated=task.bias is None)
+    last = await ask(task, federation.dev)
     spent = (await guard.account()).spent
     return _record(
         trial,
@@ -231,17 +226,14 @@ def _measurement(
     task: TaskSpec,
     prompt: TextPrompt,
     examples: Sequence[Example],
-    *,
-    calibrated: bool = True,
 ) -> tuple[list[Query], Callable[[Sequence[Answer]], Prediction]]:
     """Return the queries that measure a prompt, and the function of their answers."""
     spec = federation.spec
-    calibration = spec.calibration.label_free if calibrated else None
     size, score, measure = spec.method.batch_size, federation.score, federation.measure
-    queries = prediction_queries(backend, task, prompt, examples, size, calibration)
+    queries = prediction_queries(backend, task, prompt, examples, size)
 
     def prediction_of(answers: Sequence[Answer]) -> Prediction:
-        return Prediction.of(task, queries, answers, examples, score, calibration, measure)
+        return Prediction.of(task, queries, answers, examples, score=score, measure=measure)
 
     return queries, prediction_of
 

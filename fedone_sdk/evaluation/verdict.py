@@ -84,7 +84,6 @@ def judge(
     outcomes: Mapping[Which, Outcomes],
     *,
     plain_bias: Bias | None = None,
-    calibrated: bool = False,
     empty: bool = False,
     measure: MetricFunction | None = None,
 ) -> Verdict:
@@ -94,7 +93,6 @@ def judge(
         task: The task.
         outcomes: The measurements, including the tuned prompt's (``after``).
         plain_bias: The label bias of "no prompt" in training, if any.
-        calibrated: Whether all prompts were measured with a bias estimated without labels.
         empty: Whether the tuned prompt is "no prompt".
         measure: User function for a custom metric.
 
@@ -106,11 +104,7 @@ def judge(
     plain: Plain | None = None
     if (guess := _majority_baseline(task, after)) is not None:
         found["chance"] = guess
-    if bare is not None and calibrated:
-        if bare.log_probs:
-            found["no_prompt"] = _with_biases(task, bare, [None] * len(bare.log_probs))
-        found["no_prompt_biased"] = bare
-    elif bare is not None:
+    if bare is not None:
         found["no_prompt"] = bare
         plain = no_prompt_biased(task, bare, plain_bias)
         if plain is not None:
@@ -131,7 +125,7 @@ def judge(
         standings=tuple(standings.values()),
         against=against,
         bias=None if plain is None else plain.bias,
-        bias_from="model" if calibrated else None if plain is None else plain.bias_from,
+        bias_from=None if plain is None else plain.bias_from,
         empty=empty,
         more_examples=_more(rows, over, over_chance) if conclusion == "unclear" else None,
     )

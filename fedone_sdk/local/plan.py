@@ -314,11 +314,9 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
     spec, size = federation.spec, federation.spec.method.batch_size
     if not federation.dev:
         return EvaluationPlan(no_prompt=0, before=0, curve=0, after=0, queries=0)
-    # The content-free inputs of a query form a separate query.
-    more = int(spec.calibration.kind == "contextual")
-    whole = math.ceil(len(federation.dev) / size) + more
+    whole = math.ceil(len(federation.dev) / size)
     every, examples = spec.evaluation.every, min(spec.evaluation.examples, len(federation.dev))
-    curve = rounds // every * (math.ceil(examples / size) + more) if every else 0
+    curve = rounds // every * math.ceil(examples / size) if every else 0
     return EvaluationPlan(
         no_prompt=whole, before=whole, curve=curve, after=whole, queries=3 * whole + curve
     )
@@ -370,10 +368,10 @@ async def _costs(
     queries_of = partial(prediction_queries, backend, task)
     sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
     try:
-        dev, free = federation.dev, spec.calibration.label_free
-        bare = queries_of(no_prompt(task, federation.vocabulary), dev, size, free)
-        whole = queries_of(untrained, dev, size, free)
-        point = queries_of(untrained, curve_examples(spec, dev), size, free)
+        dev = federation.dev
+        bare = queries_of(no_prompt(task, federation.vocabulary), dev, size)
+        whole = queries_of(untrained, dev, size)
+        point = queries_of(untrained, curve_examples(spec, dev), size)
         measured = await _quoted(backend, bare) + await _quoted(backend, whole) * 2
         measured += await _quoted(backend, point) * points
         return _Costs(

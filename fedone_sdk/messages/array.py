@@ -150,4 +150,4 @@ class Array(Message):
 SharedMemory = Annotated[
     dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], Array], Field(max_length=16)
 ]
-"""Arrays by name: the memory of a method such as evolution, in addition to alpha."""
+"""Arrays by name: the memory of a search, in addition to alpha."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from fedone_sdk.messages.array import Array, SharedMemory
-from fedone_sdk.messages.base import MAX_MODEL_CHARS, Id, Message, Seed
+from fedone_sdk.messages.base import Id, Message, Seed
 from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import Layout, Slot, SlotName, Token, Vocabulary
@@ -23,8 +23,6 @@ class Claim(Message):
         run_id: The only run to work for; null is any.
         own_model: Whether the client queries its own model even if the server has one. The server
             does not meter it.
-        model: Fingerprint of that model, if known. A run that scores with another model refuses the
-            client before anything is spent.
         changed: Whether the client's data or settings may have changed since it declined work as
             unfit, so that it may be drawn again.
     """
@@ -33,9 +31,6 @@ class Claim(Message):
     wait_s: Annotated[float, Field(ge=0, le=60)] = 25.0
     run_id: RunName | None = None
     own_model: Annotated[bool, Field(exclude_if=operator.not_)] = False
-    model: Annotated[
-        str | None, Field(min_length=1, max_length=MAX_MODEL_CHARS, exclude_if=operator.not_)
-    ] = None
     changed: Annotated[bool, Field(exclude_if=operator.not_)] = False
 
 
@@ -141,6 +136,8 @@ class RunTask(Message):
         vocabulary_sha256: Digest of the vocabulary, whose texts are a separate resource.
         vocabulary_version: Number of candidates added since the run started.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
+        model: Fingerprint of the run's model. A client whose own model is another one declines as
+            unfit.
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
         privacy: Noise that the client adds to its updates.
         calibration: For ``labels``, the method receives losses by class and label bias, which the
@@ -156,6 +153,7 @@ class RunTask(Message):
     vocabulary_sha256: str
     vocabulary_version: _Version = Field(default=0, exclude_if=operator.not_)
     gateway: bool
+    model: str | None = None
     loss_clip: float | None = None
     privacy: PrivacySpec | None = None
     calibration: CalibrationSpec = CalibrationSpec(kind="none")

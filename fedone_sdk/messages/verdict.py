@@ -75,7 +75,7 @@ class Verdict(Message):
         against: The best baseline: the better of "no prompt" with and without a label bias.
         bias: The label bias of ``no_prompt_biased``, nats; null if there is none, or one per fold.
         bias_from: Data on which that bias was fitted: ``training``, the run's losses; ``dev``, the
-            other folds of the dev rows; ``model``, without labels, as ``calibration`` says.
+            other folds of the dev rows.
         empty: Whether the tuned prompt equals "no prompt", so that any gain is from its bias.
         more_examples: About how many more rows a conclusion needs if the gain stays the same; null
             if the intervals are conclusive, or more than 100 times the rows are needed.
@@ -88,7 +88,7 @@ class Verdict(Message):
     standings: tuple[Standing, ...] = ()
     against: Compared | None = None
     bias: tuple[float, ...] | None = None
-    bias_from: Literal["training", "dev", "model"] | None = None
+    bias_from: Literal["training", "dev"] | None = None
     empty: bool = False
     more_examples: int | None = None
 

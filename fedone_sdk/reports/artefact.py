@@ -86,7 +86,7 @@ class PromptArtefact(_Part):
         method: The method that tuned it.
         prompt: The prompt: text, tokens, label bias.
         task: Template, label words, loss, metric.
-        calibration: Method of estimating the label bias, in the run or when the prompt is used.
+        calibration: Whether the run fitted the label bias to labels.
         model: Fingerprint of the model that it was tuned for.
         models: Model versions that the provider reported.
         vocabulary_sha256: Digest of the candidates (`Vocabulary.sha256`).
@@ -107,7 +107,7 @@ class PromptArtefact(_Part):
     method: Annotated[str, Field(max_length=200)]
     prompt: PromptReport
     task: TaskSpec
-    calibration: Literal["none", "labels", "contextual", "batch"] = "none"
+    calibration: Literal["none", "labels"] = "none"
     model: str | None
     models: tuple[str, ...] = ()
     vocabulary_sha256: _Sha256

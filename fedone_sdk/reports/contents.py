@@ -23,7 +23,6 @@ _BIAS_NOTES: Mapping[str, str] = {
     "training": "The label bias of no prompt was fitted on the training losses that were paid for.",
     "dev": "The label bias of no prompt was cross-fitted: each row's on the other rows of the dev "
     "split, in 5 folds.",
-    "model": "The label bias of each prompt was found without labels.",
 }
 """By `Verdict.bias_from`."""
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from fedone_sdk.backends import LLMBackend, Prediction, query_for, score_all
 from fedone_sdk.budget import Usage
-from fedone_sdk.calibration import CONTENT_FREE, LabelFree
 from fedone_sdk.errors import SpecError
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.task import Example, biased, form_of, predicted
@@ -65,15 +64,8 @@ async def label_examples(
     size = batch_size or artefact.evaluation.batch_size
     batches = [examples[at : at + size] for at in range(0, len(examples), size)]
     queries = [query_for(task, artefact.prompt.prompt, batch, backend=backend) for batch in batches]
-    found_when_used: LabelFree | None = None
-    if task.bias is None and artefact.calibration in ("contextual", "batch"):
-        found_when_used = "contextual" if artefact.calibration == "contextual" else "batch"
-        if found_when_used == "contextual" and queries:
-            texts = [dict.fromkeys(task.fields, text) for text in CONTENT_FREE]
-            queries.append(query_for(task, artefact.prompt.prompt, texts, backend=backend))
     answers = await score_all(backend, queries)
-    found = Prediction.of(task, queries, answers, examples, calibration=found_when_used)
-    return _labelled(found)
+    return _labelled(Prediction.of(task, queries, answers, examples))
 
 
 def _labelled(found: Prediction) -> Labelled:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.methods import (
         BdplSpec,
-        EvolutionSpec,
         GsBdplSpec,
         MethodSpec,
         OwnMethodSpec,
@@ -56,8 +55,8 @@ else:
             ),
             "base": "RunName Spec load_yaml validate_spec",
             "methods": (
-                "BdplSpec EvolutionSpec GsBdplSpec MethodSpec OwnMethodSpec PoolSpec RandomSpec "
-                "ThompsonSpec TpeSpec"
+                "BdplSpec GsBdplSpec MethodSpec OwnMethodSpec PoolSpec RandomSpec ThompsonSpec "
+                "TpeSpec"
             ),
             "prompt": "PromptSpec SlotSpec",
             "run": "RunSpec load_backend",
@@ -76,7 +75,6 @@ __all__ = [
     "DefenceSpec",
     "DirichletSpec",
     "EvaluationSpec",
-    "EvolutionSpec",
     "GatewayPolicy",
     "GsBdplSpec",
     "IidSpec",

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 
 from pydantic import (
-    BeforeValidator,
     Field,
     JsonValue,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from fedone_sdk.budget import Price
-from fedone_sdk.spec.base import STORED, Spec
+from fedone_sdk.spec.base import Spec
 
 _EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=200)]
 _Seconds = Annotated[float, Field(gt=0, le=86_400)]
@@ -199,20 +197,6 @@ class OpenAISpec(RemoteSpec):
         return self
 
 
-_REMOVED = ("gateway", "litellm")
-
-
-def _refuse_removed(value: object, info: ValidationInfo) -> object:
-    kind = value.get("kind") if isinstance(value, dict) else None
-    if not isinstance(value, dict) or not isinstance(kind, str) or kind not in _REMOVED:
-        return value
-    if info.context is STORED:
-        # A stored run continues with the backend of the current description.
-        known = {name: given for name, given in value.items() if name in OpenAISpec.model_fields}
-        return {"model": kind, **known, "kind": "openai"}
-    raise ValueError(f"kind {kind} was removed: use kind openai with base_url of a LiteLLM proxy")
-
-
 class OwnSpec(RemoteSpec):
     """A user-defined backend (`LLMBackend`), behind the SDK's `ModelClient`.
 
@@ -232,5 +216,4 @@ class OwnSpec(RemoteSpec):
 BackendSpec = Annotated[
     OnnxSpec | LlamaCppSpec | TransformersSpec | VllmSpec | OpenAISpec | OwnSpec,
     Field(discriminator="kind"),
-    BeforeValidator(_refuse_removed),
 ]

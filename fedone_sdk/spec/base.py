@@ -13,9 +13,6 @@ from fedone_sdk.errors import SpecError, needs_extra
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 """Name of a run, in specs, messages and paths."""
 
-STORED = {"stored": True}
-"""Validation context of stored documents, in which removed keys are ignored."""
-
 
 class Spec(BaseModel):
     """Base of all specs: immutable, without unknown keys."""

@@ -69,22 +69,17 @@ class BdplSpec(_MethodSpec):
     """Black-box discrete prompt learning on the simplex (Diao et al. 2022).
 
     Attributes:
-        estimator: The score function.
         optimizer: Optimiser of the local step; AdamW state is per client.
         learning_rate: Learning rate of the local step.
         weight_decay: Weight decay of AdamW; null means its default, 0.01.
         alpha_min: Minimum of every probability.
-        projection: ``simplex``; or ``capped``, as in the paper's code: onto rows that sum to at
-            most 1, so that a row with a smaller sum is unchanged.
     """
 
     name: Literal["bdpl"]
-    estimator: Literal["negative", "zero", "normalize"] = "zero"
     optimizer: Literal["sgd", "adamw"] = "adamw"
     learning_rate: Rate = 3e-4
     weight_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     alpha_min: Annotated[float, Field(gt=0, le=1)] = 1e-5
-    projection: Literal["simplex", "capped"] = "simplex"
 
     @property
     def remembers(self) -> bool:
@@ -116,18 +111,6 @@ class PoolSpec(_MethodSpec):
     def travelling_memory(self, prompt_len: int, points: int) -> int:
         """Return the prompts in int64, or their losses (4 are kept for each prompt)."""
         return self.pool_size * max(2 * prompt_len, 4 * max(points, 2))
-
-
-class EvolutionSpec(PoolSpec):
-    """Evolution of a population of prompts: mutations of the elite, and incumbents re-evaluated.
-
-    Attributes:
-        elite: Number of best prompts that are mutated, and are never evicted.
-        mutation_rate: Per position; null means 1/n.
-    """
-
-    name: Literal["evolution"]
-    mutation_rate: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class RandomSpec(PoolSpec):
@@ -179,6 +162,6 @@ class OwnMethodSpec(_MethodSpec):
 
 
 MethodSpec = Annotated[
-    GsBdplSpec | BdplSpec | EvolutionSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec,
+    GsBdplSpec | BdplSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec,
     Field(discriminator="name"),
 ]

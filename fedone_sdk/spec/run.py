@@ -14,8 +14,8 @@ from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
-from fedone_sdk.spec.base import STORED, RunName, Spec, load_yaml, validate_spec
-from fedone_sdk.spec.methods import BdplSpec, GsBdplSpec, MethodSpec, OwnMethodSpec
+from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
+from fedone_sdk.spec.methods import GsBdplSpec, MethodSpec, OwnMethodSpec
 from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.spec.sections import (
     CalibrationSpec,
@@ -120,10 +120,6 @@ class RunSpec(Spec):
             self.check_shared_memory(self.method.name, "pools")
         if isinstance(self.method, OwnMethodSpec):
             self._check_own(self.method)
-        if self.evaluation.prompt == "sample" and not isinstance(
-            self.method, GsBdplSpec | BdplSpec
-        ):
-            raise ValueError("evaluation.prompt: must be mode for methods other than bdpl")
         self._check_calibration()
         self._check_defence()
         self._check_privacy()
@@ -140,16 +136,12 @@ class RunSpec(Spec):
             ValueError: It does not fit.
         """
         part = self.participation
-        if part.server_optimizer != "none":
-            raise ValueError(f"participation.server_optimizer: must be none for {method}")
         alone = part.clients_per_round == 1
         if not alone and (part.exchange == "alpha" or self.method.local_steps > 1):
             raise ValueError(
                 f"participation.clients_per_round: {method} takes more than 1 only with exchange "
                 f"losses and one local step ({memories} cannot be averaged)"
             )
-        if part.aggregation in ("trimmed_mean", "median"):
-            raise ValueError(f"participation.aggregation: {method} has no alphas to trim")
 
     def _check_own(self, method: OwnMethodSpec) -> None:
         if method.object is None:
@@ -162,26 +154,24 @@ class RunSpec(Spec):
     def _check_calibration(self) -> None:
         kind = self.calibration.kind
         if kind == "auto":
-            kind = "none" if self._against_calibration("labels") else "labels"
+            kind = "none" if self._against_calibration() else "labels"
             object.__setattr__(self, "calibration", CalibrationSpec(kind=kind))
-        elif kind != "none" and (reason := self._against_calibration(kind)):
+        elif kind == "labels" and (reason := self._against_calibration()):
             raise ValueError(reason)
 
-    def _against_calibration(self, kind: str) -> str | None:
-        """Why a kind of calibration is not supported; None if it is."""
+    def _against_calibration(self) -> str | None:
+        """Why calibration by labels is not supported; None if it is."""
         task = self.task
         if task.generates:
-            return f"calibration: {kind} needs a task with label words"
+            return "calibration: labels needs a task with label words"
         if task.bias is not None:
-            return f"task.bias: must be null under calibration {kind}, which finds one"
-        if kind != "labels":
-            return None
+            return "task.bias: must be null under calibration labels, which finds one"
         if task.loss != "cross_entropy":
             return "task.loss: must be cross_entropy under calibration labels"
         if len(task.labels) > MAX_LABELS:
             return (
                 f"calibration: labels takes a task of at most {MAX_LABELS} labels, this one has "
-                f"{len(task.labels)}; contextual and batch take any"
+                f"{len(task.labels)}"
             )
         if not self.method.pools:
             return (
@@ -202,11 +192,10 @@ class RunSpec(Spec):
                 "a client could replace"
             )
         # A client's number of examples is not verified.
-        weighted = part.aggregation == "examples" and part.max_weight is None
-        if part.clients_per_round > 1 and weighted:
+        if part.clients_per_round > 1 and part.aggregation == "examples":
             raise ValueError(
-                "participation.aggregation: under a defence must be plain, trimmed_mean or median "
-                "with more than 1 client per round, or examples with max_weight"
+                "participation.aggregation: must be plain under a defence with more than 1 client "
+                "per round"
             )
         if part.selection == "proportional":
             raise ValueError("participation.selection: must be uniform under a defence")
@@ -224,13 +213,12 @@ class RunSpec(Spec):
         """Whether a stored run can continue with the other spec.
 
         The backend may differ, because the fingerprint identifies the model. Caps may be higher
-        (`Budget.raised`). An unset ``participation.aggregation`` keeps the stored run's value, so
-        that a run whose default was ``examples`` continues with it.
+        (`Budget.raised`).
         """
         same: dict[str, Any] = {"backend": self.backend}
         if self.budget and other.budget and _are_raised(self.budget, other.budget):
             same["budget"] = self.budget
-        return self == self._completed(other).model_copy(update=same)
+        return self == other.model_copy(update=same)
 
     def differences(self, other: RunSpec) -> Iterator[str]:
         """Yield the differences that prevent a stored run from continuing with the other spec.
@@ -240,24 +228,8 @@ class RunSpec(Spec):
         """
         yield from _differences(
             self.model_dump(exclude={"backend"}),
-            self._completed(other).model_dump(exclude={"backend"}),
+            other.model_dump(exclude={"backend"}),
         )
-
-    def _completed(self, other: RunSpec) -> RunSpec:
-        part = other.participation
-        if "aggregation" in part.model_fields_set:
-            return other
-        part = part.model_copy(update={"aggregation": self.participation.aggregation})
-        return other.model_copy(update={"participation": part})
-
-    @classmethod
-    def stored(cls, document: str) -> Self:
-        """Read a stored run, which may have keys that were removed since.
-
-        Raises:
-            ValueError: The document is damaged.
-        """
-        return cls.model_validate_json(document, context=STORED)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

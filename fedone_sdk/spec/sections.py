@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
-from fedone_sdk.calibration import LabelFree
-from fedone_sdk.spec.base import STORED, Spec
-from fedone_sdk.spec.methods import Rate
+from fedone_sdk.spec.base import Spec
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
@@ -62,52 +60,23 @@ class ParticipationSpec(Spec):
         selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
             replacement (the paper's proof).
         aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
-            ``examples`` (its code); or ``trimmed_mean`` or ``median`` of each entry, unweighted.
-        trim: Share of the clients that a trimmed mean drops at each end.
-        server_optimizer: ``none`` uses the mean; ``adamw`` treats alpha minus the mean as a
-            gradient and keeps its state on the server (FedOpt).
-        server_learning_rate: Learning rate of the server optimiser.
+            ``examples`` (its code).
         min_clients: Enrolled clients that are required to start the first round.
         deadline_s: Seconds until a client without a message loses its seat.
-        max_renewals: Maximum deadline renewals of an assignment.
-        claim_timeout_s: Seconds that a selected client has to claim its work.
-        max_weight: Cap on a client's reported number of examples, in the mean and in the draw,
-            because the number cannot be verified and raises the client's influence. Null is no
-            limit.
-        max_lost: Lost assignments in a row after which the run ends as failed.
         trusted_clients: Whether usage reported by clients with their own model is trusted, so that
             their unused lease is refunded.
-        model: Fingerprint of the required model. Null is the gateway's, or without a gateway the
-            model of most devices.
+        model: Fingerprint of the required model; a device with another one declines. Null is the
+            gateway's; a run without a gateway must name it.
     """
 
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
     exchange: Literal["alpha", "losses"] = "alpha"
     selection: Literal["uniform", "proportional"] = "uniform"
-    aggregation: Literal["examples", "plain", "trimmed_mean", "median"] = "plain"
-    trim: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
-    server_optimizer: Literal["none", "adamw"] = "none"
-    server_learning_rate: Rate = 1e-2
+    aggregation: Literal["examples", "plain"] = "plain"
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
-    max_renewals: Annotated[int, Field(ge=0, le=10_000)] = 10
-    claim_timeout_s: Annotated[float, Field(gt=0, le=86_400)] = 10.0
-    max_weight: Annotated[int, Field(ge=1, le=2**31)] | None = None
-    max_lost: Annotated[int, Field(ge=1)] = 50
     trusted_clients: bool = False
     model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_hedging(cls, value: object, info: ValidationInfo) -> object:
-        if not isinstance(value, dict) or "hedge_after_s" not in value:
-            return value
-        if value["hedge_after_s"] is not None and info.context is not STORED:
-            raise ValueError(
-                "hedge_after_s was removed: leave it out; a slow client loses its seat after "
-                "deadline_s"
-            )
-        return {name: given for name, given in value.items() if name != "hedge_after_s"}
 
 
 class EvaluationSpec(Spec):
@@ -117,14 +86,11 @@ class EvaluationSpec(Spec):
         every: Rounds between points of the curve; 0 measures only before and after the run.
         examples: Dev examples per point of the curve; the first and last measurement use the whole
             split.
-        prompt: The measured prompt of a distribution over tokens: its ``mode``, which is the
-            deployable prompt; or, as in the paper's code, a fresh ``sample``.
         queries: Cap on evaluation's own queries.
     """
 
     every: Annotated[int, Field(ge=0)] = 10
     examples: _Count = 256
-    prompt: Literal["mode", "sample"] = "mode"
     queries: _Count | None = None
 
 
@@ -152,23 +118,15 @@ class CalibrationSpec(Spec):
         kind: ``auto`` is ``labels`` if the run supports it, else ``none``. ``labels``: updates have
             losses by class on a grid of label biases, at no further query, and the method fits a
             bias for each prompt; it needs a method with a pool of prompts, a cross-entropy over a
-            few label words, and no privacy. Without labels, and only for measurements:
-            ``contextual`` takes the bias from the model's answers to inputs without content, with
-            one more query per measurement, and ``batch`` from the inputs that are predicted
-            together.
+            few label words, and no privacy.
     """
 
-    kind: Literal["auto", "none", "labels", "contextual", "batch"] = "auto"
+    kind: Literal["auto", "none", "labels"] = "auto"
 
     @model_validator(mode="before")
     @classmethod
     def _kind_for_short(cls, value: object) -> Any:
         return {"kind": value} if isinstance(value, str) else value
-
-    @property
-    def label_free(self) -> LabelFree | None:
-        """The method of label-free calibration; None if there is none."""
-        return self.kind if self.kind == "contextual" or self.kind == "batch" else None
 
 
 class DefenceSpec(Spec):

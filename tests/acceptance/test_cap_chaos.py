@@ -38,8 +38,6 @@ def spec_of(exchange: str, *, cap: int, rounds: int) -> RunSpec:
             "exchange": exchange,
             "clients_per_round": 2,
             "deadline_s": 20,
-            "claim_timeout_s": 5,
-            "max_lost": 100_000,
         },
         budget={"queries": cap, "requests": cap},
         rounds=rounds,

@@ -11,6 +11,7 @@ import pytest
 
 import fedone_sdk.cli
 from fedone_sdk import __version__, assets
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.messages import RunResult
 from tests.acceptance import tiny
 from tests.acceptance.tiny import result_in, write_sentences
@@ -39,7 +40,6 @@ COMMANDS = [
     *(["db", name] for name in ("current", "upgrade")),
     *(["models", name] for name in ("get", "list", "path")),
     *(["runs", name] for name in ("clients", "export", "import", "list", "log", "replay")),
-    ["reproduce"],
     ["report"],
     *(["prompt", *name] for name in ([], ["use"], ["verify"])),
     *(["runs", name] for name in ("raise", "resume", "rollback", "show", "stop", "watch")),
@@ -209,11 +209,12 @@ def test_a_json_file_that_cannot_be_written_fails_before_the_run(
     assert err == f"arguments: --json: there is no folder {folder / 'nowhere'}\n"
 
 
-def test_a_run_that_fails_exits_with_1(fedone: Fedone, folder: Path) -> None:
+def test_a_run_that_fails_exits_with_1(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rules, "MAX_LOST", 1)
     long = ", ".join(f'"{letter * 190}"' for letter in "ab")
-    text = re.sub(r"candidates: \[.*\]", f"candidates: [{long}]", RUN) + (
-        "participation: {max_lost: 1}\n"
-    )
+    text = re.sub(r"candidates: \[.*\]", f"candidates: [{long}]", RUN)
     (folder / "run.yaml").write_text(text)
     code, out, _ = fedone("tune", folder / "run.yaml", "--transport", "memory")
     assert code == 1
@@ -300,7 +301,7 @@ CALIBRATED = RUN.replace(
     """  {name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01,
    alpha_min: 0.01}
 """,
-    """  {name: evolution, num_samples: 4, batch_size: 4}
+    """  {name: random, num_samples: 4, batch_size: 4}
 participation: {exchange: losses}
 calibration: labels
 """,
@@ -324,30 +325,6 @@ def test_a_calibrated_prompt_and_its_bias(fedone: Fedone, folder: Path) -> None:
     assert report["metric"]["value"] == run.metric.after
     assert report["bias"] == list(bias)
     assert "label bias" in out
-
-
-@pytest.mark.parametrize(("kind", "queries"), [("contextual", 5), ("batch", 4)])
-def test_score_calibrates_as_the_run_does(
-    fedone: Fedone, folder: Path, kind: str, queries: int
-) -> None:
-    reports = []
-    for calibration, options in (
-        (kind, []),
-        ("none", ["--calibration", kind]),
-        (kind, ["--calibration", "none"]),
-        (kind, ["--bias", "0,0"]),
-    ):
-        (folder / "run.yaml").write_text(f"{RUN}calibration: {calibration}\n")
-        target = folder / "score.json"
-        assert fedone("score", folder / "run.yaml", *options, "--json", target).code == 0
-        reports.append(json.loads(target.read_text()))
-    as_the_run, asked, plain, biased = reports
-    assert as_the_run == asked
-    assert as_the_run["usage"]["queries"] == queries
-    assert as_the_run["bias"][0] == 0.0 != as_the_run["bias"][1]
-    assert (plain["bias"], biased["bias"]) == (None, [0.0, 0.0])
-    assert plain["mean_loss"] == biased["mean_loss"] != as_the_run["mean_loss"]
-    assert plain["usage"]["queries"] == biased["usage"]["queries"] == 4
 
 
 def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
@@ -407,10 +384,6 @@ def test_a_mistake_is_one_line(
         (
             ["score", "run.yaml", "--bias", "0,101"],
             "arguments: --bias: needs 2 numbers with commas, each from -100 to 100",
-        ),
-        (
-            ["score", "run.yaml", "--bias", "0,1", "--calibration", "batch"],
-            "arguments: --bias: does not go with --calibration batch",
         ),
         (
             ["client", "--server", "x", "--token", "t", "--data", "dev.jsonl"],

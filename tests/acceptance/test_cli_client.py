@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -50,7 +51,10 @@ async def fedone_client(
             await process.wait()
 
 
-async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(tmp_path: Path) -> None:
+async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rules, "MAX_LOST", 1)
     pytest.importorskip("dp_accounting")
     words = Vocabulary(candidates=(" good", " bad"))
     noise = {"clip": 2.0, "noise_multiplier": 4.0}
@@ -60,7 +64,7 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(tmp_pat
         asyncio.timeout(60),
         Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
     ):
-        plain = await served.add_run(spec_of(2, max_lost=1), words)
+        plain = await served.add_run(spec_of(2), words)
         url = await served.listen()
         declined = "the client requires noise, and the run asks for none"
         async with fedone_client(tmp_path, url, *options, FEDONE_MAX_EPSILON="1.5") as process:

@@ -94,7 +94,7 @@ def loaded(name: str) -> ModuleType:
 async def test_edge_client(tmp_path: Path) -> None:
     run = spec(
         task={"template": "{prompt} {text}", "loss": "score"},
-        method={"name": "evolution", "num_samples": 2, "batch_size": 2},
+        method={"name": "random", "num_samples": 2, "batch_size": 2},
         gateway={"generated_text": True},
         rounds=3,
     )

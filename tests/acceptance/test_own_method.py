@@ -375,11 +375,6 @@ class TestServed:
         ("{step: 2}", "{stride: 2}", "Climb raises TypeError"),
         ("exchange: losses", "exchange: alpha", "participation.exchange: must be losses"),
         ("rounds: 6", "calibration: labels\nrounds: 6", "own does not"),
-        (
-            "exchange: losses,",
-            "exchange: losses, server_optimizer: adamw,",
-            "participation.server_optimizer: must be none for fedone_test_climb:Climb",
-        ),
         ("length: 3,", 'length: 3, start: [{" a": 0.5}, {"": 0.5}, {"": 0.5}],', "takes no start"),
         (
             'prompt: {length: 3, vocabulary: {kind: list, candidates: ["", " a", " b", " c"]}}',
@@ -414,7 +409,7 @@ class TestContract:
         return Flawed()
 
     def test_methods_of_the_sdk_keep_to_it(self) -> None:
-        for name in ("gs-bdpl", "bdpl", "random", "thompson", "evolution"):
+        for name in ("gs-bdpl", "bdpl", "random", "thompson"):
             method = make_method(name, prompt_len=3, vocab_size=4, num_samples=4, seed=0)
             check_algorithm(method, space=self.SPACE, num_samples=4)
 

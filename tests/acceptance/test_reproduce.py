@@ -1,4 +1,4 @@
-"""`fedone reproduce`: what it writes, how it is interrupted, what it says to mistakes."""
+"""examples/paper/reproduce.py: what it writes, how it is interrupted, what it says to mistakes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
-from fedone_sdk.experiments import EXPERIMENTS
-from tests.console import Fedone, the_line
+from fedone_paper import EXPERIMENTS
+from reproduce import main
+from tests.acceptance import golden_paper
 from tests.fake_openai.process import fake_process
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+SCRIPT = Path(__file__).parents[2] / "examples" / "paper" / "reproduce.py"
 GLUE = SHARED / "data" / "glue"
 
 Done = subprocess.CompletedProcess[str]
@@ -27,7 +29,7 @@ Done = subprocess.CompletedProcess[str]
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "fedone_sdk.cli", "reproduce", *map(str, arguments)],
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -79,15 +81,18 @@ def test_table1_from_an_interruption_to_the_end(data: list[object], tmp_path: Pa
     kept = len(list((tmp_path / "table1" / "trials").glob("*.json")))
     assert 2 <= kept < 12
 
-    done = reproduce(*command, "--json", tmp_path / "result.json")
+    done = reproduce(*command)
     assert done.returncode == 0, done.stderr
     assert f"({kept} were there already)" in done.stderr
-    document = json.loads((tmp_path / "result.json").read_text())
-    assert document == json.loads((tmp_path / "table1" / "table1.json").read_text())
+    document = json.loads((tmp_path / "table1" / "table1.json").read_text())
     assert document["failed"] == {}
     assert len(document["trials"]) == 12
     # White-box rows need weights, which the SDK's own model does not come with.
     assert "FedOne-Prompt tuning is left out: the model's folder has no" in done.stdout
+    trials = (tmp_path / "table1" / "trials").glob("*.json")
+    golden_paper.check(
+        "table1", {file.stem: json.loads(file.read_text())["result"] for file in trials}
+    )
     # The table is made of what the trials found.
     for row, cells in document["data"]["rows"].items():
         for task, cell in cells["tasks"].items():
@@ -98,7 +103,9 @@ def test_table1_from_an_interruption_to_the_end(data: list[object], tmp_path: Pa
             assert f" {100 * value:.1f} |" in done.stdout
     text = (tmp_path / "table1" / "table1.md").read_text()
     assert text.startswith("# All methods on the seven tasks, one client per round\n\nA quick run")
-    assert re.search(r"- Command: `fedone reproduce table1 --data .* --quick`", text)
+    assert re.search(
+        r"- Command: `python examples/paper/reproduce.py table1 --data .* --quick`", text
+    )
     assert re.search(r"- Model: `onnx:roberta_mini:[0-9a-f]{16}`", text)
     for kind in ("svg", "png"):
         assert (tmp_path / "table1" / f"table1-curves.{kind}").stat().st_size > 1000
@@ -241,17 +248,16 @@ def test_quick(
     check: Callable[[Any, Mapping[str, Any]], None],
     figure: str | None,
     out: Path,
-    fedone: Fedone,
     request: pytest.FixtureRequest,
 ) -> None:
     """Table1's is above."""
-    arguments: list[object] = [name, "--quick", "--out", out, "--json", out / "result.json"]
+    arguments: list[object] = [name, "--quick", "--out", out]
     if name not in ("figure-toy", "figure-heterogeneity"):
         arguments += request.getfixturevalue("data")
     if name == "table3":
         arguments += ["--base-url", request.getfixturevalue("provider"), "--api-model", "fake-1"]
-    assert fedone("reproduce", *arguments).code == 0
-    document = json.loads((out / "result.json").read_text())
+    assert main([*map(str, arguments)]) == 0
+    document = json.loads((out / name / f"{name}.json").read_text())
     assert (document["name"], document["failed"]) == (name, {})
     results = {
         file.stem: json.loads(file.read_text())["result"]
@@ -259,6 +265,7 @@ def test_quick(
         if file.stem in document["trials"]
     }
     assert results.keys() == document["trials"].keys()
+    golden_paper.check(name, results)
     check(document["data"], results)
     text = (out / name / f"{name}.md").read_text()
     assert "A quick run: it shows that everything works, and nothing else." in text
@@ -306,11 +313,14 @@ def test_quick(
             ["table1", "--data", ".", "--set", "methods=bdpl,magic"],
             "arguments: --set methods: there is no magic; no-prompt, ",
         ),
-        (["table1", "--json", "absent/x.json"], "arguments: --json: there is no folder absent"),
     ],
 )
-def test_mistakes_are_one_line(fedone: Fedone, arguments: list[str], message: str) -> None:
-    assert the_line(fedone("reproduce", *arguments)).startswith(message)
+def test_mistakes_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(message)
 
 
 def test_what_there_is() -> None:

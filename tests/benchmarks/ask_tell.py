@@ -25,7 +25,7 @@ def main() -> None:
     """Prints Markdown."""
     print(f"| search | labels | biases | ask, ms | tell, ms |\n{'|---' * 5}|")
     for labels in (2, 4):
-        for name in ("thompson", "evolution", "random"):
+        for name in ("thompson", "random"):
             ask, tell = (1000 * np.array(one[-LAST:]) for one in times(name, labels))
             print(
                 f"| {name} | {labels} | {len(bias_grid(labels))} "

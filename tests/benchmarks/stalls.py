@@ -1,6 +1,6 @@
 """Stalls of a busy server's event loop: searches, large alphas, long logs.
 
-Clients in another process work on runs of `thompson` and `evolution` with full pools, a run with a
+Clients in another process work on runs of `thompson` and `random` with full pools, a run with a
 large alpha and many small runs. At the same time users read a log of 43 MB, export it and roll a
 run back. A heartbeat is due every millisecond. A stall is its delay; `own` is the computing time of
 the loop's thread in between, which does not depend on other load of the machine. An idle loop in a
@@ -37,7 +37,7 @@ TOKEN, ADMIN = "enrolment-token-7f3a", "admin-token-91bc"
 ROWS = [{"text": f"text {row}", "label": row % 2} for row in range(16)]
 RUNS: dict[str, tuple[dict[str, Any], int, int]] = {
     "thompson": ({"name": "thompson"}, 20, 200),
-    "evolution": ({"name": "evolution"}, 20, 200),
+    "random": ({"name": "random"}, 20, 200),
     "large": ({"name": "gs-bdpl"}, 50, 10_000),
     **{f"small-{number}": ({"name": "gs-bdpl"}, 20, 200) for number in range(4)},
 }

@@ -19,6 +19,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.backends import Query, Wrapper
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
@@ -56,8 +57,8 @@ def spec_of(name: str, **changes: Any) -> RunSpec:
             "labels": {0: " terrible", 1: " great"},
         },
         "prompt": {"length": 8, "vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
-        "method": {"name": "evolution", "num_samples": 8, "batch_size": 6},
-        "participation": {"exchange": "losses", "claim_timeout_s": 1, "deadline_s": 600},
+        "method": {"name": "random", "num_samples": 8, "batch_size": 6},
+        "participation": {"exchange": "losses", "deadline_s": 600},
         "budget": {"queries": 440, "requests": 1500},
         "rounds": 60,
         "evaluation": {"every": 5, "examples": 48},
@@ -170,6 +171,7 @@ class Stage:
             AdminToken(token_sha256=digest(OPERATOR), name="olga", role="operator"),
             AdminToken(token_sha256=digest(VIEWER), name="vincent", role="viewer"),
         ]
+        Rules.CLAIM_TIMEOUT_S = 1.0
         self.aggregator = await self._served.enter_async_context(
             Aggregator(
                 backend=self.backend,

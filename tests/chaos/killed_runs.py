@@ -172,7 +172,6 @@ class Plan:
                 "participation": {
                     "exchange": self.exchange,
                     "clients_per_round": self.clients_per_round,
-                    "claim_timeout_s": 600,
                     "deadline_s": 600,
                 },
                 "budget": self.cap.model_dump(mode="json", exclude_none=True),

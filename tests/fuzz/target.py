@@ -40,7 +40,7 @@ _COMMON = {
     "rounds": ROUNDS,
     "evaluation": {"every": 0},
 }
-_PART = {"deadline_s": 86_400, "claim_timeout_s": 86_400, "min_clients": 3}
+_PART = {"deadline_s": 86_400, "min_clients": 3}
 _METHOD = {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"}
 
 RUNS: tuple[dict[str, Any], ...] = (
@@ -59,8 +59,8 @@ RUNS: tuple[dict[str, Any], ...] = (
     },
     {
         **_COMMON,
-        "name": "evolution",
-        "method": {"name": "evolution", "num_samples": 4, "batch_size": 2},
+        "name": "random",
+        "method": {"name": "random", "num_samples": 4, "batch_size": 2},
         "calibration": "none",
         "participation": {**_PART, "exchange": "losses", "clients_per_round": 2},
     },
@@ -337,11 +337,13 @@ async def _serve(store: Path, gateway: bool) -> None:
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
+    from fedone_sdk.aggregator.rounds.rules import Rules
     from fedone_sdk.stores import SqlStore
     from fedone_sdk.testing import ScriptedBackend
 
     # Standard output is only for the URL: the parent reads one line.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    Rules.CLAIM_TIMEOUT_S = 86_400.0
     async with Aggregator(
         backend=ScriptedBackend() if gateway else None,
         store=SqlStore.sqlite(store),

@@ -85,7 +85,7 @@ async def test_it_agrees_with_its_run() -> None:
         ({"seed": 7}, {"seed"}),
         ({"run_id": "other"}, {"run"}),
         ({"method": "bdpl"}, {"method"}),
-        ({"calibration": "batch"}, {"calibration"}),
+        ({"calibration": "labels"}, {"calibration"}),
     ],
 )
 async def test_a_changed_one_does_not(changes: dict[str, Any], what: set[str]) -> None:
@@ -325,31 +325,6 @@ async def test_the_label_bias_is_in_the_labels() -> None:
     artefact = artefact.model_copy(update={"prompt": prompt})
     found = await label_examples(ScriptedBackend(), artefact, ROWS[:6])
     assert set(found.labels) == {"1"}
-
-
-async def test_a_bias_that_is_found_when_the_prompt_is_used() -> None:
-    def answer(inputs: Any, words: Any) -> tuple[float, float]:
-        text = "".join(part.text for part in inputs if part.kind == "field")
-        return (-1.0, -3.0) if "N/A" in text or "bad" in text else (-1.0, -2.0)
-
-    artefact = await artefact_with(calibration="contextual")
-    backend = ScriptedBackend(answer)
-    found = await label_examples(backend, artefact, [{"text": "bad"}, {"text": "fine"}])
-    # Without content: means of -1 and (-3 - 2 - 2) / 3, so that the bias is 4/3.
-    assert found.labels == ("0", "1")
-    assert len(backend.asked) == 2
-    batch = await label_examples(
-        ScriptedBackend(answer),
-        artefact.model_copy(update={"calibration": "batch"}),
-        [{"text": "bad"}, {"text": "fine"}],
-    )
-    assert batch.labels == ("0", "1")
-    plain = await label_examples(
-        ScriptedBackend(answer),
-        artefact.model_copy(update={"calibration": "none"}),
-        [{"text": "bad"}, {"text": "fine"}],
-    )
-    assert plain.labels == ("0", "0")
 
 
 async def test_what_the_model_did_not_say() -> None:

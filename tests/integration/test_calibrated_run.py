@@ -61,7 +61,7 @@ def spec_of(
         "evaluation": {"every": 2, "examples": 7},
         **more,
     }
-    few = {"name": "evolution", "num_samples": 5, "batch_size": 8}
+    few = {"name": "random", "num_samples": 5, "batch_size": 8}
     return run_spec(method={**few, **(method or {})}, **sections)
 
 
@@ -250,7 +250,7 @@ async def test_both_transports_and_a_replay_find_the_same() -> None:
     assert len(then.method.memory["rows"]) < len(last.method.memory["rows"])
 
 
-@pytest.mark.parametrize("method", ["evolution", "random", "thompson"])
+@pytest.mark.parametrize("method", ["random", "thompson"])
 async def test_both_exchanges_end_alike(method: str) -> None:
     # A race is what only the server can plan.
     spec = spec_of(method={"name": method, "race": 0})
@@ -327,34 +327,9 @@ async def test_the_prompt_is_measured_with_its_bias() -> None:
     assert run.prompt() == result.prompt
 
 
-@pytest.mark.parametrize("kind", ["contextual", "batch"])
-async def test_without_labels_all_measurements_are_calibrated(kind: str) -> None:
-    method = {"name": "gs-bdpl", "tau": 1.0}
-    spec = spec_of(kind=kind, method=method)
-    result, run = await trained(spec)
-    way = {"calibration": kind}
-    assert result.metric.no_prompt == await measured(spec, "", None, **way)
-    assert result.metric.before == await measured(
-        spec, run.prompt(run.machine.initial_state()).text, None, **way
-    )
-    assert result.metric.after == await measured(spec, result.prompt.text, None, **way)
-    assert result.metric.after != await measured(spec, result.prompt.text, None)
-    # Ends: 3 prompts, 21 examples in batches of 8. Curve: 2 points of 7 examples.
-    more = kind == "contextual"
-    assert result.evaluation.queries == 3 * (3 + more) + 2 * (1 + more)
-    plain, _ = await trained(spec_of(kind="none", method=method))
-    assert result.alpha_sha256 == plain.alpha_sha256  # Training does not know of it.
-    if kind == "contextual":
-        assert result.prompt.bias is not None
-        assert result.metric.after == await measured(spec, result.prompt.text, result.prompt.bias)
-    else:
-        assert result.prompt.bias is None
-
-
-@pytest.mark.parametrize("kind", ["labels", "contextual", "batch"])
-async def test_the_plan_includes_it(kind: str) -> None:
-    """A plan covers the queries that a calibration adds to evaluation."""
-    federation = federation_of(spec_of(kind=kind, method={"race": 0}))
+async def test_the_plan_includes_it() -> None:
+    """A plan covers the queries of a calibrated run's evaluation."""
+    federation = federation_of(spec_of(kind="labels", method={"race": 0}))
     backend = ScriptedBackend(leaning)
     plan = await plan_run(federation, backend=backend)
     result = await simulate(federation, backend=backend, transport="memory")

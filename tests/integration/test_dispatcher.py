@@ -14,6 +14,7 @@ import pytest
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.backends import ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
@@ -42,7 +43,7 @@ def spec_of(
     return run_spec(
         name=name,
         method={"num_samples": 2},
-        participation={"claim_timeout_s": 10, **participation},
+        participation=participation,
         budget=budget,
         rounds=rounds,
     )
@@ -565,10 +566,11 @@ class TestEnds:
             await until(lambda: not gateway._calls)
             await until(lambda: one.runs["run"].state.round == 1)
 
-    async def test_offers_end_with_the_round(self) -> None:
+    async def test_offers_end_with_the_round(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 99)
         clock = ManualClock()
         async with serving(MemoryStore(), clock=clock) as (service,):
-            await service.add_run(spec_of(max_lost=99), WORDS)
+            await service.add_run(spec_of(), WORDS)
             for client in await enrol(service, 5):
                 await update(service, client, await work_of(service, client))
                 service.dispatcher.pool.remove([client.index])  # It never comes again.

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
 from fedone_sdk.client.session import MAX_WAIT_S, Backoff
@@ -292,10 +293,13 @@ class TestOnlyWhen:
             assert run.state.account.spent.queries == len(backend.asked) == 200
 
     @on_virtual_time
-    async def test_work_is_given_back_when_its_time_is_over(self) -> None:
+    async def test_work_is_given_back_when_its_time_is_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Rules, "MAX_RENEWALS", 2)
         backend = ScriptedBackend()
         events: list[ClientEvent] = []
-        spec = spec_of(1, 200, max_renewals=2)
+        spec = spec_of(1, 200)
         async with serving(spec, backend) as service:
             client = client_of(service, only_when=lambda: not backend.asked, on_event=events.append)
             async with client:

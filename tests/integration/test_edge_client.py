@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import itertools
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.http.requests import listening, problem
-from fedone_sdk.aggregator.rounds.replay import at_round
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
-from fedone_sdk.client import ClientEvent, HttpTransport, Idle
+from fedone_sdk.client import Idle
 from fedone_sdk.client.device_state import open_state
 from fedone_sdk.errors import (
     BackendError,
@@ -37,7 +33,6 @@ from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import (
     MAX_TEXT_CHARS,
     AlphaUpdate,
-    Claim,
     LossesUpdate,
     Receipt,
     Score,
@@ -326,7 +321,7 @@ class Buggy(ScriptedBackend):
     @property
     def fingerprint(self) -> str:
         self.meet("fingerprint")
-        return "buggy"
+        return "scripted"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         self.meet("check")
@@ -390,87 +385,24 @@ class TestOwnBackend:
         assert result.spent == spent
 
     async def test_another_model_than_the_run_s(self) -> None:
-        clock = ManualClock()
-        async with serving(gateway=False, clock=clock) as service:
-            async with client_of(service, backend=ScriptedBackend()) as first:
-                assert (await first.run_once()).outcome == "worked"
-            clock.advance(61)  # the first one has not been seen for long, and loses its seat
-            await service.tick()
-            other = ScriptedBackend(fingerprint="other")
-            events: list[ClientEvent] = []
-            async with client_of(service, backend=other, on_event=events.append) as second:
-                turn = await second.run_once()
-                assert turn.outcome == "refused"
-                assert 0 < turn.next_turn_s <= 1
-            assert "the run scores with 'scripted', the device with 'other'" in str(
-                events[-1].reason
-            )
+        other = ScriptedBackend(fingerprint="other")
+        async with (
+            serving(gateway=False) as service,
+            client_of(service, backend=other, wait_s=0) as client,
+        ):
+            turn = await client.run_once()
+            reason = "the run scores with 'scripted', the device with 'other'"
+            assert (turn.outcome, turn.reason) == ("declined", reason)
+            assert (await client.run_once()).outcome == "idle"  # unfit: it gets no other seat
             state = run_of(service).state
-            assert (state.round, state.model) == (1, "scripted")
-            # Nothing was asked and nothing leased: the device named its model before.
-            assert (other.asked, state.account.held.queries) == ([], 4)
+            assert list(state.unfit.values()) == [reason]
+            assert (other.asked, state.account.held.queries) == ([], 0)
 
-    async def test_one_odd_device_among_many(self) -> None:
-        """It comes first: the rounds that it scored are done again, and cost the others nothing."""
-        spec = spec_of(rounds=5).model_copy(update={"budget": Budget(queries=60)})
-        models = ["odd", *["common"] * 11]
-        async with serving(spec, gateway=False) as service, AsyncExitStack() as stack:
-            clients = [
-                await stack.enter_async_context(
-                    client_of(service, backend=ScriptedBackend(fingerprint=model), wait_s=0)
-                )
-                for model in models
-            ]
-            assert (await clients[0].run_once()).outcome == "worked"
-            assert run_of(service).state.model == "odd"
-            odd_rounds = 1
-            for client in itertools.cycle(clients):
-                if not run_of(service).state.running:
-                    break
-                outcome = (await client.run_once()).outcome
-                odd_rounds += client is clients[0] and outcome == "worked"
-            result, lost = run_of(service).result(), run_of(service).lost
-            replayed = at_round(spec, WORDS, await service.store.log("run"), 5)
-        assert (result.status, result.rounds, result.model) == ("completed", 5, "common")
-        assert (result.spent.queries, list(lost)) == (4 * (5 + odd_rounds), [])
-        assert replayed.alpha_sha256 == result.alpha_sha256
-
-    async def test_an_older_server_does_not_receive_the_model(self) -> None:
-        bodies: list[dict[str, Any]] = []
-
-        async def claim(request: web.Request) -> web.Response:
-            bodies.append(await request.json())
-            if "model" in bodies[-1]:
-                refusal = ProblemError("invalid_message", "model: Extra inputs are not permitted")
-                return problem(refusal)
-            return web.Response(status=204, headers={"Retry-After": "1"})
-
-        app = web.Application()
-        app.router.add_post("/v1/assignments/claim", claim)
-        async with listening(app) as url:
-            transport = HttpTransport(url)
-            message = Claim(num_examples=5, wait_s=0, own_model=True, model="m")
-            for _ in range(2):
-                assert await transport.claim("secret", message) == Idle(retry_after_s=1)
-            await transport.aclose()
-        assert [body.get("model") for body in bodies] == ["m", None, None]
-
-    async def test_a_model_that_is_known_only_when_it_was_checked(self) -> None:
-        class Late(ScriptedBackend):
-            checked = False
-
-            @property
-            def fingerprint(self) -> str:
-                if not self.checked:
-                    raise BackendError("not checked yet")
-                return "late"
-
-            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-                self.checked = True
-
-        async with serving(gateway=False) as service, client_of(service, backend=Late()) as client:
-            assert (await client.run_once()).outcome == "worked"
-            assert run_of(service).state.model == "late"
+    async def test_a_run_without_any_model(self) -> None:
+        spec = spec_of(participation={"model": None})
+        with pytest.raises(SpecError, match=r"participation\.model: is missing"):
+            async with serving(spec, gateway=False):
+                pass
 
     async def test_a_model_that_fails(self) -> None:
         def gate(query: Query) -> None:

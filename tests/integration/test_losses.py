@@ -58,7 +58,7 @@ def spec_of(loss: str, exchange: str = "losses", batch_size: int = 4, **more: An
     few = {"num_samples": 3, "batch_size": batch_size, "learning_rate": 0.05}
     sections: dict[str, Any] = {
         "task": {**GENERATION, "loss": loss, **TASKS[loss]},
-        "participation": {"exchange": exchange, "max_lost": 2},
+        "participation": {"exchange": exchange},
         "evaluation": {"every": 2, "examples": 5},
         "gateway": {"generated_text": loss == "score"},
         **more,

@@ -363,7 +363,7 @@ async def test_a_target_without_noise_in_this_exchange(tmp_path: Path, required:
 
 async def test_a_memory_without_noise() -> None:
     document = noisy("alpha").model_dump(mode="json")
-    method = {"name": "evolution", "num_samples": 4, "batch_size": 4}
+    method = {"name": "random", "num_samples": 4, "batch_size": 4}
     spec = RunSpec.model_validate({**document, "method": method})
     assert spec.privacy is not None
     changed = spec.privacy.model_copy(update={"target": "alpha"})

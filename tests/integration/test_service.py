@@ -15,6 +15,7 @@ import pytest
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
@@ -43,7 +44,7 @@ def spec_of(
         name=name,
         rounds=rounds,
         method={"learning_rate": 0.01, **method},
-        participation={"exchange": "alpha", "claim_timeout_s": 10, **(participation or {})},
+        participation={"exchange": "alpha", **(participation or {})},
         budget=budget,
     )
 
@@ -182,28 +183,6 @@ class TestClaims:
             clock.advance(59)
             assert await claim(service, gone) is not None or run.state.seats != ()
 
-    async def test_a_run_of_another_model_hides_no_other_run(self) -> None:
-        async with serving() as service:
-            for name in ("a", "b", "d", "e"):
-                await service.add_run(spec_of(name, participation={"model": "other"}), WORDS)
-            await service.add_run(spec_of("c"), WORDS)
-            (client,) = await enrol(service, 1)
-            work = await claim(service, client, own_model=True, model="mine")
-            assert work is not None
-            assert work.run_id == "c"
-            leases = [len(run.state.account.leases) for run in service.runs.values()]
-            assert sum(leases) == 1
-
-    async def test_no_run_for_a_devices_model(self) -> None:
-        async with serving() as service:
-            await service.add_run(spec_of(participation={"model": "other"}), WORDS)
-            (client,) = await enrol(service, 1)
-            with pytest.raises(ProblemError, match="the run scores with 'other'") as caught:
-                await claim(service, client, own_model=True, model="mine")
-            assert caught.value.code == "model_mismatch"
-            assert client.index not in service.dispatcher.pool  # It is not drawn meanwhile.
-            assert service.runs["run"].state.account.held == Usage()
-
 
 class TestUpdates:
     async def test_the_same_update_again(self) -> None:
@@ -318,23 +297,6 @@ class TestRuns:
                 with pytest.raises(SpecError, match="taken by a run with another description"):
                     await other
 
-    async def test_a_stored_run_keeps_its_initial_default(self) -> None:
-        """Runs that were stored when the default of ``aggregation`` was ``examples``."""
-        store = MemoryStore()
-        two = {"clients_per_round": 2}
-        async with serving(store=store) as service:
-            began = spec_of(participation={**two, "aggregation": "examples"})
-            await service.add_run(began, WORDS)
-        async with serving(store=store) as service:
-            run = await service.add_run(spec_of(participation=two), WORDS)
-            assert run.spec.participation.aggregation == "examples"
-            plain = spec_of(participation={**two, "aggregation": "plain"})
-            with pytest.raises(SpecError, match=r'aggregation "examples" -> "plain"\)'):
-                await service.add_run(plain, WORDS)
-            assert list(run.spec.differences(spec_of(rounds=4, participation=two))) == [
-                "rounds 3 -> 4"
-            ]
-
     async def test_added_twice_at_once(self) -> None:
         async with serving() as service:
             runs = await asyncio.gather(*(service.add_run(spec_of(), WORDS) for _ in range(3)))
@@ -420,14 +382,18 @@ class TestRuns:
                 await service.steering.resume(run)
             assert run.ended.is_set()  # a refused resume does not make waiters wait again
 
-    async def test_deadlines_are_applied_without_requests(self) -> None:
+    async def test_deadlines_are_applied_without_requests(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+
         class Impatient(ManualClock):
             def now(self) -> float:
                 self.advance(30)
                 return super().now()
 
         async with serving(clock=Impatient()) as service:
-            run = await service.add_run(spec_of(participation={"max_lost": 1}), WORDS)
+            run = await service.add_run(spec_of(), WORDS)
             (client,) = await enrol(service, 1)
             async with asyncio.timeout(5):
                 while run.state.running:
@@ -494,7 +460,6 @@ class TestRestart:
             participation={
                 "exchange": "losses",
                 "clients_per_round": 2,
-                "server_optimizer": "adamw",
                 "min_clients": 3,
             },
         )
@@ -639,16 +604,11 @@ async def federate(
 
 
 class TestWholeRuns:
-    @pytest.mark.parametrize("server_optimizer", ["none", "adamw"])
     @pytest.mark.parametrize("clients_per_round", [1, 3])
     async def test_both_exchanges_and_both_places_of_the_model_agree(
-        self, server_optimizer: str, clients_per_round: int
+        self, clients_per_round: int
     ) -> None:
-        participation = {
-            "clients_per_round": clients_per_round,
-            "server_optimizer": server_optimizer,
-            "min_clients": 4,
-        }
+        participation = {"clients_per_round": clients_per_round, "min_clients": 4}
         results = []
         for exchange in ("alpha", "losses"):
             for on_device in (False, True):

@@ -98,7 +98,6 @@ async def test_the_model_sees_what_the_slots_hold() -> None:
     [
         ("gs-bdpl", {"optimizer": "sgd", "learning_rate": 0.01}),
         ("thompson", {"race": 0}),
-        ("evolution", {"race": 0}),
         ("random", {"race": 0}),
     ],
 )

@@ -86,7 +86,7 @@ class Watched:
         return watched
 
 
-@pytest.mark.parametrize("method", ["thompson", "evolution", "random", "tpe"])
+@pytest.mark.parametrize("method", ["thompson", "random", "tpe"])
 async def test_searches_ask_and_tell_in_other_threads(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -17,11 +17,9 @@ from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, digest
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.client import HttpTransport
 from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.local import MemoryTransport
-from fedone_sdk.messages import Claim, Decline
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -39,7 +37,6 @@ def spec_of(name: str, labels: tuple[str, ...], *, rounds: int = 4) -> RunSpec:
         name=name,
         task={**TASK, "labels": {label: f" {label}" for label in labels}},
         method={"num_samples": 2},
-        participation={"max_lost": 3},
         rounds=rounds,
     )
 
@@ -176,14 +173,14 @@ async def test_a_run_without_any_backend_waits_and_spends_nothing() -> None:
         assert found.unfit[0].reason.startswith("no backend: ")
 
 
-async def test_a_device_of_another_model_is_refused_once() -> None:
+async def test_a_device_of_another_model_declines_once() -> None:
     spec = spec_of("tickets", ("billing", "login")).model_dump(mode="json")
     spec["participation"]["model"] = "this"
     async with serving(RunSpec.model_validate(spec), backend=None) as aggregator:
         other = ScriptedBackend(fingerprint="other")
         async with client_of(aggregator, backend=other) as client:
             assert [(await client.run_once()).outcome for _ in range(3)] == [
-                "refused",
+                "declined",
                 "idle",
                 "idle",
             ]
@@ -247,25 +244,3 @@ class TestCheck:
                     await client.run_once()
         lines = [line["event"] for line in logs if line["log_level"] == "warning"]
         assert lines.count(f"your rows fit urgency 0 of 8 because {WHY}") == 1
-
-
-@pytest.mark.parametrize("message", ["claim", "decline"])
-async def test_an_older_server_gets_only_its_fields(
-    message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bodies: list[dict[str, Any]] = []
-    transport = HttpTransport("http://server")
-
-    async def request(method: str, path: str, credential: str, body: Any, **more: Any) -> Any:
-        bodies.append(json.loads(body.content))
-        if {"changed", "unfit"} & bodies[-1].keys():
-            raise ProblemError("invalid_message", "no such key")
-        return 204, {}, b""
-
-    monkeypatch.setattr(transport, "_request", request)
-    calls: dict[str, Callable[[], Any]] = {
-        "claim": lambda: transport.claim("c", Claim(num_examples=3, changed=True)),
-        "decline": lambda: transport.decline("c", "a", Decline(reason="why", unfit=True)),
-    }
-    await calls[message]()
-    assert len(bodies) == 2

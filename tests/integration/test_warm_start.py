@@ -64,7 +64,7 @@ def federation_of(spec: RunSpec) -> Federation:
         {"name": "gs-bdpl", "tau": 1.0},
         {"name": "bdpl"},
         {"name": "thompson"},
-        {"name": "evolution"},
+        {"name": "random"},
     ],
     ids=lambda method: str(method["name"]),
 )

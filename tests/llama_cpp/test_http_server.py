@@ -145,7 +145,7 @@ async def test_a_cap_on_queries_holds_to_the_unit(server: LlamaServer, tmp_path:
                 "length": 1,
                 "vocabulary": {"kind": "list", "candidates": ["Judge.", "Decide."], "blank": True},
             },
-            "method": {"name": "evolution", "num_samples": 3, "batch_size": 2},
+            "method": {"name": "random", "num_samples": 3, "batch_size": 2},
             "participation": {"exchange": "losses"},
             "budget": {"queries": 7},
             "rounds": 20,

@@ -38,7 +38,7 @@ RUNS: dict[str, dict[str, Any]] = {
         }
     },
     "calibrated": {
-        "method": {"name": "evolution", "num_samples": 5, "batch_size": 4},
+        "method": {"name": "random", "num_samples": 5, "batch_size": 4},
         "calibration": {"kind": "labels"},
     },
     "reference texts": {"task": {"template": "{prompt} {text}", "loss": "nll"}},
@@ -57,6 +57,7 @@ def spec_of(changes: dict[str, Any]) -> RunSpec:
                 "exchange": "losses",
                 "clients_per_round": DEVICES,
                 "min_clients": DEVICES,
+                "model": "scripted",
             },
             "rounds": 4,
             "evaluation": {"every": 0},

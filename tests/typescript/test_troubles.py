@@ -35,7 +35,7 @@ task: {{template: "{{prompt}} {{text}} It was {{mask}}.", labels: {{0: " terribl
 prompt: {{length: 3, vocabulary: {{kind: list, candidates: {CANDIDATES}}}}}
 method: {{name: gs-bdpl, num_samples: 4, batch_size: 4, optimizer: sgd, learning_rate: 0.01}}
 participation:
-  {{exchange: losses, clients_per_round: 2, min_clients: 2, deadline_s: 120, claim_timeout_s: 120}}
+  {{exchange: losses, clients_per_round: 2, min_clients: 2, deadline_s: 120}}
 evaluation: {{every: 0}}
 rounds: 24
 """

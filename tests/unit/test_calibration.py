@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.calibration import MAX_LABELS, bias_grid, class_losses, neutral_bias
-from fedone_sdk.spec import CalibrationSpec
-from fedone_sdk.task import LOG_ZERO, MAX_BIAS, TaskSpec, label_loss
+from fedone_sdk.calibration import MAX_LABELS, bias_grid, class_losses
+from fedone_sdk.task import LOG_ZERO, TaskSpec, label_loss
 
 
 def task_of(num_labels: int) -> TaskSpec:
@@ -90,29 +89,3 @@ class TestClassLosses:
     def test_needs_a_target_for_each_row(self) -> None:
         with pytest.raises(ValueError, match="shorter"):
             class_losses(task_of(2), [[-1.0, -2.0]], [])
-
-
-class TestNeutralBias:
-    def test_is_minus_the_mean(self) -> None:
-        assert neutral_bias([[-1.0, -2.0, -5.0], [-3.0, -1.0, -5.0]]) == (0.0, -0.5, 3.0)
-
-    def test_labels_are_equally_liked_under_it(self) -> None:
-        rows = [[-0.1, -2.5], [-0.3, -1.5], [-0.2, -4.0]]
-        bias = neutral_bias(rows)
-        means = [math.fsum(row[at] + bias[at] for row in rows) / 3 for at in range(2)]
-        assert means[0] == pytest.approx(means[1])
-
-    def test_what_was_not_written_does_not_count(self) -> None:
-        assert neutral_bias([[0.0, LOG_ZERO], [LOG_ZERO, 0.0], [0.0, LOG_ZERO]]) == (0.0, 0.0)
-        assert neutral_bias([[-1.0, LOG_ZERO], [-3.0, -4.0]]) == (0.0, 2.0)
-
-    def test_is_bounded(self) -> None:
-        assert neutral_bias([[-900.0, -1.0]]) == (0.0, -MAX_BIAS)
-
-
-class TestSpec:
-    @pytest.mark.parametrize("kind", ["none", "labels", "contextual", "batch"])
-    def test_its_kind_for_short(self, kind: str) -> None:
-        spec = CalibrationSpec.model_validate(kind)
-        assert spec == CalibrationSpec.model_validate({"kind": kind})
-        assert spec.label_free == (kind if kind in ("contextual", "batch") else None)

@@ -78,7 +78,6 @@ run_states = st.builds(
     defence=memories,
     releases=st.dictionaries(st.integers(0, 99), counts, max_size=3),
     method=states,
-    server_memory=memories,
     account=accounts,
     evaluation=accounts,
     seats=st.lists(seats, max_size=4, unique_by=lambda seat: seat.slot).map(tuple),
@@ -86,11 +85,9 @@ run_states = st.builds(
     lost=counts,
     fills=counts,
     model=st.none() | names,
-    votes=st.dictionaries(counts, names, max_size=3),
     started_at=st.none() | numbers,
     ended_at=st.none() | numbers,
     metric=st.builds(MetricReport, name=names, after=st.none() | numbers),
-    bias=st.none() | st.tuples(numbers, numbers),
     proposed=st.just(()) | st.just((("slot", " text"), ("slot", " more"))),
     waiting=st.just(()) | st.just((("slot", " last"),)),
 )
@@ -186,8 +183,8 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 
 def test_every_field_is_written() -> None:
-    arrays = {"method", "server_memory", "defence"}
-    later = {"proposed", "waiting", "summary", "verdict", "votes", "unfit", "planned"}
+    arrays = {"method", "defence"}
+    later = {"proposed", "waiting", "summary", "verdict", "unfit", "planned"}
     names = {field.name for field in dataclasses.fields(RunState)} - arrays
     assert encode_document(simple()).keys() == names - later
     added = dataclasses.replace(
@@ -195,7 +192,6 @@ def test_every_field_is_written() -> None:
         proposed=(("a", " b"),),
         waiting=(("a", " c"),),
         summary="paused",
-        votes={3: "m"},
         verdict=Verdict(conclusion="unclear", source="dev", bias=(0.0, 0.5), examples=7),
         unfit={4: "why"},
         planned=80,

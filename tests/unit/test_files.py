@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from fedone_paper.records import write_whole
 from fedone_sdk.cli._output import write_file
 from fedone_sdk.comparison.records import TrialFile
-from fedone_sdk.experiments.records import write_whole
 from fedone_sdk.files import replace_file, sync_path
 from tests.power import Disk, disk
 from tests.unit.comparison.records import record as record_of

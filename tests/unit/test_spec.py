@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ task:    {template: "{prompt} {sentence} It was {mask}.", labels: {0: " terrible
 data:    {train: sst2/train.jsonl, dev: sst2/dev.jsonl, num_clients: 100, shots: 16, partition: {kind: iid}}
 prompt:  {length: 20, vocabulary: {kind: pmi, size: 200}}
 method:  {name: gs-bdpl, num_samples: 20, tau: 0.1, optimizer: adamw, learning_rate: 3.0e-4, local_steps: 1, batch_size: 32}
-participation: {clients_per_round: 1, exchange: alpha, server_optimizer: none}   # exchange: alpha or losses
+participation: {clients_per_round: 1, exchange: alpha}   # exchange: alpha or losses
 budget:  {queries: 2000}
 rounds:  100
 evaluation: {every: 10, examples: 256}
@@ -102,12 +101,9 @@ def test_tasks_by_name(name: str) -> None:
         ("participation.exchange", "gradients", "participation.exchange: "),
         ("participation.deadline_s", float("nan"), "participation.deadline_s: "),
         ("participation.deadline_s", 0, "participation.deadline_s: "),
-        ("participation.hedge_after_s", 5, "participation: hedge_after_s was removed: leave"),
         ("evaluation.examples", 0, "evaluation.examples: "),
         ("evaluation.queries", 0, "evaluation.queries: "),
-        ("backend", {"kind": "litellm", "model": "openai/x"}, "backend: kind litellm was removed: "
-         "use kind openai with base_url of a LiteLLM proxy"),
-        ("backend", {"kind": "gateway", "url": "http://x"}, "backend: kind gateway was removed: "),
+        ("backend", {"kind": "litellm", "model": "openai/x"}, "backend.kind: 'litellm' is not one"),
         ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
          "evaluation, gateway, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
@@ -123,7 +119,6 @@ def test_one_line_names_key_and_reason(path: str, value: object, line: str) -> N
         ({"name": "gs-bdpl", "num_samples": 1}, "method.num_samples: "),
         ({"name": "gs-bdpl", "tau": 0}, "method.tau: "),
         ({"name": "gs-bdpl", "estimator": "zero"}, "method.estimator: unknown key (allowed: al"),
-        ({"name": "bdpl", "estimator": "best"}, "method.estimator: "),
         ({"name": "bdpl", "tau": 1}, "method.tau: unknown key (allowed: alpha_min, bat"),
         ({"name": "adam"}, "method.name: 'adam' is not one of 'gs-bdpl', 'bdpl'"),
     ],
@@ -135,7 +130,7 @@ def test_mistakes_in_a_chosen_method(method: dict[str, Any], line: str) -> None:
 
 CALIBRATED = {
     **SMALL,
-    "method": {"name": "evolution"},
+    "method": {"name": "random"},
     "participation": {"exchange": "losses"},
     "calibration": "labels",
 }
@@ -165,21 +160,6 @@ def test_calibration_where_it_can_be_had(change: dict[str, Any], kind: str) -> N
     assert validate_spec(RunSpec, {**unsaid, **change}, source="x") == spec
 
 
-@pytest.mark.parametrize("kind", ["contextual", "batch"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"method": {"name": "gs-bdpl"}, "participation": {"exchange": "alpha"}},
-        {"privacy": {"clip": 2.0, "noise_multiplier": 1.0}},
-        {"task": {**glue_task("mnli").model_dump(), "loss": "hinge"}},
-    ],
-)
-def test_label_free_calibration_fits_any_task(kind: str, change: dict[str, Any]) -> None:
-    document = {**CALIBRATED, **change, "calibration": {"kind": kind}}
-    assert validate_spec(RunSpec, document, source="x").calibration.label_free == kind
-
-
 FIVE = {"template": "{prompt} {text} {mask}", "labels": {str(n): f" w{n}" for n in range(5)}}
 NLL = {"template": "{prompt} {text}", "loss": "nll"}
 
@@ -187,15 +167,14 @@ NLL = {"template": "{prompt} {text}", "loss": "nll"}
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"calibration": "label"}, "calibration.kind: input should be 'auto', 'none', 'labels', "),
-        ({"calibration": {"kind": "batch", "size": 3}}, "calibration.size: unknown key (allowed"),
+        ({"calibration": "label"}, "calibration.kind: input should be 'auto', 'none' or 'labels'"),
+        ({"calibration": {"kind": "labels", "size": 3}}, "calibration.size: unknown key (allowed"),
         ({"task": {**FIVE, "labels": {0: " a", 1: " b"}, "loss": "hinge"}},
          "task.loss: must be cross_entropy under calibration labels"),
         ({"task": FIVE}, "calibration: labels takes a task of at most 4 labels, this one has 5"),
         ({"task": NLL}, "calibration: labels needs a task with label words"),
-        ({"task": NLL, "calibration": "batch"}, "calibration: batch needs a task with label wor"),
-        ({"task": {**FIVE, "bias": [0, 0, 0, 0, 1]}, "calibration": "contextual"},
-         "task.bias: must be null under calibration contextual, which finds one"),
+        ({"task": {**FIVE, "bias": [0, 0, 0, 0, 1]}},
+         "task.bias: must be null under calibration labels, which finds one"),
         ({"method": {"name": "gs-bdpl"}},
          "calibration: labels needs a method that keeps a pool of prompts; gs-bdpl does not"),
         ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}},
@@ -314,7 +293,7 @@ methods = st.fixed_dictionaries(
         "optimizer": st.sampled_from(["sgd", "adamw"]),
     },
 ) | st.fixed_dictionaries(
-    {"name": st.just("bdpl")}, optional={"estimator": st.sampled_from(["negative", "zero"])}
+    {"name": st.just("bdpl")}, optional={"optimizer": st.sampled_from(["sgd", "adamw"])}
 )
 
 
@@ -330,23 +309,3 @@ def test_a_spec_comes_back_from_json(
     document = {**SMALL, "method": method, "seed": seed, "budget": {"queries": 3, "usd": usd}}
     spec = RunSpec.model_validate(document)
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
-
-
-@pytest.mark.parametrize("seconds", [None, 5.0])
-def test_a_stored_run_with_hedging_loads(seconds: float | None) -> None:
-    document = RunSpec.model_validate(SMALL).model_dump(mode="json")
-    document["participation"]["hedge_after_s"] = seconds
-    assert RunSpec.stored(json.dumps(document)) == RunSpec.model_validate(SMALL)
-
-
-@pytest.mark.parametrize(
-    "gone",
-    [
-        {"kind": "litellm", "model": "openai/x", "log_probs": False, "api_key_env": None},
-        {"kind": "gateway", "url": "http://x", "token_env": "TOKEN", "timeout_s": 9.0},
-    ],
-)
-def test_a_stored_run_with_a_kind_that_is_gone_loads(gone: dict[str, Any]) -> None:
-    spec = RunSpec.model_validate(SMALL)
-    stored = RunSpec.stored(json.dumps({**spec.model_dump(mode="json"), "backend": gone}))
-    assert stored.is_same_run(spec)

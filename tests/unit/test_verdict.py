@@ -232,12 +232,3 @@ def test_a_metric_of_ones_own_has_no_interval() -> None:
     )
     assert (verdict.conclusion, values(verdict)) == ("unknown", {"no_prompt": 7.0, "tuned": 7.0})
     assert said(verdict).endswith("a metric of your own has no interval")
-
-
-def test_a_bias_that_was_found_without_labels_is_that_of_no_prompt_too() -> None:
-    bare = leaning(6.0)
-    measured = bare.model_copy(update={"predicted": TARGETS})  # as with its own bias
-    verdict = judge(task(), {"no_prompt": measured, "after": answers(0.9)}, calibrated=True)
-    found = values(verdict)
-    assert (found["no_prompt"], found["no_prompt_biased"]) == (0.5, 1.0)
-    assert (verdict.against, verdict.bias_from) == ("no_prompt_biased", "model")

@@ -33,6 +33,7 @@ import { Backoff, MAX_WAIT_S, PATIENCE_S } from "./patience.js";
 import { platformRandom } from "./random.js";
 import type { Random } from "./random.js";
 import type { Signer } from "./signing.js";
+import { mismatch } from "./step.js";
 import type { EdgeStorage } from "./storage.js";
 import type { Example, Run } from "./task.js";
 import { Transport } from "./transport.js";
@@ -136,7 +137,10 @@ export class EdgeClient {
   readonly #journal: Journal;
   readonly #known: KnownRuns;
   readonly #backoff = new Backoff();
+  /** Fingerprint of the device's own model, once it has answered. */
   #model: string | undefined;
+  /** Whether the device may fit more runs than at its last claim. */
+  #changed = true;
   #held = true;
   #work: Status["work"];
   #outcome: Outcome | undefined;
@@ -275,15 +279,12 @@ export class EdgeClient {
     this.#tell({ kind: "waiting" });
     let claimed;
     try {
-      const own = backend && { own_model: true, ...(this.#model && { model: this.#model }) };
+      const own = { ...(backend && { own_model: true }), ...(this.#changed && { changed: true }) };
       const message = { num_examples: held.length, wait_s: waitS, run_id: runId ?? null, ...own };
       claimed = await this.#link.claim(message, signal);
+      this.#changed = false;
     } catch (error) {
       if (error instanceof ProblemError && error.code === "run_ended") return "ended";
-      if (error instanceof ProblemError && error.code === "model_mismatch") {
-        this.#tell({ kind: "refused", reason: error.message });
-        return "refused";
-      }
       throw error;
     }
     if ("retryAfterS" in claimed) {
@@ -366,9 +367,7 @@ export class EdgeClient {
       ownModel: backend !== undefined,
       random: this.#random,
     };
-    const update = await lossesUpdate(work, await this.#oracle(run, assignment, signal));
-    this.#model = update.model;
-    return JSON.stringify(update);
+    return JSON.stringify(await lossesUpdate(work, await this.#oracle(run, assignment, signal)));
   }
 
   async #oracle(
@@ -388,9 +387,17 @@ export class EdgeClient {
       }
       return gatewayOracle(assignmentId, (message) => this.#link.score(message, signal), ready);
     }
+    if (run.model != null && this.#model !== undefined && this.#model !== run.model) {
+      throw new Declining(mismatch(run.model, this.#model), true);
+    }
     const version = assignment.vocabulary_version ?? 0;
     const vocabulary = await this.#known.vocabulary(runId, version, signal);
-    return ownOracle(backend, vocabulary, ready, signal);
+    const named: Backend = async (query, stopped) => {
+      const answer = await backend(query, stopped);
+      this.#model = answer.fingerprint;
+      return answer;
+    };
+    return ownOracle(named, vocabulary, ready, signal);
   }
 
   async #unsupported(facts: WorkFacts, signal: AbortSignal | undefined): Promise<Outcome> {
@@ -411,7 +418,12 @@ export class EdgeClient {
     // Of a bug only the kind: its words may quote private text.
     const known = error instanceof FedOneError;
     const reason = known ? error.message : `the client failed with ${kindOf(error)}`;
-    const message = { reason: reason.slice(0, 500), usage: this.#journal.usage };
+    const unfit = error instanceof Declining && error.unfit;
+    const message = {
+      reason: reason.slice(0, 500),
+      usage: this.#journal.usage,
+      ...(unfit && { unfit }),
+    };
     await this.#link.decline(facts.assignmentId, message, signal);
     await this.#journal.drop();
     this.#tell({ kind: "declined", reason: message.reason, ...facts });

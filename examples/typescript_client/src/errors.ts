@@ -52,6 +52,14 @@ export class ProblemError extends FedOneError {
 /** Work that cannot be completed; it is declined. */
 export class Declining extends FedOneError {
   override name = "Declining";
+
+  constructor(
+    message: string,
+    /** Whether the device fits no work of the run; nothing was asked then. */
+    readonly unfit = false,
+  ) {
+    super(message);
+  }
 }
 
 /** The app's condition does not hold: the work waits. */

@@ -1,5 +1,5 @@
 import type { Clock } from "./clock.js";
-import { ArgumentError, MessageError, ProblemError, TransportError } from "./errors.js";
+import { ArgumentError, MessageError, TransportError } from "./errors.js";
 import type { OnEvent } from "./events.js";
 import type { Identity } from "./identity.js";
 import type {
@@ -93,18 +93,9 @@ export class Link {
   /** Asks for work. */
   async claim(message: Claim, signal?: AbortSignal): Promise<Assignment | Idle> {
     const body = JSON.stringify(message);
-    let reply: Reply;
-    try {
-      const patienceS = message.wait_s ?? 0;
-      reply = await this.#call("POST", "/v1/assignments/claim", { body, patienceS, signal });
-    } catch (error) {
-      const { model, ...older } = message;
-      if (!(error instanceof ProblemError) || error.code !== "invalid_message" || model == null) {
-        throw error;
-      }
-      // An older server does not know that a device may name its model.
-      return this.claim(older, signal);
-    }
+    const patienceS = message.wait_s ?? 0;
+    const options = { body, patienceS, signal };
+    const reply = await this.#call("POST", "/v1/assignments/claim", options);
     if (reply.status === 204) return { retryAfterS: reply.retryAfterS ?? 1 };
     const found = read<Assignment>(reply, {
       assignment_id: "string",

@@ -6,6 +6,11 @@ import type { ModelOutput, ScoreFunction } from "./loss.js";
 import type { PackedArray, Usage } from "./messages.js";
 import type { Run } from "./task.js";
 
+/** Why a device cannot work for a run of another model. */
+export function mismatch(run: string, device: string): string {
+  return `the run scores with '${run}', the device with '${device}'`;
+}
+
 /** Prompts to score on one mini-batch. */
 export class Step {
   /** @param onScored Called with how many more prompts have their losses. */
@@ -36,7 +41,7 @@ export class Step {
    * @param places Where the prompt stands in the step.
    * @param answers Per example what the model answered; null where it failed.
    * @param model Fingerprint of the model.
-   * @throws Declining The model is another one than before, or the score function is broken.
+   * @throws Declining The model is another one than the run's, or the score function is broken.
    */
   async keep(
     places: readonly number[],
@@ -44,6 +49,8 @@ export class Step {
     model: string,
     usage?: Usage,
   ): Promise<void> {
+    const expected = this.run.model ?? model;
+    if (expected !== model) throw new Declining(mismatch(expected, model));
     if ((this.journal.model ?? model) !== model) {
       throw new Declining("the model changed while the work was under way");
     }

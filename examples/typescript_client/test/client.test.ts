@@ -204,9 +204,22 @@ test("a model of the device's own is asked once for a prompt that stands twice",
     { queries: 4, requests: 3, prompt_tokens: 0, completion_tokens: 0, usd: 0 },
   );
   const [claim, later] = server.bodies("claim").map((body) => JSON.parse(body));
-  assert.equal(claim.own_model, true);
-  assert.equal("model" in claim, false);
-  assert.equal(later.model, "own");
+  assert.deepEqual([claim.own_model, claim.changed], [true, true]);
+  assert.deepEqual([later.own_model, later.changed], [true, undefined]);
+});
+
+test("a device with another model than the run's declines", async () => {
+  const server = new ScriptedServer();
+  server.next("task", () => json({ ...RUN, model: "another" }));
+  server.next("claim", ...Array(2).fill(() => json(assignment())));
+  const { backend } = countingBackend();
+  const { client } = clientOf(server, { backend });
+  assert.equal(await client.runOnce(), "declined");
+  assert.equal(await client.runOnce(), "declined");
+  const [first, second] = server.bodies("decline").map((body) => JSON.parse(body));
+  const reason = "the run scores with 'another', the device with 'own'";
+  assert.deepEqual([first.reason, first.unfit], [reason, undefined]); // its model was asked
+  assert.deepEqual([second.reason, second.unfit], [reason, true]);
 });
 
 test("what was scored before a stop is not asked again", async () => {

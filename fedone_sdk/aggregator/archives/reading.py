@@ -178,7 +178,8 @@ def _parse_archive(lines: Sequence[Any], own_method: bool) -> Archive:
             for line in groups[MemoryLine]
         ),
     )
-    if not own_method and isinstance(RunSpec.stored(snapshot.record.spec).method, OwnMethodSpec):
+    spec = RunSpec.model_validate_json(snapshot.record.spec)
+    if not own_method and isinstance(spec.method, OwnMethodSpec):
         raise ArchiveError(
             "a run with a method of its own cannot be imported over HTTP; import it into the "
             "server's store: fedone runs import FILE --store STORE --run RUN.yaml"

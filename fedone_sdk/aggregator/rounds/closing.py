@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.rounds.events import (
 from fedone_sdk.aggregator.rounds.prompts import admit_candidates, candidates
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
-from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256, median, trimmed_mean
+from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import Admitted, Defence, ledger
 from fedone_sdk.algorithms.estimator import drawn_advantage
 from fedone_sdk.messages import RoundReport
@@ -43,19 +43,19 @@ def _save_memories(rules: Rules, state: RunState) -> tuple[Effect, ...]:
 
 
 def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
-    """Aggregate the finished seats, apply the server step and start the next round."""
+    """Aggregate the finished seats and start the next round."""
     # Sorted by enrolment index: floating-point sums depend on the order.
     seats = sorted(
         (seat for seat in state.seats if seat.phase == "done"),
         key=lambda seat: (seat.client, seat.slot),
     )
     weights = (
-        [rules.weight(seat.weight) for seat in seats]
+        [seat.weight for seat in seats]
         if rules.spec.participation.aggregation == "examples"
         else None
     )
     admitted, defence, verdicts = _judge(rules, state, seats)
-    method, server_memory = _aggregate(rules, state, admitted, weights)
+    method = _aggregate(rules, state, admitted, weights)
     report = RoundReport(
         round=state.round,
         client_id="",
@@ -83,7 +83,6 @@ def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
         state,
         round=state.round + 1,
         method=method,
-        server_memory=server_memory,
         defence=defence,
         quarantined=state.quarantined.union(one.client for one in banned),
         seats=(),
@@ -153,11 +152,11 @@ def _quarantine(
 
 def _aggregate(
     rules: Rules, state: RunState, seats: Sequence[Seat], weights: list[int] | None
-) -> tuple[State, Memory]:
-    """Return the new method state and the server optimiser's new memory."""
+) -> State:
+    """Return the method's state after the round."""
     if rules.method.shares_memory:
         if len(seats) == 1:
-            return seats[0].local or state.method, state.server_memory
+            return seats[0].local or state.method
         # Pools have no mean: the method receives the seats' losses one after the other.
         method = state.method
         for seat in seats:
@@ -165,17 +164,9 @@ def _aggregate(
                 asked = candidates(rules, state, replace(seat, local=None, step=0))
                 curves = seat.curves[0] if seat.curves else None
                 method = rules.method.tell(method, asked, rules.as_losses(seat.losses[0], curves))
-        return method, state.server_memory
+        return method
     alphas = [(seat.local or state.method).alpha for seat in seats]
-    part = rules.spec.participation
-    if part.aggregation == "median":
-        middle = median(alphas)
-    elif part.aggregation == "trimmed_mean":
-        middle = trimmed_mean(alphas, part.trim)
-    else:
-        middle = aggregate(alphas, weights)
-    alpha, memory = rules.server_optimizer.apply(state.method.alpha, middle, state.server_memory)
-    return State(alpha=rules.method.project(alpha)), memory
+    return State(alpha=rules.method.project(aggregate(alphas, weights)))
 
 
 def _seat_record(rules: Rules, seat: Seat) -> dict[str, Any]:

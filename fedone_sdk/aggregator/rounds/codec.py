@@ -13,13 +13,12 @@ from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.messages import MetricReport, Verdict
 
-_METHOD, _SERVER, _DEFENCE = "method", "server", "defence"
+_METHOD, _DEFENCE = "method", "defence"
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
     """Return all arrays of a state by name, without copies."""
     arrays = _named(_METHOD, state.method)
-    arrays |= {f"{_SERVER}/{key}": value for key, value in state.server_memory.items()}
     arrays |= {f"{_DEFENCE}/{key}": value for key, value in state.defence.items()}
     for seat in state.seats:
         if seat.local is not None:
@@ -53,11 +52,9 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "started_at": state.started_at,
         "ended_at": state.ended_at,
         "metric": state.metric.model_dump(),
-        "bias": state.bias,
         # Omitted when empty: replicas of earlier versions reject unknown keys.
         **({} if state.summary is None else {"summary": state.summary}),
         **({} if state.planned is None else {"planned": state.planned}),
-        **({"votes": list(state.votes.items())} if state.votes else {}),
         **({} if state.verdict is None else {"verdict": state.verdict.model_dump(mode="json")}),
         **({"unfit": list(state.unfit.items())} if state.unfit else {}),
         **{
@@ -84,7 +81,6 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
             **{
                 **document,
                 "method": method,
-                "server_memory": _below(_SERVER, loaded),
                 "account": account,
                 "evaluation": _load_account(document["evaluation"]),
                 "seats": tuple(_load_seat(s, _unnamed(f"seat{s['slot']}", loaded)) for s in seats),
@@ -93,10 +89,8 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "releases": dict(document["releases"]),
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
-                "votes": dict(document.get("votes", ())),
                 "unfit": dict(document.get("unfit", ())),
                 "metric": MetricReport.model_validate(document["metric"]),
-                "bias": None if (bias := document.get("bias")) is None else tuple(bias),
                 "verdict": _load_verdict(document.get("verdict")),
                 "proposed": _load_candidates(document.get("proposed", ())),
                 "waiting": _load_candidates(document.get("waiting", ())),

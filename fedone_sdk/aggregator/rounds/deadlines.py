@@ -27,9 +27,9 @@ def expire(rules: Rules, event: TimePassed, state: RunState, now: float) -> Tran
 
 
 def renew(rules: Rules, event: RenewalRequested, state: RunState, now: float) -> Transition:
-    """Give a client a full new deadline, up to ``participation.max_renewals`` times."""
+    """Give a client a full new deadline, up to `Rules.MAX_RENEWALS` times."""
     seat = working(state, event.assignment_id)
-    most = rules.spec.participation.max_renewals
+    most = rules.MAX_RENEWALS
     if seat.renewals >= most:
         raise ProblemError(
             "renewal_refused",

@@ -19,7 +19,6 @@ from fedone_sdk.messages import (
     RunStatus,
     Verdict,
 )
-from fedone_sdk.task import Bias
 
 # Events
 
@@ -45,14 +44,12 @@ class WorkRequested:
         client: Its enrolment index.
         assignment_id: A fresh id for a new assignment.
         own_model: Whether the client queries its own model.
-        model: Fingerprint of that model, if the client knows it before it works.
         memory: Method memory after the client's last work (losses exchange).
     """
 
     client: int
     assignment_id: str
     own_model: bool = False
-    model: str | None = None
     memory: Memory = field(default_factory=dict)
 
 
@@ -180,14 +177,12 @@ class Measured:
         which: The prompt.
         value: The metric.
         at: For ``after``: round and number of rollbacks when the prompt was current.
-        bias: The label bias that the measurement estimated without labels.
         verdict: For ``after``: whether tuning improved the metric.
     """
 
     which: Literal["no_prompt", "before", "after"]
     value: float
     at: tuple[int, int] | None = None
-    bias: Bias | None = None
     verdict: Verdict | None = None
 
 
@@ -259,7 +254,6 @@ class RollbackRequested:
 
     Attributes:
         method: Method state of that round: alpha and its memory.
-        server_memory: The server optimiser's memory of that round.
         memories: The clients' method memories of that round, by enrolment index.
         to_round: Number of rounds done at that point.
         reason: The reason, for the log.
@@ -268,7 +262,6 @@ class RollbackRequested:
     """
 
     method: State
-    server_memory: Memory = field(default_factory=dict)
     memories: Mapping[int, Memory] = field(default_factory=dict)
     to_round: int
     reason: str

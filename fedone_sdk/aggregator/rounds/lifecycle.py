@@ -89,10 +89,8 @@ def run_again(rules: Rules, state: RunState, now: float) -> RunState:
         seats=_with_new_deadlines(rules, state, now),
         # A resume accepts the current model.
         model=_current_model(rules, state),
-        votes={},
         unfit={},
         metric=state.metric.model_copy(update={"after": None}),
-        bias=None,
         verdict=None,
     )
 
@@ -139,14 +137,13 @@ def _has_more_queries(rules: Rules, state: RunState, cap: Budget) -> bool:
 
 
 def _current_model(rules: Rules, state: RunState) -> str | None:
-    """Return the required model; None if the devices' next votes decide."""
-    not_looked_at_yet = rules.required_model == ""
-    return state.model if not_looked_at_yet else rules.required_model
+    """Return the model that scores from now on; the current one while the gateway's is unknown."""
+    return rules.required_model or state.model
 
 
 def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
-    part = rules.spec.participation
-    patience = {"offered": part.claim_timeout_s, "working": part.deadline_s, "done": 0.0}
+    deadline_s = rules.spec.participation.deadline_s
+    patience = {"offered": rules.CLAIM_TIMEOUT_S, "working": deadline_s, "done": 0.0}
     return tuple(replace(seat, due=now + patience[seat.phase]) for seat in state.seats)
 
 
@@ -216,18 +213,15 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
         method=rules.with_new_candidates(
             State(alpha=event.method.alpha, memory=event.method.memory)
         ),
-        server_memory=event.server_memory,
         seats=(),
         passed=frozenset(),
         fills=0,
         lost=0,
         # After a rollback to round 0 no result depends on the model.
         model=state.model if event.to_round else _current_model(rules, state),
-        votes=state.votes if event.to_round else {},
         rollbacks=state.rollbacks + 1,
         planned=None,  # The next assignment plans for the caps of its time.
         metric=state.metric.model_copy(update={"after": None}),
-        bias=None,
         verdict=None,
     )
     if rules.remembers_clients:
@@ -249,4 +243,4 @@ def record_metric(rules: Rules, event: Measured, state: RunState, now: float) ->
     metric = state.metric.model_copy(update={event.which: event.value})
     if event.which != "after":
         return replace(state, metric=metric), ()
-    return replace(state, metric=metric, bias=event.bias, verdict=event.verdict), ()
+    return replace(state, metric=metric, verdict=event.verdict), ()

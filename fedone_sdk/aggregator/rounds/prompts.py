@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedone_sdk.aggregator.rounds.curves import Curves
 from fedone_sdk.aggregator.rounds.events import CandidatesProposed
 from fedone_sdk.aggregator.rounds.rules import Rules
@@ -50,15 +47,6 @@ def updated_local(
     base = seat.local or state.method
     asked = candidates(rules, state, seat)
     return rules.method.tell(base, asked, rules.as_losses(losses, curves))
-
-
-def evaluated_prompt(rules: Rules, state: RunState) -> NDArray[np.int64]:
-    """Return the prompt of the evaluation curve, n candidate indices."""
-    if rules.spec.evaluation.prompt == "mode":
-        return rules.method.prompt(state.method)
-    rng = stream(rules.seed_of(state, "evaluation", 0, 0))
-    drawn: NDArray[np.int64] = rules.method.ask(state.method, rng, 1).prompts[0]
-    return drawn
 
 
 def propose(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:

@@ -120,7 +120,7 @@ def machine_of(snapshot: RunSnapshot) -> RoundMachine:
         ValueError: The stored spec is damaged.
     """
     record = snapshot.record
-    spec = RunSpec.stored(record.spec)
+    spec = RunSpec.model_validate_json(record.spec)
     vocabulary = Vocabulary.parse(record.candidates)
     return _machine(record.run_id, spec, vocabulary)
 
@@ -287,7 +287,6 @@ def at_round(
 def _roll_back(machine: RoundMachine, state: RunState, back: RunState) -> RunState:
     event = RollbackRequested(
         method=back.method,
-        server_memory=back.server_memory,
         to_round=back.round,
         reason="",
     )
@@ -473,7 +472,6 @@ def compare(snapshot: RunSnapshot) -> ReplayReport:
             ("the number of rounds", str(stored.round), str(state.round)),
             ("alpha", alpha_sha256(stored.method.alpha), alpha_sha256(state.method.alpha)),
             ("the method's memory", _sha256(stored.method.memory), _sha256(state.method.memory)),
-            ("the server's memory", _sha256(stored.server_memory), _sha256(state.server_memory)),
             ("the defences' memory", _sha256(stored.defence), _sha256(state.defence)),
             ("the clients' memory", _sha256(_flatten(kept)), _sha256(_flatten(memories))),
         ):
@@ -504,8 +502,6 @@ def _unless_close(state: RunState, stored: RunState) -> RunState:
         ours = ours.evolve(alpha=theirs.alpha)
     if _are_close(theirs.memory, ours.memory):
         ours = ours.evolve(memory=theirs.memory)
-    if _are_close(stored.server_memory, state.server_memory):
-        state = replace(state, server_memory=stored.server_memory)
     return replace(state, method=ours)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,7 +19,6 @@ from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import (
     Candidates,
     ClassLosses,
-    ServerOptimizer,
     State,
     method_from_spec,
     stream_seed,
@@ -71,6 +70,21 @@ class Rules:
     Raises:
         MissingExtraError: The method or the privacy needs a library that is not installed.
         ValueError: A message would exceed the size limit, or the spec does not fit the method.
+    """
+
+    CLAIM_TIMEOUT_S: ClassVar = 10.0
+    """Seconds that a selected client has to claim its work.
+
+    Clients that are drawn hold a long poll, so that a claim takes a round trip and a reconnection.
+    """
+
+    MAX_RENEWALS: ClassVar = 10
+    """Renewals of an assignment: a device that never ends holds a seat for 11 deadlines."""
+
+    MAX_LOST: ClassVar = 50
+    """Lost assignments in a row after which the run ends as failed.
+
+    Each may cost its lease: a run whose model answers nobody ends before its caps do.
     """
 
     def __init__(
@@ -140,10 +154,6 @@ class Rules:
         noised = spec.privacy is not None and spec.privacy.target == "losses"
         # Devices clip before they add noise. Clipping again would bias the mean.
         self.loss_clip = None if noised else spec.defence.loss_clip
-        self.server_optimizer = ServerOptimizer(
-            name=spec.participation.server_optimizer,
-            learning_rate=spec.participation.server_learning_rate,
-        )
 
     @classmethod
     def of(cls, run_id: str, spec: RunSpec, vocabulary: Vocabulary, **options: Any) -> Self:
@@ -295,7 +305,7 @@ class Rules:
 
     @property
     def required_model(self) -> str | None:
-        """Fingerprint of the model that must score; None if the devices' votes decide.
+        """Fingerprint of the model that must score: the gateway's, or that of the spec.
 
         Empty if the gateway's model is not known yet.
         """
@@ -325,11 +335,6 @@ class Rules:
     def is_exhausted(self, state: RunState) -> bool:
         """Whether the budget pays for no more work and no open lease can release any."""
         return not state.account.leases and self.affordable_work(state) is None
-
-    def weight(self, num_examples: int) -> int:
-        """Return the aggregation weight of a client that reports `num_examples` examples."""
-        most = self.spec.participation.max_weight
-        return num_examples if most is None else min(num_examples, most)
 
     def affordable_work(
         self, state: RunState, local: State | None = None

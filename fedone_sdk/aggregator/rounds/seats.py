@@ -39,8 +39,6 @@ def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float
         return end_early(rules, state, "stopped", reason, now)
     available = event.available
     # Filters only when needed: thousands of clients may be available.
-    if rules.spec.participation.max_weight is not None:
-        available = {client: rules.weight(held) for client, held in available.items()}
     if state.quarantined or state.unfit or rules.releases is not None:
         available = {
             client: held
@@ -102,7 +100,7 @@ def _fill_vacant(
     chosen = select(pool, count, rng=stream(rules.selection_seed(state)), kind=part.selection)
     taken = {seat.slot for seat in state.seats}
     slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
-    due = now + part.claim_timeout_s
+    due = now + rules.CLAIM_TIMEOUT_S
     seats = tuple(
         Seat(slot=slot, client=client, phase="offered", due=due, weight=available[client])
         for slot, client in zip(slots, chosen, strict=False)
@@ -124,7 +122,7 @@ def vacate(
     """Take a seat from its client and charge its lease.
 
     A client with a reason in `unfit` gets no other seat of the run. It declines before it queries a
-    model, so this costs nothing and does not count towards ``max_lost``.
+    model, so this costs nothing and does not count towards `Rules.MAX_LOST`.
     """
     was_working = seat.phase == "working" and unfit is None
     state, seat, effects = release(rules, state, seat, reason, reported, unasked=unfit is not None)
@@ -133,7 +131,7 @@ def vacate(
     if unfit is not None:
         state = _without_unfit(state, seat, unfit)
     more: tuple[Effect, ...] = ()
-    if state.lost > rules.spec.participation.max_lost:
+    if state.lost > rules.MAX_LOST:
         state, more = end_early(rules, state, "failed", f"last: {reason}", now)
     elif seat.step:
         # Earlier local steps are paid for: the seat closes with their result.
@@ -163,7 +161,7 @@ def clear_unfit(rules: Rules, event: UnfitCleared, state: RunState, now: float) 
 
 def renew_offers(rules: Rules, state: RunState, client: int, now: float) -> RunState:
     """Restart the claim deadline of a client's other seats, after its work has ended."""
-    due = now + rules.spec.participation.claim_timeout_s
+    due = now + rules.CLAIM_TIMEOUT_S
     waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
     for seat in waiting:
         state = state.with_seat(replace(seat, due=due))

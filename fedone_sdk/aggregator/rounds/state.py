@@ -11,7 +11,6 @@ from fedone_sdk.aggregator.rounds.events import Effect, RunEnded
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.messages import MetricReport, RunStatus, Verdict
-from fedone_sdk.task import Bias
 
 MOST_UNFIT = 1000
 """Maximal number of unfit clients in a state, which is written with every event."""
@@ -79,7 +78,6 @@ class RunState:
         summary: Why the run is paused, for viewers; None equals `reason`.
         round: Number of rounds done, and index of the current round.
         method: Alpha and the method's memory on the server.
-        server_memory: Memory of the server optimiser.
         account: Caps, spending and leases of training, and of evaluation except for its queries.
         evaluation: Account of evaluation queries.
         seats: The seats of the current round.
@@ -93,12 +91,10 @@ class RunState:
         releases: Number of noised releases per client, by enrolment index.
         paused: Whether a stopped run waits for an operator and keeps its open work.
         model: Fingerprint of the model that scores.
-        votes: Model of each device by enrolment index, until the run's model is final.
         models: Model names that the provider has reported; a new one pauses the run.
         started_at: First assignment, seconds since the epoch.
         ended_at: End, seconds since the epoch.
         metric: The dev metrics measured so far.
-        bias: Label bias that the evaluation of the final prompt estimated without labels.
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
@@ -111,7 +107,6 @@ class RunState:
     summary: str | None = None
     round: int = 0
     method: State
-    server_memory: Memory = field(default_factory=dict)
     account: Account
     evaluation: Account
     seats: tuple[Seat, ...] = ()
@@ -125,12 +120,10 @@ class RunState:
     releases: Mapping[int, int] = field(default_factory=dict)
     paused: bool = False
     model: str | None = None
-    votes: Mapping[int, str] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     started_at: float | None = None
     ended_at: float | None = None
     metric: MetricReport
-    bias: Bias | None = None
     verdict: Verdict | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.events import Accepted, Refused, SeatOffered, UpdateArrived
-from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
 from fedone_sdk.aggregator.rounds.prompts import updated_local
 from fedone_sdk.aggregator.rounds.rules import Rules, working
 from fedone_sdk.aggregator.rounds.seats import renew_offers, vacate
@@ -32,12 +31,8 @@ def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> T
     """Accept a client's update, or refuse it without a change of the state."""
     seat = working(state, event.assignment_id)
     update = event.update
-    state, restarted = vote_model(rules, state, seat.client, update.model, now)
-    if restarted:
-        detail = "the run restarts with the model of most devices"
-        return state, (*restarted, Refused(code="model_mismatch", detail=detail))
-    other = model_mismatch(rules, state, update.model)
-    if other is not None:
+    if update.model != state.model and state.model is not None:
+        other = f"the run scores with {state.model!r}, the device with {update.model!r}"
         state, effects = vacate(rules, state, seat, other, update.usage, now)
         return state, (*effects, Refused(code="model_mismatch", detail=other))
     _check_scored(update)
@@ -77,7 +72,7 @@ def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> T
     )
     if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
-        due = now + rules.spec.participation.claim_timeout_s
+        due = now + rules.CLAIM_TIMEOUT_S
         state = state.with_seat(replace(seat, phase="offered", due=due))
         return state, (accepted, SeatOffered(client=seat.client))
     state, effects = close_seat(rules, state, seat, now)

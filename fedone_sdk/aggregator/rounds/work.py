@@ -7,11 +7,9 @@ from typing import Any
 
 from fedone_sdk.aggregator.rounds.events import (
     Assigned,
-    Refused,
     WorkDeclined,
     WorkRequested,
 )
-from fedone_sdk.aggregator.rounds.models import model_mismatch, vote_model
 from fedone_sdk.aggregator.rounds.privacy import count_releases
 from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.rules import Rules, working
@@ -29,14 +27,6 @@ def assign(rules: Rules, event: WorkRequested, state: RunState, now: float) -> T
     if seat is None or not state.running:
         return state, ()
     if seat.phase == "offered":
-        if event.model is not None:
-            state, restarted = vote_model(rules, state, event.client, event.model, now)
-            if restarted:
-                return state, restarted
-            detail = model_mismatch(rules, state, event.model)
-            if detail is not None:  # No lease is open yet, so this is free.
-                state, effects = vacate(rules, state, seat, detail, None, now, unfit=detail)
-                return state, (*effects, Refused(code="model_mismatch", detail=detail))
         state = rules.with_current_plan(state)
         rules = rules.at(state)
         affordable = rules.affordable_work(state, seat.local)

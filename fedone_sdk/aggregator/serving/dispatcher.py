@@ -120,8 +120,7 @@ class Dispatcher:
             others: Returns the runs that the client may work for and that are not served here.
 
         Raises:
-            ProblemError: ``run_ended`` if all runs have ended, ``model_mismatch`` if the run with a
-                seat for the client scores with another model.
+            ProblemError: ``run_ended`` if all runs have ended.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
@@ -135,13 +134,7 @@ class Dispatcher:
                 _check_open(eligible, others)
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
-                try:
-                    assignment = await self._claim_offer(client.index, message)
-                except ProblemError as exc:
-                    if exc.code == "model_mismatch":  # Prevents a second draw for this run.
-                        self.pool.remove([client.index])
-                        await run_shielded(self._remove_members([client.index]), of=self._store)
-                    raise
+                assignment = await self._claim_offer(client.index, message)
                 if assignment is not None:
                     return assignment
                 if self._draining:
@@ -246,30 +239,17 @@ class Dispatcher:
     async def _claim_offer(
         self, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
-        """Return the assignment of a seat offered to this client, if any.
-
-        Raises:
-            ProblemError: ``model_mismatch`` if there is no assignment because a run scores with
-                another model.
-        """
-        mismatch: ProblemError | None = None
+        """Return the assignment of a seat offered to this client, if any."""
         for run_id in self._offers.runs_of(client):
             run = self._runs.get(run_id)
             if run is None:
                 self._offers.remove(run_id, [client])
                 continue
-            try:
-                with self._may_be_deleted(run):
-                    assignment = await self._claim_seat(run, client, message)
-                    if assignment is not None:
-                        self.pool.start_work(client, run_id)
-                        return assignment
-            except ProblemError as exc:
-                if exc.code != "model_mismatch":
-                    raise
-                mismatch = exc
-        if mismatch is not None:
-            raise mismatch
+            with self._may_be_deleted(run):
+                assignment = await self._claim_seat(run, client, message)
+                if assignment is not None:
+                    self.pool.start_work(client, run_id)
+                    return assignment
         return None
 
     async def _claim_seat(
@@ -288,10 +268,7 @@ class Dispatcher:
             return None  # Stopping: no new assignments.
         await self._prepare(run)
         asked = WorkRequested(
-            client=client,
-            assignment_id=uuid.uuid4().hex,
-            own_model=message.own_model,
-            model=message.model,
+            client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
         )
         effects = await run.apply(asked)
         return next((e.assignment for e in effects if isinstance(e, Assigned)), None)

@@ -17,7 +17,6 @@ from fedone_sdk.aggregator.rounds.events import (
     RoundFinished,
     RunEnded,
 )
-from fedone_sdk.aggregator.rounds.prompts import evaluated_prompt
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.calls import BugCounter, persist, query_as_evaluation
@@ -67,12 +66,10 @@ class _Measurement(NamedTuple):
 
     Attributes:
         value: The metric.
-        bias: The label bias estimated without labels, if it is reproducible.
         outcomes: Results per example; None for a point of the curve.
     """
 
     value: float
-    bias: Bias | None
     outcomes: Outcomes | None
 
 
@@ -170,7 +167,7 @@ class Evaluation:
 
     def _deployable(self, state: RunState) -> _ShownPrompt:
         machine = self._run.machine
-        return _ShownPrompt(evaluated_prompt(machine, state).tolist(), machine.bias(state))
+        return _ShownPrompt(machine.method.prompt(state.method).tolist(), machine.bias(state))
 
     async def _measure_point(self, round_number: int, shown: _ShownPrompt, rollbacks: int) -> None:
         if self._run.state.rollbacks != rollbacks:
@@ -199,7 +196,6 @@ class Evaluation:
                 which=which,
                 value=found.value,
                 at=at,
-                bias=found.bias,
                 verdict=await self._verdict() if which == "after" else None,
             )
             await persist(self._run, partial(self._run.apply, measured))
@@ -218,7 +214,7 @@ class Evaluation:
         self, shown: _ShownPrompt, examples: Sequence[Example], which: Which | None = None
     ) -> _Measurement | None:
         """Measure a prompt; None if the budget is exhausted or the model fails."""
-        run, calibration = self._run, self._run.spec.calibration.label_free
+        run = self._run
         if run.state.paused:
             return None
         try:
@@ -230,23 +226,18 @@ class Evaluation:
             else:
                 prompt = run.shown(shown.prompt)
             queries = prediction_queries(
-                self._backend, task, prompt, examples, run.spec.method.batch_size, calibration
+                self._backend, task, prompt, examples, run.spec.method.batch_size
             )
             answers = await query_as_evaluation(run, self._backend, queries, self._replica)
             await run.record_answers(answers)
             found = Prediction.of(
-                task, queries, answers, examples, self._score, calibration, self._metric
+                task, queries, answers, examples, score=self._score, measure=self._metric
             )
             self._bugs.reset(run)
             if found.metric is None:
                 return None
-            # A batch's bias depends on the batch; that of a content-free input does not.
-            remaining = calibration == "contextual"
-            return _Measurement(
-                found.metric,
-                found.task.bias if remaining else None,
-                None if which is None else Outcomes.of(which, found),
-            )
+            outcomes = None if which is None else Outcomes.of(which, found)
+            return _Measurement(found.metric, outcomes)
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):

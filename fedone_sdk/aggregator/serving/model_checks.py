@@ -54,6 +54,11 @@ class ModelChecks:
         spec, backend = machine.spec, self._backend
         if backend is None:
             check_caps(spec, frozenset({"queries"}))
+            if spec.participation.model is None:
+                raise SpecError(
+                    "participation.model: is missing; a run without a backend of the server names "
+                    "the fingerprint of the devices' model"
+                )
             return machine
         # First: some backends know their capabilities only after a request.
         for words, form in label_checks(spec.task, vocabulary):

@@ -181,7 +181,7 @@ class RunRegistry:
 
     async def _load(self, record: RunRecord) -> ServedRun:
         """Serve a stored run and start the check of its model if it is live."""
-        spec = RunSpec.stored(record.spec)
+        spec = RunSpec.model_validate_json(record.spec)
         vocabulary = Vocabulary.parse(record.candidates)
         machine = self._models.machine(record.run_id, spec, vocabulary)
         run = self._new_run(machine, vocabulary)

@@ -300,6 +300,7 @@ class RunView:
             vocabulary_sha256=self.vocabulary.sha256,
             vocabulary_version=len(self._state.proposed),
             gateway=self.machine.gateway_model is not None,
+            model=self._state.model,
             loss_clip=self.machine.loss_clip,
             privacy=self.spec.privacy,
             calibration=self.spec.calibration,
@@ -316,7 +317,7 @@ class RunView:
     def prompt(self, state: RunState | None = None) -> PromptReport:
         """Return the deployable prompt of a state, by default the current one."""
         state = state or self._state
-        bias = state.bias or self.machine.bias(state)
+        bias = self.machine.bias(state)
         indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
@@ -370,7 +371,6 @@ class RunView:
             self.spec.task,
             outcomes,
             plain_bias=self.machine.plain_bias(self._state),
-            calibrated=self.spec.calibration.label_free is not None,
             empty=self._is_blank,
             measure=measure,
         )

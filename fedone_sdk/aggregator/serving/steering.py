@@ -181,7 +181,6 @@ class Steering:
             before = await self._state_at_round(run, to_round)
             event = RollbackRequested(
                 method=before.state.method,
-                server_memory=before.state.server_memory,
                 memories=before.memories,
                 to_round=to_round,
                 reason=reason,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import SGD, AdamW, Memory, ServerOptimizer, make_optimizer
+from fedone_sdk.algorithms import SGD, AdamW, Memory, make_optimizer
 
 
 def torch_adamw(
@@ -90,34 +90,3 @@ def test_a_memory_of_another_shape_is_refused() -> None:
     _, memory = optimizer.update(np.ones(3), np.ones(3), {})
     with pytest.raises(ValueError, match="shape"):
         optimizer.update(np.ones((2, 3)), np.ones((2, 3)), memory)
-
-
-def test_no_server_optimizer_takes_the_mean_bit_for_bit() -> None:
-    rng = np.random.default_rng(0)
-    alpha, mean = rng.random((2, 2, 3), dtype=np.float32)
-    result, memory = ServerOptimizer(name="none", learning_rate=0.01).apply(alpha, mean, {})
-    assert result.tobytes() == mean.tobytes()
-    assert memory == {}
-
-
-def test_server_adamw_steps_towards_the_mean() -> None:
-    alpha = np.array([[0.5, 0.5, 0.5]], dtype=np.float32)
-    mean = np.array([[0.6, 0.4, 0.5]], dtype=np.float32)
-    server = ServerOptimizer(name="adamw", learning_rate=0.01)
-    result, memory = server.apply(alpha, mean, {})
-    assert result.dtype == np.float32
-    np.testing.assert_allclose(result, [[0.51, 0.49, 0.5]], rtol=1e-5)
-    result, memory = server.apply(result, mean, memory)
-    assert memory["t"] == 2
-    assert alpha.tolist() == [[0.5, 0.5, 0.5]]
-
-
-def test_bad_server_optimizer() -> None:
-    with pytest.raises(ValueError, match="adamw, none"):
-        ServerOptimizer(name="sgd", learning_rate=0.01)
-    with pytest.raises(ValueError, match="learning_rate"):
-        ServerOptimizer(name="adamw", learning_rate=0)
-    with pytest.raises(ValueError, match="shape"):
-        ServerOptimizer(name="none", learning_rate=0.01).apply(
-            np.ones((1, 2), np.float32), np.ones((2, 2), np.float32), {}
-        )

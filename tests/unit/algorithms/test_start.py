@@ -11,7 +11,7 @@ from fedone_sdk.algorithms.start import is_warm_started, warm_start
 SIZES: dict[str, Any] = {"prompt_len": 3, "vocab_size": 6, "num_samples": 8, "seed": 5}
 START = (((4, 0.5),), ((0, 0.5),), ((0, 0.25), (2, 0.75)))
 TOKENS = ("bdpl", "gs-bdpl")
-POOLS = ("evolution", "random", "thompson")
+POOLS = ("random", "thompson")
 
 
 class TestBegun:

@@ -8,6 +8,7 @@ import pytest
 
 from fedone_sdk.algorithms import TPE, State, stream
 from fedone_sdk.algorithms.space import Space
+from fedone_sdk.errors import MissingExtraError
 
 SPACE = Space.of([(1, 4, 0), (1, 3, None)])
 
@@ -49,7 +50,7 @@ def test_plain_tpe_deploys_the_lowest_loss_and_a_race_what_is_certain() -> None:
         assert tpe.prompt(state).tolist() == expected
 
 
-def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_a_run_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without(name: str, *args: Any, **options: Any) -> Any:
@@ -57,7 +58,6 @@ def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
             raise ImportError(name)
         return real(name, *args, **options)
 
-    state, _ = play(method(), 1)
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"fedone-sdk\[optuna\]"):
-        method().ask(state, stream(0))
+    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[optuna\]"):
+        method()

@@ -6,8 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -206,15 +204,6 @@ async def test_a_query_is_one_pass_and_a_large_one_is_split_by_length(llama: Pat
     assert sorted(rows for rows, _ in shapes[2:]) == [1, 2]
 
 
-async def test_scores_survive_the_wire(llama: Path) -> None:
-    async with backend(llama, multi_token_labels=True) as ours:
-        query = Query(inputs=inputs(*SENTENCES), label_words=(" great", " not great at all"))
-        rows = (await ours.score(query)).log_probs
-    found = torch.tensor(rows, dtype=torch.float64)
-    assert torch.equal(found.float().double(), found)
-    assert all(type(value) is float for row in rows for value in row)
-
-
 async def test_label_words_of_several_tokens_sum_up(llama: Path) -> None:
     naive = Naive(llama)
     words = (" great", " terrible", " not good", " not bad at all", "!")
@@ -296,23 +285,6 @@ async def test_a_long_field_makes_room(llama: Path) -> None:
             await ours.score(ask("x", prompt=" a" * 200))
 
 
-async def test_a_quote_is_what_the_answer_reports(llama: Path, roberta: Path) -> None:
-    one = ask(*SENTENCES)
-    several = replace(one, label_words=(" absolutely terrible", " great"))
-    texts = (" a b c", " d", " e f")
-    for folder, options, queries in (
-        (llama, {}, [one, replace(one, want="reference", references=texts)]),
-        (llama, {"multi_token_labels": True}, [one, several]),
-        (roberta, {}, [ask(*SENTENCES, task=SST2)]),
-    ):
-        async with backend(folder, **options) as ours:
-            for query in queries:
-                quote = await ours.quote(query)
-                usage = (await ours.score(query)).usage
-                assert quote == usage + Usage(queries=1)
-                assert quote.prompt_tokens < ours.worst_case(len(SENTENCES)).prompt_tokens
-
-
 async def test_counting_does_without_the_weights(llama: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(llama / name, tmp_path)
@@ -326,41 +298,12 @@ async def test_counting_does_without_the_weights(llama: Path, tmp_path: Path) ->
             await ours.score(text)
 
 
-async def test_an_impossible_query_has_no_quote(llama: Path) -> None:
-    async with backend(llama) as ours:
-        with pytest.raises(LabelWordError):
-            await ours.quote(replace(ask("x"), label_words=(" great movie", " bad")))
-        with pytest.raises(BackendError, match="without its text fields, the model takes 96"):
-            await ours.quote(ask("x", prompt=" a" * 200))
-        with pytest.raises(BackendError, match=r"has \{mask\}, but a causal language model"):
-            await ours.quote(ask("x", task=SST2))
-        with pytest.raises(ValueError, match="at least one input"):
-            await ours.quote(Query(inputs=(), label_words=(" great",)))
-
-
-async def test_a_template_that_does_not_fit_the_model(llama: Path, roberta: Path) -> None:
-    async with backend(llama) as causal, backend(roberta) as masked:
-        with pytest.raises(BackendError, match=r"has \{mask\}, but a causal language model"):
-            await causal.score(ask("x", task=SST2))
-        with pytest.raises(BackendError, match=r"needs \{mask\} exactly once for a masked"):
-            await masked.score(ask("x"))
-        with pytest.raises(BackendError, match=r"masked model answers \['labels'\], not 'text'"):
-            await masked.score(Query(inputs=inputs("x", task=SST2), want="text", max_tokens=3))
-        assert masked.worst_case(2) == Usage(queries=1, requests=1, prompt_tokens=256)
-
-
 async def test_label_words(llama: Path) -> None:
     async with backend(llama) as ours:
         await ours.check((" terrible", " great"))
-        for word in (" great movie", "", "<s>"):
-            with pytest.raises(LabelWordError) as caught:
+        for word in ("", "<s>"):
+            with pytest.raises(LabelWordError):
                 await ours.check((" great", word))
-            assert caught.value.word == word
-            assert len(caught.value.tokens) != 1
-        with pytest.raises(ValueError, match="needs label words"):
-            await ours.score(Query(inputs=inputs("x")))
-        with pytest.raises(ValueError, match="at least one input"):
-            await ours.score(Query(inputs=(), label_words=(" great",)))
     async with backend(llama, multi_token_labels=True) as ours:
         await ours.check((" great movie",))
         with pytest.raises(LabelWordError):
@@ -372,24 +315,6 @@ async def test_special_tokens_in_a_text_are_text(llama: Path) -> None:
         ids = ours._loaded().encoder.encode((Part("field", "</s><s> x <pad>"),))
     assert ids[0] == 0
     assert not {0, 1, 2} & set(ids[1:])
-
-
-async def test_the_event_loop_keeps_running(llama: Path) -> None:
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0)
-
-    async with backend(llama) as ours:
-        ticker = asyncio.create_task(tick())
-        await ours.score(ask(*SENTENCES * 20))
-        ticker.cancel()
-    # A call that blocked would let it tick two or three times.
-    assert ticks > 20
-    assert not [t for t in threading.enumerate() if "fedone-transformers" in t.name]
 
 
 async def test_out_of_memory_names_the_setting(

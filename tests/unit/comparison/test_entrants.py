@@ -53,18 +53,13 @@ def test_settings_of_another_method_are_dropped() -> None:
     document = {
         **RUN,
         "method": {"name": "gs-bdpl", "num_samples": 4, "learning_rate": 0.1, "tau": 0.5},
-        "participation": {"server_optimizer": "adamw"},
-        "evaluation": {"prompt": "sample", "every": 3},
+        "evaluation": {"every": 3},
     }
-    own, bdpl, random = entrants(document, "gs-bdpl", "bdpl", "random")
+    bdpl, random = entrants(document, "bdpl", "random")
     assert bdpl.notes == ()
     assert bdpl.spec.method.model_dump()["learning_rate"] == 0.1
-    assert bdpl.spec.participation.server_optimizer == "adamw"
-    assert random.spec.participation.server_optimizer == "none"
-    assert (random.spec.evaluation.prompt, random.spec.evaluation.every) == ("mode", 3)
-    assert 'participation.server_optimizer "adamw" -> "none"' in random.notes
-    assert 'evaluation.prompt "sample" -> "mode"' in random.notes
-    assert own.spec.evaluation.prompt == "sample"
+    assert random.spec.method.num_samples == 4
+    assert random.spec.evaluation.every == 3
 
 
 def test_an_instruction_alone() -> None:
@@ -136,7 +131,7 @@ def test_default() -> None:
             ["random"],
             {
                 "method": {"name": "gs-bdpl"},
-                "participation": {"clients_per_round": 2, "aggregation": "median"},
+                "participation": {"clients_per_round": 2},
             },
             "--methods: random cannot run RUN.yaml (participation.clients_per_round: ",
         ),

@@ -61,7 +61,7 @@ def spec_of(
 ) -> RunSpec:
     name = method.get("name", "gs-bdpl")
     few: dict[str, Any] = {"num_samples": SAMPLES, "batch_size": 2}
-    local = {} if name == "evolution" else {"optimizer": "sgd", "learning_rate": 0.01}
+    local = {} if name == "random" else {"optimizer": "sgd", "learning_rate": 0.01}
     if name == "gs-bdpl":
         few["tau"] = 1.0  # at this temperature the prompts of a step differ, so that alpha moves
     return RunSpec.model_validate(
@@ -72,7 +72,7 @@ def spec_of(
                 "vocabulary": {"kind": "list", "candidates": ["a", "b", "c"]},
             },
             "method": {"name": name, **few, **local, **method},
-            "participation": {"deadline_s": 100, "claim_timeout_s": 10, **(participation or {})},
+            "participation": {"deadline_s": 100, "model": MODEL, **(participation or {})},
             "calibration": "none",
             "budget": budget,
             "rounds": rounds,

@@ -46,19 +46,15 @@ class AnyOrder(RuleBasedStateMachine):
     """Events in any order; `Game.apply` checks every step."""
 
     @initialize(
-        method=st.sampled_from(["gs-bdpl", "gs-bdpl", "bdpl", "evolution"]),
+        method=st.sampled_from(["gs-bdpl", "gs-bdpl", "bdpl", "random"]),
         exchange=st.sampled_from(["alpha", "losses"]),
         clients_per_round=st.integers(1, 3),
         local_steps=st.integers(1, 3),
         selection=st.sampled_from(["uniform", "proportional"]),
         optimizer=st.sampled_from(["sgd", "adamw"]),
-        server_optimizer=st.sampled_from(["none", "adamw"]),
         gateway=st.booleans(),
         trusted=st.booleans(),
         rounds=st.integers(1, 4),
-        max_lost=st.integers(1, 4),
-        max_renewals=st.integers(0, 3),
-        max_weight=st.none() | st.integers(1, 9),
         queries=st.none() | st.integers(0, 60),
         requests=st.none() | st.integers(0, 90),
         usd=st.none() | st.decimals("0", "0.5", places=3),
@@ -72,25 +68,19 @@ class AnyOrder(RuleBasedStateMachine):
         local_steps: int,
         selection: str,
         optimizer: str,
-        server_optimizer: str,
         gateway: bool,
         trusted: bool,
         rounds: int,
-        max_lost: int,
-        max_renewals: int,
-        max_weight: int | None,
         queries: int | None,
         requests: int | None,
         usd: Decimal | None,
         evaluation: int | None,
     ) -> None:
         options: dict[str, Any] = {"name": method, "local_steps": local_steps}
-        if method != "evolution":
+        if method != "random":
             options["optimizer"] = optimizer
-        else:
-            server_optimizer = "none"
-            if exchange == "alpha" or local_steps > 1:
-                clients_per_round = 1
+        elif exchange == "alpha" or local_steps > 1:
+            clients_per_round = 1
         # Without a gateway the server can bound queries only; the service refuses other caps.
         caps = {"queries": queries}
         if gateway:
@@ -104,11 +94,7 @@ class AnyOrder(RuleBasedStateMachine):
                     "exchange": exchange,
                     "clients_per_round": clients_per_round,
                     "selection": selection,
-                    "server_optimizer": server_optimizer,
                     "trusted_clients": trusted,
-                    "max_lost": max_lost,
-                    "max_renewals": max_renewals,
-                    "max_weight": max_weight,
                     "min_clients": 1,
                 },
                 evaluation={"queries": evaluation},

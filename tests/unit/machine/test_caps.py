@@ -19,7 +19,7 @@ from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import Budget, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
 
-SEARCH: dict[str, Any] = {"name": "evolution", "rounds": 100, "participation": LOSSES}
+SEARCH: dict[str, Any] = {"name": "random", "rounds": 100, "participation": LOSSES}
 
 
 def raised(game: Game, **caps: Any) -> Any:

@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 from fedone_sdk.aggregator.rounds import MIN_SAMPLES
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.events import (
-    Measured,
-    ResumeRequested,
-    RollbackRequested,
     RoundFinished,
-    StopRequested,
 )
 from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.algorithms import ClassLosses
@@ -43,7 +39,7 @@ ZERO = GRID.index((0.0, 0.0))
 def calibrated(*, defence: Any = "none", clients: int = 1, **more: Any) -> RunSpec:
     spec = spec_of(
         participation={"exchange": "losses", "clients_per_round": clients, "aggregation": "plain"},
-        **{"name": "evolution", "race": 0, "batch_size": 4, **more},
+        **{"name": "random", "race": 0, "batch_size": 4, **more},
     )
     document = {**spec.model_dump(), "calibration": "labels", "defence": defence}
     return RunSpec.model_validate(document)
@@ -319,40 +315,6 @@ class TestDefence:
         verdicts = [e.record["defence"] for e in game.effects if isinstance(e, RoundFinished)]
         assert [one["outlier"] for (one,) in verdicts] == [False] * 20 + [True]
         assert plain(game.state.method) == plain(before)
-
-
-class TestMeasuredBias:
-    BIAS = (0.0, -0.75)
-
-    def ended(self) -> Game:
-        game = Game(calibrated(rounds=1))
-        play(game, 1)
-        game.apply(Measured(which="no_prompt", value=0.5, bias=(0.0, 9.0)))
-        assert game.state.bias is None
-        game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
-        assert game.state.bias == self.BIAS
-        return game
-
-    def test_it_goes_with_the_prompt_that_was_measured(self) -> None:
-        game = self.ended()
-        assert game.state.metric.after == 0.75
-        game = Game(calibrated(rounds=3))
-        play(game, 1)
-        game.apply(StopRequested())
-        game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
-        game.apply(ResumeRequested())
-        assert (game.state.metric.after, game.state.bias) == (None, None)
-
-    def test_a_rollback_forgets_it(self) -> None:
-        game = Game(calibrated(rounds=3))
-        play(game, 1)
-        game.apply(StopRequested())
-        game.apply(Measured(which="after", value=0.75, bias=self.BIAS))
-        start = game.machine.initial_state()
-        game.apply(
-            RollbackRequested(method=start.method, server_memory={}, to_round=0, reason="a test")
-        )
-        assert game.state.bias is None
 
 
 class TestSearchThatEnds:

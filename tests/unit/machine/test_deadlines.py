@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fedone_sdk.aggregator.rounds import ONE_QUERY
 from fedone_sdk.aggregator.rounds.events import (
     DeadlineExtended,
@@ -11,6 +13,7 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
     WorkDeclined,
 )
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
 
@@ -36,8 +39,9 @@ class TestDeadlines:
         game.advance(100)
         assert game.seat([3]) == [3]
 
-    def test_an_unused_offer_costs_nothing(self) -> None:
-        game = Game(spec_of(participation={"max_lost": 1}))
+    def test_an_unused_offer_costs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        game = Game(spec_of())
         for _ in range(5):
             assert len(game.seat([0, 1])) == 1
             assert game.advance(10) == ()
@@ -55,8 +59,9 @@ class TestDeadlines:
         assert game.state.next_deadline == game.now + 1
 
     @both
-    def test_renewals_are_counted(self, exchange: str) -> None:
-        game = Game(spec_of(participation={"exchange": exchange, "max_renewals": 2}))
+    def test_renewals_are_counted(self, exchange: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_RENEWALS", 2)
+        game = Game(spec_of(participation={"exchange": exchange}))
         work = game.take()
         renewed = RenewalRequested(assignment_id=work.assignment_id)
         for _ in range(2):
@@ -73,8 +78,9 @@ class TestDeadlines:
         (closed,) = game.advance(1)
         assert isinstance(closed, WorkClosed)
 
-    def test_each_assignment_has_its_own_renewals(self) -> None:
-        game = Game(spec_of(local_steps=2, participation={**LOSSES, "max_renewals": 1}))
+    def test_each_assignment_has_its_own_renewals(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_RENEWALS", 1)
+        game = Game(spec_of(local_steps=2, participation={**LOSSES}))
         for _ in range(2):
             work = game.take([0])
             game.apply(RenewalRequested(assignment_id=work.assignment_id))
@@ -128,10 +134,11 @@ class TestDeadlines:
         assert game.only(WorkClosed).reason == "the deadline passed"
 
     @both
-    def test_too_many_lost_in_a_row_fail_the_run(self, exchange: str) -> None:
-        game = Game(
-            spec_of(participation={"exchange": exchange, "max_lost": 2, "clients_per_round": 3})
-        )
+    def test_too_many_lost_in_a_row_fail_the_run(
+        self, exchange: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 2)
+        game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
         works = [game.claim(client) for client in game.seat(range(9))]
         for work in works:
             assert work is not None
@@ -151,8 +158,9 @@ class TestDeadlines:
         assert works[0] is not None
         assert refusal(game.send(works[0])).code == "assignment_expired"
 
-    def test_an_accepted_update_ends_the_row(self) -> None:
-        game = Game(spec_of(rounds=9, participation={"max_lost": 2}))
+    def test_an_accepted_update_ends_the_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 2)
+        game = Game(spec_of(rounds=9))
         for _ in range(6):
             game.take()
             game.advance(100)
@@ -161,8 +169,9 @@ class TestDeadlines:
             game.send(game.take())
         assert game.state.round == 6
 
-    def test_all_seats_may_be_lost_at_once(self) -> None:
-        game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 2}))
+    def test_all_seats_may_be_lost_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 2)
+        game = Game(spec_of(participation={"clients_per_round": 3}))
         for client in game.seat():
             game.claim(client)
         effects = game.advance(100)

@@ -20,7 +20,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.replay import replay
 from fedone_sdk.aggregator.serving.run_view import client_influences
-from fedone_sdk.algorithms import State, aggregate, alpha_sha256, dump_memory, median, trimmed_mean
+from fedone_sdk.algorithms import State, aggregate, alpha_sha256, dump_memory
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaUpdate, Array, LossesUpdate
@@ -158,9 +158,9 @@ def test_a_rollback_keeps_the_ledger() -> None:
 
 
 @both
-@pytest.mark.parametrize("method", ["gs-bdpl", "bdpl", "evolution"])
+@pytest.mark.parametrize("method", ["gs-bdpl", "bdpl", "random"])
 def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
-    if (method, exchange) == ("evolution", "alpha"):
+    if (method, exchange) == ("random", "alpha"):
         return
     participation = {"exchange": exchange}
     options: dict[str, Any] = {"name": method, "num_samples": 20, "rounds": 30}
@@ -180,8 +180,8 @@ def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
     assert any(line["outlier"] for record in records(game) for line in record["defence"])
 
 
-def test_evolution_drops_held_back_losses() -> None:
-    raw = spec_of(participation={"exchange": "losses"}, name="evolution", num_samples=20, rounds=20)
+def test_a_search_drops_held_back_losses() -> None:
+    raw = spec_of(participation={"exchange": "losses"}, name="random", num_samples=20, rounds=20)
     game = Game(RunSpec.model_validate({**raw.model_dump(), "defence": "standard"}))
     play(game, attackers=(ATTACKER,))
     assert game.state.quarantined == {ATTACKER}
@@ -206,7 +206,7 @@ def test_losses_are_clipped_where_they_are_learnt_from_and_logged_as_they_came()
 
 @pytest.mark.parametrize("value", [1e16, -1e16])
 def test_a_memory_beyond_all_measure_is_refused(value: float) -> None:
-    raw = spec_of(participation={"exchange": "alpha"}, name="evolution", rounds=5)
+    raw = spec_of(participation={"exchange": "alpha"}, name="random", rounds=5)
     game = Game(raw)
     play(game, until=1)
     work = game.take(CLIENTS)
@@ -222,21 +222,15 @@ def test_a_memory_beyond_all_measure_is_refused(value: float) -> None:
 # Many clients
 
 
-@pytest.mark.parametrize("kind", ["plain", "trimmed_mean", "median"])
-def test_aggregates_of_many(kind: str) -> None:
-    part = {"clients_per_round": 4, "aggregation": kind, "trim": 0.25}
+def test_the_aggregate_of_many() -> None:
+    part = {"clients_per_round": 4, "aggregation": "plain"}
     game = Game(defended("alpha", defence="none", participation=part, rounds=1))
     play(game, attackers=(ATTACKER,))
     (record,) = records(game)
     alphas = []
     for seat in sorted(record["seats"], key=lambda seat: seat["client"]):
         alphas.append(from_wire(Array.model_validate(seat["alpha"])))
-    expected = {
-        "plain": aggregate(alphas),
-        "trimmed_mean": trimmed_mean(alphas, 0.25),
-        "median": median(alphas),
-    }[kind]
-    feasible = game.machine.method.project(expected)
+    feasible = game.machine.method.project(aggregate(alphas))
     assert game.state.method.alpha.tobytes() == State(alpha=feasible).alpha.tobytes()
 
 
@@ -294,18 +288,11 @@ def test_a_majority_is_never_put_out() -> None:
                 "defence": "standard",
                 "participation": {"clients_per_round": 2, "aggregation": "examples"},
             },
-            "participation.aggregation: under a defence",
+            "participation.aggregation: must be plain",
         ),
         (
-            {"defence": "standard", "method": {"name": "evolution"}},
+            {"defence": "standard", "method": {"name": "random"}},
             "defence: needs participation.exchange losses",
-        ),
-        (
-            {
-                "method": {"name": "evolution"},
-                "participation": {"exchange": "losses", "aggregation": "median"},
-            },
-            "participation.aggregation: evolution",
         ),
         (
             {
@@ -332,8 +319,6 @@ def test_the_standard_fills_in_what_is_not_named() -> None:
     assert (spec.loss_clip, spec.trust_region, spec.outliers) == (20.0, 1.5, None)
     again = RunSpec.model_validate_json(defended(defence=spec.model_dump()).model_dump_json())
     assert again.defence == spec
-    weighted = {"clients_per_round": 2, "max_weight": 100}
-    assert defended(participation=weighted).defence.kind == "standard"
 
 
 # Privacy

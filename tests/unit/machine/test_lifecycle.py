@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY
 from fedone_sdk.aggregator.rounds.events import (
@@ -19,6 +20,7 @@ from fedone_sdk.aggregator.rounds.events import (
     WorkClosed,
     WorkDeclined,
 )
+from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, both, refusal, spec_of
@@ -119,25 +121,6 @@ class TestModels:
         game.apply(ResumeRequested())
         assert game.state.model == game.machine.gateway_model
 
-    @both
-    def test_a_resume_accepts_the_devices_next_model(self, exchange: str) -> None:
-        """Else the first devices with a false model name would end the run for good."""
-        game = Game(spec_of(rounds=9, participation={"exchange": exchange, "max_lost": 2}))
-
-        def send(client: int, model: str) -> None:
-            work = game.take([client])
-            game.send(work, game.update_for(work, model=model))
-
-        for client in range(3):
-            send(client, "of-a-few")
-        for client in range(3, 6):
-            send(client, "of-the-fleet")
-        assert (game.state.status, game.state.model) == ("failed", "of-a-few")
-        game.apply(ResumeRequested())
-        for client in range(3, 6):
-            send(client, "of-the-fleet")
-        assert (game.state.round, game.state.model) == (6, "of-the-fleet")
-
     def test_a_server_that_cannot_ask_its_model_keeps_the_runs_one(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.machine = game.machine.with_model("", game.machine.worst_query)
@@ -227,16 +210,18 @@ class TestStopAndResume:
         game.apply(ResumeRequested())
         assert game.seat(clients) == first
 
-    def test_stopping_is_no_failure_of_the_clients(self) -> None:
-        game = Game(spec_of(participation={"clients_per_round": 3, "max_lost": 1}))
+    def test_stopping_is_no_failure_of_the_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        game = Game(spec_of(participation={"clients_per_round": 3}))
         for client in game.seat():
             game.claim(client)
         effects = game.apply(StopRequested())
         assert game.state.status == "stopped"
         assert [type(e) for e in effects] == [WorkClosed] * 3 + [RunEnded]
 
-    def test_a_failed_run_may_go_on_with_a_new_row(self) -> None:
-        game = Game(spec_of(participation={"max_lost": 1}))
+    def test_a_failed_run_may_go_on_with_a_new_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        game = Game(spec_of())
         for _ in range(2):
             game.take()
             game.advance(100)

@@ -31,7 +31,7 @@ def game_of(**budget: int) -> Game:
 
 def test_they_count_neither_as_failures_nor_to_the_budget() -> None:
     game = game_of(queries=8)
-    for client in range(60):  # more than `max_lost`
+    for client in range(60):  # more than `Rules.MAX_LOST`
         declines(game, client)
     assert (game.state.status, game.state.lost) == ("running", 0)
     assert (game.spent, game.leased) == (NOTHING, NOTHING)

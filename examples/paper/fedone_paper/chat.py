@@ -1,0 +1,182 @@
+"""Trials that query a paid chat model over HTTP, each under its own hard cap.
+
+A trial keeps its account in a file, so that interrupted attempts count as well. A model that does
+not show a task's label words gives a result without a metric: a ``refused`` cell, not a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from itertools import islice, zip_longest
+from typing import Any
+
+from fedone_paper.experiment import Result, Workspace
+from fedone_paper.federated import trial_backend, untrained_prompt
+from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
+from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
+from fedone_sdk.errors import FedOneError, LabelsNotShown
+from fedone_sdk.evaluation.verdict import label_bias
+from fedone_sdk.glue import glue_task
+from fedone_sdk.local import Federation, simulate
+from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.task import Bias, Example, form_of
+
+
+def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Measure a prompt without training.
+
+    Args:
+        options: ``run``, ``task``, ``dev_rows``, ``caps`` of its parts and ``prompt``: ``none``;
+            ``biased``, which is none with a label bias that is fitted on the first ``bias_rows``
+            rows of the clients in turn; or ``untrained``.
+        workspace: Has the inputs ``train`` and ``dev``.
+
+    Returns:
+        ``metric``, ``prompt``, ``spent`` and what else `_measured` says.
+    """
+    federation = chat_federation(options, workspace)
+    prompt = untrained_prompt(federation) if options["prompt"] == "untrained" else ""
+
+    async def measure(backend: LLMBackend) -> Result:
+        bias = None
+        if options["prompt"] == "biased":
+            bias = await _bias(backend, federation, options["bias_rows"])
+        return _measured(prompt, await _predict(backend, federation, prompt, bias))
+
+    return asyncio.run(_paid(options, workspace, federation, measure))
+
+
+def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Tune a prompt in a federation, and measure the deployable prompt.
+
+    Args:
+        options: ``run``, ``task``, ``dev_rows``, and ``caps`` of the run and of measuring after it.
+        workspace: Has the inputs ``train`` and ``dev``.
+
+    Returns:
+        As `run_standing`, and the run's ``status`` and ``rounds``.
+
+    Raises:
+        BudgetExhausted: Reservations that were broken off have spent what is left.
+        FedOneError: The run could not go on, so that there is nothing to measure.
+    """
+    federation = chat_federation(options, workspace)
+    training = federation.spec.model_copy(update={"budget": Budget(**options["caps"][0])})
+
+    async def tune(backend: LLMBackend) -> Result:
+        # Without dev rows: the run would measure no prompt and the untrained one again.
+        run = await simulate(
+            replace(federation, spec=training, dev=()), backend=backend, transport="memory"
+        )
+        if run.status not in ("completed", "budget_exhausted"):
+            raise FedOneError(f"the run ended as {run.status}: {run.reason}")
+        found = await _predict(backend, federation, run.prompt.text, run.prompt.bias)
+        return {
+            **_measured(run.prompt.text, found),
+            "queries": run.spent.queries,
+            "status": run.status,
+            "rounds": run.rounds,
+        }
+
+    return asyncio.run(_paid(options, workspace, federation, tune))
+
+
+def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
+    """Return a trial's federation, with the first ``dev_rows`` of the dev split."""
+    data = {name: str(workspace.inputs[name]) for name in ("train", "dev")}
+    task = glue_task(options["task"], "chat").model_dump(mode="json")
+    document = {
+        **options["run"],
+        "task": {**task, **options.get("question", {})},
+        "data": {**options["run"]["data"], **data},
+    }
+    loaded = Federation.load(validate_spec(RunSpec, document, source="trial"))
+    return replace(loaded, dev=loaded.dev[: options["dev_rows"]])
+
+
+def row_run(run: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's document with the prompt of a row, and with the row's keys of the method."""
+    return {
+        **run,
+        "prompt": row.get("prompt", run["prompt"]),
+        "method": {**run["method"], **row.get("method", {})},
+    }
+
+
+def bias_examples(federation: Federation, num_rows: int) -> tuple[Example, ...]:
+    """Training rows to fit a label bias on: the first rows of all clients in turn."""
+    in_turn = (row for rows in zip_longest(*federation.shards) for row in rows if row is not None)
+    return tuple(islice(in_turn, num_rows))
+
+
+async def _paid(
+    options: dict[str, Any],
+    workspace: Workspace,
+    federation: Federation,
+    find: Callable[[LLMBackend], Awaitable[Result]],
+) -> Result:
+    """Return a result with the trial's spending, also if the model hides the label words."""
+    refusals: list[LabelsNotShown] = []
+
+    class Noted(Wrapper):
+        async def score(self, query: Query) -> Answer:
+            try:
+                return await self.inner.score(query)
+            except LabelsNotShown as exc:
+                refusals.append(exc)
+                raise
+
+    ledger = SqliteLedger(workspace.file("spent.sqlite"), program="reproduce.py")
+    guard = BudgetGuard(_budget(*options["caps"]), ledger=ledger)
+    async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:
+        try:
+            found = await find(Noted(backend))
+        except FedOneError:
+            if not refusals:
+                raise
+            name = federation.spec.task.metric
+            found = {"metric": None, "name": name, "models": [], "refused": str(refusals[0])}
+    spent = (await guard.account()).spent + Usage(queries=found.pop("queries", 0))
+    return {**found, "spent": spent.model_dump(mode="json")}
+
+
+def _budget(*caps: dict[str, Any]) -> Budget:
+    """Return the caps of a trial's parts together, without that of training queries."""
+    usd = [cap["usd"] for cap in caps]
+    return Budget(
+        requests=sum(cap["requests"] for cap in caps),
+        usd=None if None in usd else sum(map(Decimal, usd), Decimal(0)),
+    )
+
+
+async def _predict(
+    backend: LLMBackend, federation: Federation, prompt: str, bias: Bias | None = None
+) -> Prediction:
+    task = federation.spec.task.with_bias(bias)
+    await backend.check(task.label_words, form_of(task))
+    size = federation.spec.method.batch_size
+    return await predict(backend, task, prompt, federation.dev, size)
+
+
+async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> Bias:
+    """Return the label bias of no prompt that fits rows of the clients."""
+    rows = bias_examples(federation, num_rows)
+    found = await _predict(backend, replace(federation, dev=rows), "")
+    return label_bias(found.task, found.rows, found.examples)
+
+
+def _measured(prompt: str, found: Prediction) -> Result:
+    return {
+        "prompt": prompt,
+        "bias": found.task.bias,
+        "metric": found.metric,
+        "name": found.task.metric,
+        "mean_loss": found.mean_loss,
+        "examples": len(found.examples),
+        "failed": len(found.examples) - len(found.scored),
+        "censored": found.censored,
+        "models": list(found.models),
+    }

@@ -1,0 +1,261 @@
+"""One federated tuning as a trial, with all clients in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter
+
+from fedone_paper.experiment import Result, Trial, TrialFunction, Workspace
+from fedone_paper.records import write_whole
+from fedone_paper.settings import Settings, onnx_file
+from fedone_sdk.algorithms import method_from_spec
+from fedone_sdk.backends.build import build_backend
+from fedone_sdk.local import Federation, simulate
+from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
+
+if TYPE_CHECKING:
+    from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.budget import BudgetGuard
+    from fedone_sdk.messages import RunResult
+
+_BACKEND: TypeAdapter[BackendSpec] = TypeAdapter(BackendSpec)
+
+CURVE_EXAMPLES = 256
+"""Dev rows of a point of a curve, by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """One tuning run; the defaults are the paper's.
+
+    Attributes:
+        task: One of GLUE's.
+        method: As in a run: ``{"name": "gs-bdpl", "learning_rate": 3e-4}``.
+        seed: Of the run.
+        num_clients: K.
+        shots: Rows per class and client. Where the task has too few for disjoint shards, they are
+            drawn with replacement, and the result says so.
+        prompt_len: n.
+        vocab_size: N, PMI n-grams of the clients' text.
+        slots: Slots with candidates, in the place of positions.
+        rounds: T.
+        clients_per_round: K*.
+        every: Rounds between the points of the curve; 0 measures only the ends.
+        curve_examples: Dev rows of a point of the curve, always the same ones.
+        held_out: Every `held_out`-th training row is measured on in the place of the dev split,
+            and no client holds it; None measures on the dev split.
+        backend_kind: Who runs the model; see `Settings.backend`.
+    """
+
+    task: str
+    method: dict[str, Any]
+    seed: int = 0
+    num_clients: int = 100
+    shots: int = 16
+    prompt_len: int = 20
+    vocab_size: int = 200
+    slots: Sequence[Mapping[str, Any]] = ()
+    rounds: int = 100
+    clients_per_round: int = 1
+    every: int = 10
+    curve_examples: int = CURVE_EXAMPLES
+    held_out: int | None = None
+    backend_kind: Literal["onnx", "transformers"] | None = None
+
+
+def tuning_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
+    """Return the trial of a tuning run; errors as of `run_trial`."""
+    return run_trial(key, settings, tuning, run_tuning, held_out=tuning.held_out)
+
+
+def run_trial(
+    key: str, settings: Settings, tuning: Tuning, run: TrialFunction, **options: Any
+) -> Trial:
+    """Return a trial on a federation's run, which is its option ``run`` next to `options`.
+
+    Raises:
+        SpecError: There is no data for the task, or no such run.
+    """
+    document = run_document(
+        replace(tuning, task=settings.preset(tuning.task)), settings.backend(tuning.backend_kind)
+    )
+    validate_spec(RunSpec, document, source=key)
+    inputs = settings.inputs(tuning.task)
+    if tuning.held_out is not None:
+        del inputs["dev"]
+    options = {"run": document, "seed": tuning.seed, **options}
+    return Trial(key=key, run=run, options=options, inputs=inputs)
+
+
+def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Run a federation to its end.
+
+    Args:
+        options: ``run`` as in RUN.yaml (but for the paths, which are inputs) and ``held_out``.
+        workspace: Has the inputs ``model``, ``train`` and, where nothing is held out, ``dev``.
+
+    Returns:
+        ``metric`` (on the whole dev split: ``no_prompt``, ``before``, ``after``), the ``curve`` of
+        the deployable prompt against training queries (``round`` -1 is before the first one),
+        ``losses`` and ``queries_per_round``, what was spent, sent and found, the ``loaded_bytes``
+        of the model (its weights, or on a GPU the most that was in use), and ``resumed``: whether
+        answers of an earlier attempt were at hand, so that times are too short.
+    """
+    resumed = _answers(workspace).exists()
+    federation = tuning_federation(options, workspace)
+    result, loaded = asyncio.run(_simulate(federation, workspace))
+    parts = ("metric", "evaluation", "cache", "communication", "gateway")
+    return {
+        **run_facts(federation, result),
+        "reason": result.reason,
+        "curve": _curve(result),
+        **{name: getattr(result, name).model_dump(mode="json") for name in parts},
+        "alpha_sha256": result.alpha_sha256,
+        "resumed": resumed,
+        **loaded,
+    }
+
+
+def run_facts(federation: Federation, result: RunResult) -> Result:
+    """Return the fields that the results of all trials on a run have."""
+    return {
+        "seed": result.seed,
+        "status": result.status,
+        "rounds": result.rounds,
+        "losses": [entry.mean_loss for entry in result.history],
+        "queries_per_round": [entry.queries for entry in result.history],
+        "spent": result.spent.model_dump(mode="json"),
+        "prompt": result.prompt.text,
+        "model": result.model,
+        "reused_rows": federation.reused_rows,
+        "num_clients": len(federation.shards),
+        "vocab_size": len(federation.vocabulary),
+        "wall_s": result.wall_s,
+    }
+
+
+def run_timed(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Time the rounds of a federation, without known answers and measurements.
+
+    Returns:
+        ``rounds``, and ``wall_s`` of all of them together; ``loaded_bytes`` and ``device``.
+    """
+    with TemporaryDirectory() as folder:
+        fresh = replace(workspace, folder=Path(folder))
+        federation = replace(tuning_federation(options, fresh), dev=())
+        result, loaded = asyncio.run(_simulate(federation, fresh))
+    return {"rounds": result.rounds, "wall_s": result.wall_s, "model": result.model, **loaded}
+
+
+def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
+    """Return the run of a trial with its data in place; arguments as for `run_tuning`."""
+    run, held_out = options["run"], options.get("held_out")
+    train, dev = workspace.inputs["train"], workspace.inputs.get("dev")
+    if held_out is not None:
+        train, dev = _split(train, held_out, workspace)
+    data = {**run["data"], "train": str(train), "dev": str(dev)}
+    return Federation.load(validate_spec(RunSpec, {**run, "data": data}, source="trial"))
+
+
+def untrained_prompt(federation: Federation) -> str:
+    """Return the deployable prompt before the first round, which the seed draws."""
+    spec, vocabulary = federation.spec, federation.vocabulary
+    method = method_from_spec(
+        spec.method,
+        prompt_len=spec.prompt.length,
+        vocab_size=len(vocabulary),
+        blank=vocabulary.blank,
+        start=spec.prompt.warm_start(vocabulary),
+        seed=spec.seed,
+    )
+    return vocabulary.text(method.prompt(method.init()))
+
+
+def trial_backend(
+    document: dict[str, Any],
+    workspace: Workspace,
+    *,
+    guard: BudgetGuard | None = None,
+) -> LLMBackend:
+    """Return the model of a trial, relative to the input ``model`` if that is a file or a folder.
+
+    A file keeps its answers for the next attempt at the trial.
+    """
+    spec = _BACKEND.validate_python({**document, "cache": str(_answers(workspace))})
+    return build_backend(spec, workspace.inputs.get("model", "."), guard=guard)
+
+
+def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
+    """Return the run as RUN.yaml has it, without the paths, which are a trial's inputs."""
+    vocabulary = {"kind": "pmi", "size": tuning.vocab_size}
+    positions = {"length": tuning.prompt_len, "vocabulary": vocabulary}
+    return {
+        "name": "trial",
+        "task": tuning.task,
+        "data": {"train": "train", "num_clients": tuning.num_clients, "shots": tuning.shots},
+        "prompt": {"slots": list(tuning.slots)} if tuning.slots else positions,
+        "method": tuning.method,
+        "participation": {"clients_per_round": tuning.clients_per_round},
+        "budget": None,  # its place in the identity of trials
+        "rounds": tuning.rounds,
+        "evaluation": {"every": tuning.every, "examples": tuning.curve_examples},
+        "backend": backend,
+        "seed": tuning.seed,
+    }
+
+
+def _answers(workspace: Workspace) -> Path:
+    return workspace.file("answers.sqlite").absolute()
+
+
+def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
+    """Separate every `every`-th row from the others."""
+    lines = [line for line in train.read_text(encoding="utf-8").split("\n") if line.strip()]
+    parts = {
+        "train.jsonl": [line for number, line in enumerate(lines) if number % every],
+        "held-out.jsonl": lines[::every],
+    }
+    for name, part in parts.items():
+        # Another attempt at the same trial may be reading it.
+        write_whole(workspace.file(name), "".join(f"{line}\n" for line in part))
+    return workspace.file("train.jsonl"), workspace.file("held-out.jsonl")
+
+
+async def _simulate(
+    federation: Federation, workspace: Workspace
+) -> tuple[RunResult, dict[str, Any]]:
+    """Return the run's result, and the memory of its model."""
+    document = federation.spec.backend.model_dump(mode="json")
+    async with trial_backend(document, workspace) as backend:
+        result = await simulate(
+            federation,
+            backend=backend,
+            transport="memory",
+        )
+        return result, _loaded(document["kind"], workspace)
+
+
+def _loaded(kind: str, workspace: Workspace) -> dict[str, Any]:
+    """``loaded_bytes`` of the model, the size of its file, and the ``device`` that has them."""
+    model = workspace.inputs["model"]
+    weights = sorted(model.glob("*.safetensors")) if kind == "transformers" else []
+    file = model if model.is_file() else onnx_file(model)
+    files = weights or ([] if file is None else [file])
+    return {"loaded_bytes": sum(each.stat().st_size for each in files) or None, "device": "cpu"}
+
+
+def _curve(result: RunResult) -> list[dict[str, Any]]:
+    spent = accumulate(entry.queries for entry in result.history)
+    points = [
+        {"round": entry.round, "queries": queries, "metric": entry.metric}
+        for entry, queries in zip(result.history, spent, strict=True)
+        if entry.metric is not None
+    ]
+    return [{"round": -1, "queries": 0, "metric": result.metric.before}, *points]

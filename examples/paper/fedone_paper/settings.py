@@ -1,0 +1,121 @@
+"""The settings of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedone_sdk import assets
+from fedone_sdk.backends.checkpoint import WEIGHTS
+from fedone_sdk.backends.onnx import MODEL_FILES
+from fedone_sdk.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of the command that experiments use.
+
+    Attributes:
+        model: Folder of the model, of onnxruntime or of the transformers library, or a GGUF file;
+            None is the model that comes with the SDK.
+        data: Folder that has TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks, or what else
+            the experiment takes.
+        seeds: Repeats; the seeds are 0, 1, ...
+        quick: Whether a small version is run that shows that everything works, and no more.
+        device: Where torch computes: ``auto``, ``cpu``, ``cuda`` ...
+        tasks: GLUE tasks to run instead of the experiment's own; None takes those.
+        options: Settings that only some experiments have (`Experiment.options`), as text.
+        cap_queries: Training queries of the whole experiment, where it pays for them.
+        cap_usd: Money of the whole experiment, US dollars.
+        prices: Of prompt and completion tokens, US dollars per million.
+        base_url: Of an OpenAI-compatible endpoint, for experiments that ask one.
+        api_model: The model's name at that endpoint.
+        api_key_env: The environment variable that holds its key; None sends none.
+    """
+
+    model: Path | None = None
+    data: Path | None = None
+    seeds: int = 3
+    quick: bool = False
+    device: str = "auto"
+    tasks: tuple[str, ...] | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    cap_queries: int | None = None
+    cap_usd: float | None = None
+    prices: tuple[float, float] | None = None
+    base_url: str | None = None
+    api_model: str | None = None
+    api_key_env: str | None = None
+
+    @property
+    def model_folder(self) -> Path:
+        """The model's folder, also where it is the SDK's own."""
+        return assets.path("roberta_mini") if self.model is None else self.model
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the model is a causal one that llama.cpp runs."""
+        return self.model is not None and self.model.suffix == ".gguf"
+
+    @property
+    def is_onnx(self) -> bool:
+        """Whether the model is run by onnxruntime, else by the transformers library."""
+        return onnx_file(self.model_folder) is not None
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the folder holds what the transformers library loads."""
+        folder = self.model_folder
+        weights = any(any(folder.glob(kind)) for kind in WEIGHTS)
+        return (folder / "config.json").is_file() and weights
+
+    def preset(self, task: str) -> str:
+        """Return the built-in task in the form that the model reads: with a mask, or continued."""
+        return f"{task}/causal" if self.is_gguf else task
+
+    def backend(self, kind: Literal["onnx", "transformers"] | None = None) -> dict[str, Any]:
+        """Return the model as a run describes it, relative to its folder (input ``model``).
+
+        Args:
+            kind: Who runs it; None takes onnxruntime where the folder is made for it. Soft
+                prompts need ``transformers``.
+        """
+        if self.is_gguf:
+            return {"kind": "llama_cpp", "model": ".", "threads": 1}
+        if kind == "onnx" or (kind is None and self.is_onnx):
+            # One thread: the trials themselves run side by side.
+            return {"kind": "onnx", "model": ".", "threads": 1}
+        return {"kind": "transformers", "model": ".", "device": self.device}
+
+    def task_folder(self, task: str) -> Path:
+        """Return the folder of a GLUE task's train.jsonl and dev.jsonl.
+
+        Raises:
+            SpecError: There is none.
+        """
+        if self.data is None:
+            raise ArgumentError(
+                "--data: is required: a folder with TASK/train.jsonl and TASK/dev.jsonl for "
+                "GLUE's tasks (sst2 ...)"
+            )
+        folder = self.data / task
+        for name in ("train.jsonl", "dev.jsonl"):
+            if not (folder / name).is_file():
+                raise ArgumentError(f"--data: there is no {folder / name}")
+        return folder
+
+    def inputs(self, task: str) -> dict[str, Path]:
+        """Return what a trial on a GLUE task reads: ``train``, ``dev`` and ``model``."""
+        folder = self.task_folder(task)
+        return {
+            "train": folder / "train.jsonl",
+            "dev": folder / "dev.jsonl",
+            "model": self.model_folder,
+        }
+
+
+def onnx_file(folder: Path) -> Path | None:
+    """Return the file in a model's folder that onnxruntime loads; None where there is none."""
+    return next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)

@@ -1,0 +1,233 @@
+"""A tuning run that is measured during training and ends at its targets.
+
+Measured are the expected loss of prompts drawn from alpha, and the loss of the deployable prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedone_paper.experiment import Result, Trial, Workspace
+from fedone_paper.federated import (
+    Tuning,
+    run_facts,
+    run_trial,
+    trial_backend,
+    tuning_federation,
+)
+from fedone_paper.settings import Settings
+from fedone_paper.soft_trials import SOFT, run_soft_to_target, soft_trial
+from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
+from fedone_sdk.algorithms import stream, stream_seed
+from fedone_sdk.backends import Prediction, prediction_queries, score_all
+from fedone_sdk.data import draw_minibatch
+from fedone_sdk.errors import BackendError, FedOneError
+from fedone_sdk.local import Federation, simulate
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator import ServedRun
+    from fedone_sdk.aggregator.rounds.events import Effect
+    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.algorithms import State
+    from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.task import Example
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Probing:
+    """The measurements of a run. Training does not use them, and its query count excludes them.
+
+    Attributes:
+        queries: Training queries between two measurements; rounded down to whole rounds, at least
+            one round.
+        prompts: Prompts drawn from alpha.
+        rows: Dev rows that each of them is measured on, a separate draw.
+        prompt_rows: Dev rows that the deployable prompt is measured on.
+        gains: The targets: how far each named loss must come below the untrained expected loss
+            (of a soft prompt, below the loss of the untrained one), nats. The run ends when all are
+            reached; with none it continues to its end.
+    """
+
+    queries: int = 100
+    prompts: int = 64
+    rows: int = 16
+    prompt_rows: int = 128
+    gains: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
+    """Return the trial of a run that ends at its targets, else after its rounds."""
+    options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
+    if tuning.method["name"] in SOFT:
+        return soft_trial(key, settings, tuning, run_soft_to_target, probing=options["probing"])
+    trial = run_trial(key, settings, tuning, run_to_target, **options)
+    # Records name the function by its former place.
+    return dataclasses.replace(trial, function="fedone_paper.passage:run_passage")
+
+
+def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Run a federation until its targets are reached.
+
+    Args:
+        options: As of `run_tuning`, and ``probing``.
+        workspace: As of `run_tuning`.
+
+    Returns:
+        The ``curve``: per measurement the ``round``s and training ``queries`` done (0 is
+        untrained), and the mean losses (nats) and metrics: ``expected_...`` over prompts drawn from
+        alpha, ``prompt_...`` of the deployable prompt;
+        ``reached``: per target the training queries at the first measurement that reached it, None
+        where none did; and `run_facts`.
+
+    Raises:
+        FedOneError: The run failed, so the queries that it would have needed are unknown.
+    """
+    return asyncio.run(_run_to_target(options, workspace))
+
+
+async def _run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
+    federation = tuning_federation(options, workspace)
+    probe = _Probe(federation, Probing(**options["probing"]))
+    document = federation.spec.backend.model_dump(mode="json")
+    # The dev split is the probe's: the aggregator's own evaluation has nothing to do.
+    training = dataclasses.replace(federation, dev=())
+    async with trial_backend(document, workspace) as backend, asyncio.TaskGroup() as group:
+        group.create_task(probe.follow(backend), name="probe")
+        result = await simulate(
+            training, backend=backend, transport="memory", watch=probe.watch, stop=probe.enough
+        )
+    if result.status not in ("completed", "stopped"):
+        raise FedOneError(f"the run ended as {result.status}: {result.reason}")
+    return {
+        **run_facts(federation, result),
+        "curve": probe.curve,
+        "reached": probe.reached,
+        "probe_queries": probe.asked,
+    }
+
+
+class _Point(NamedTuple):
+    round: int
+    queries: int
+    state: State
+
+
+class _Probe:
+    """Measures a run during training, always on the same dev rows and with the same noise.
+
+    Attributes:
+        curve: One entry per measurement.
+        reached: Per target the training queries at the first measurement that reached it.
+        enough: Set once all targets are reached: training may stop.
+        asked: Queries of the probe, with known answers.
+    """
+
+    def __init__(self, federation: Federation, probing: Probing) -> None:
+        self.curve: list[dict[str, Any]] = []
+        self.reached: dict[str, int | None] = dict.fromkeys(probing.gains)
+        self.enough = asyncio.Event()
+        self.asked = 0
+        self._federation, self._probing = federation, probing
+        self._queries = 0
+        self._run: ServedRun | None = None
+        self._points: asyncio.Queue[_Point | None] = asyncio.Queue()
+        self._rows = [
+            self._drawn("probe-rows", number, probing.rows) for number in range(probing.prompts)
+        ]
+        self._prompt_rows = self._drawn("probe-prompt-rows", 0, probing.prompt_rows)
+
+    def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
+        """Record an event of the run."""
+        if effect is None:
+            self._run = run
+            self._points.put_nowait(_Point(0, 0, run.state.method))
+        elif isinstance(effect, RoundFinished):
+            self._queries += effect.report.queries
+            done = effect.report.round + 1
+            if done % self._every(run) == 0 or done == run.spec.rounds:
+                # The state of this moment: training continues during the measurement.
+                self._points.put_nowait(_Point(done, self._queries, run.state.method))
+        elif isinstance(effect, RunEnded):
+            self._points.put_nowait(None)
+
+    async def follow(self, backend: LLMBackend) -> None:
+        """Measure until the run ends or its targets are reached."""
+        while (point := await self._points.get()) is not None and not self.enough.is_set():
+            assert self._run is not None  # `watch` sets it before it queues a point
+            found: dict[str, Any] = {"round": point.round, "queries": point.queries}
+            method, probing = self._run.machine.method, self._probing
+            noise = noises(method.shape, count=probing.prompts, seed=self._run.spec.seed)
+            prompts = sampled(point.state.alpha, noise)
+            found |= await self._measured("expected", backend, prompts, self._rows)
+            prompt = method.prompt(point.state)
+            found |= await self._measured("prompt", backend, [prompt], [self._prompt_rows])
+            self.curve.append(found)
+            self._compare()
+
+    def _drawn(self, purpose: str, number: int, count: int) -> list[Example]:
+        dev, seed = self._federation.dev, self._federation.spec.seed
+        drawn = draw_minibatch(len(dev), count, stream_seed(seed, purpose, 0, number))
+        return [dev[index] for index in drawn]
+
+    async def _measured(
+        self,
+        name: str,
+        backend: LLMBackend,
+        prompts: Iterable[NDArray[np.int64]],
+        rows: Sequence[list[Example]],
+    ) -> dict[str, float]:
+        """Return the loss (nats) and the metric of prompts, each on its rows."""
+        assert self._run is not None
+        task, shown = self._run.spec.task, self._run.shown
+        queries = [
+            query
+            for prompt, held in zip(prompts, rows, strict=True)
+            for query in prediction_queries(backend, task, shown(prompt.tolist()), held, len(held))
+        ]
+        answers = await score_all(backend, queries)
+        self.asked += len(queries)
+        found = Prediction.of(task, queries, answers, [row for held in rows for row in held])
+        if found.mean_loss is None or found.metric is None:
+            raise BackendError("the model answered none of the probe's inputs")
+        return {f"{name}_loss": found.mean_loss, f"{name}_metric": found.metric}
+
+    def _compare(self) -> None:
+        first, last = self.curve[0], self.curve[-1]
+        # The loss of one untrained prompt may be low by chance, and its target unreachable.
+        untrained = first["expected_loss"]
+        for name, gain in self._probing.gains.items():
+            if self.reached[name] is None and last[name] <= untrained - gain:
+                self.reached[name] = last["queries"]
+        if self.reached and None not in self.reached.values():
+            self.enough.set()
+
+    def _every(self, run: ServedRun) -> int:
+        method, clients = run.spec.method, run.spec.participation.clients_per_round
+        prompts = method.num_samples * method.local_steps
+        return max(1, self._probing.queries // (clients * prompts))
+
+
+def noises(shape: tuple[int, int], *, count: int, seed: int) -> NDArray[np.float32]:
+    """Return the Gumbel noises of `count` prompts, shape (count, n, N); `shape` is (n, N)."""
+    generator = stream(stream_seed(seed, "probe", 0))
+    return generator.gumbel(size=(count, *shape)).astype(np.float32)
+
+
+def sampled(alpha: NDArray[np.float32], noise: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Prompts drawn from the rows of alpha by the Gumbel-max rule, shape (count, n).
+
+    Under the same noise, a prompt stays the same until a token's share has really moved: the
+    difference of two measurements is then that of the alphas, and most answers are known already.
+
+    Args:
+        alpha: Shape (n, N), positive.
+        noise: Shape (count, n, N).
+    """
+    drawn: NDArray[np.int64] = (np.log(alpha) + noise).argmax(axis=2).astype(np.int64)
+    return drawn

@@ -1,0 +1,52 @@
+"""What each method asks and ends at on a table of real answers, at one seed."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_sdk.algorithms import alpha_sha256, stream, stream_seed
+from tests.benchmarks.slot_runs import CONTESTANTS, TABLES, Federation, Table
+
+GOLDEN = {
+    "thompson": ("58a0a537b745ef3b", "5d4788d9e4a4ee77", [1, 3, 1, 3]),
+    "thompson-no-race": ("7e0537ea8cab94d5", "b2ba0220b435ad5c", [1, 3, 0, 3]),
+    "thompson-told": ("7869bc096d52ac17", "8820f5574f0b990d", [0, 1, 1, 3]),
+    "random": ("b73e4b9537c582b9", "b1e1f6a97a6fe188", [1, 1, 1, 3]),
+    "tpe": ("9a05cc221808c034", "f20f52308406542c", [3, 0, 1, 2]),
+    "gs-bdpl-paper": ("eaf28adf744f07b6", "efba0c1cd0e8b947", [1, 0, 3, 2]),
+    "gs-bdpl-best": ("4786a3d7a0344f8d", "4c80f1b61cfcfbf2", [0, 2, 1, 0]),
+    "bdpl-paper": ("e02e23882d6072dd", "106fceba29c5def8", [0, 0, 3, 2]),
+    "bdpl-best": ("21c5e809b7071a30", "b064f2a25be47c30", [3, 1, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_asks_and_ends_as_pinned(name: str) -> None:
+    if name.startswith("tpe"):
+        pytest.importorskip("optuna")
+    assert outcome(name) == GOLDEN[name]
+
+
+def outcome(name: str) -> tuple[str, str, list[int]]:
+    """Run a method, and return digests of its prompts and alpha, and the deployable prompt."""
+    table = Table(TABLES / "gemma-sst2.npz")
+    contestant, seed, asks = CONTESTANTS[name], 7, 30
+    federation = Federation(table=table, clients=8, batch_size=16, liars=1, seed=seed)
+    method: Any = contestant.method(table, asks, seed)
+    state, asked = method.init(), hashlib.sha256()
+    for step in range(asks):
+        rng = stream(stream_seed(seed, "prompts", step))
+        candidates = method.ask(state, rng, method.wanted(state))
+        asked.update(candidates.prompts.astype("<i8").tobytes())
+        losses: Any = (
+            federation.by_class(candidates.prompts, step)
+            if contestant.calibrates
+            else federation.plain(candidates.prompts, step, own_bias=contestant.own_bias)
+        )
+        state = method.tell(state, candidates, losses)
+    prompt = np.array(method.prompt(state)).tolist()
+    return asked.hexdigest()[:16], alpha_sha256(state.alpha)[:16], prompt

@@ -1,0 +1,254 @@
+"""The tables of methods: which trials they name, and what they say of the results."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedone_paper import Settings
+from fedone_paper.experiment import Result, Workspace
+from fedone_paper.method_table import PILOT_SEED, Table1, TableFedavg
+from fedone_paper.methods import RATES
+from fedone_sdk.errors import SpecError
+
+
+def measured(value: float, **more: Any) -> Result:
+    return {"metric": {"name": "accuracy", "after": value}, **more}
+
+
+def federated(value: float) -> Result:
+    return measured(
+        value,
+        status="completed",
+        rounds=100,
+        reused_rows=False,
+        curve=[
+            {"round": -1, "queries": 0, "metric": 0.5},
+            {"round": 9, "queries": 200, "metric": value},
+        ],
+        communication={"upload_bytes": 2**20, "download_bytes": 2**19, "messages": 1},
+        spent={"queries": 2000},
+        cache={"hits": 7},
+        wall_s=12.0,
+    )
+
+
+@pytest.fixture
+def settings(glue: Path) -> Settings:
+    return Settings(data=glue, tasks=("sst2",))
+
+
+def test_rates_are_searched_before_they_are_used(settings: Settings) -> None:
+    table = Table1()
+    first = {trial.key: trial for trial in table.trials(settings, {})}
+    pilots = {key: trial for key, trial in first.items() if key.startswith("pilot_")}
+    assert len(pilots) == 2 * len(RATES)
+    for trial in pilots.values():
+        assert trial.options["seed"] == PILOT_SEED
+        assert trial.options["held_out"]
+        assert "dev" not in trial.inputs  # what is reported is not what is chosen by
+    assert set(first) - set(pilots) == {
+        "sst2_no-prompt",
+        "sst2_manual",
+        *(f"sst2_{name}_s{seed}" for name in ("in-context", "untrained") for seed in range(3)),
+    }
+
+    found = {key: measured(0.5) for key in pilots}
+    found["pilot_sst2_bdpl_3e-05"] = measured(0.6)
+    del found["pilot_sst2_gs-bdpl_0.0003"]  # it failed
+    later = {trial.key: trial for trial in table.trials(settings, found)}
+    assert set(later) - set(first) == {
+        f"sst2_{name}_s{seed}" for name in ("bdpl", "gs-bdpl") for seed in range(3)
+    }
+    rates = {
+        trial.options["run"]["method"]["learning_rate"]
+        for key, trial in later.items()
+        if key.startswith("sst2_bdpl")
+    }
+    assert rates == {3e-5}
+    run = later["sst2_gs-bdpl_s2"].options["run"]
+    assert run["method"]["learning_rate"] == 1e-4  # the largest of equals that ran
+    assert run["seed"] == 2
+    # The paper's setting.
+    assert run["rounds"] == 100
+    assert run["data"]["num_clients"] == 100
+    assert run["data"]["shots"] == 16
+    assert run["prompt"] == {"length": 20, "vocabulary": {"kind": "pmi", "size": 200}}
+    assert run["method"] == {
+        "name": "gs-bdpl",
+        "num_samples": 20,
+        "batch_size": 32,
+        "learning_rate": 1e-4,
+    }
+    assert run["participation"] == {"clients_per_round": 1}
+
+
+def test_no_run_without_a_rate(settings: Settings) -> None:
+    keys = {trial.key for trial in Table1().trials(settings, {"sst2_manual": measured(0.5)})}
+    assert not {key for key in keys if key.startswith(("sst2_bdpl", "sst2_gs-bdpl"))}
+
+
+def test_the_supplement_has_ten_clients_per_round(settings: Settings) -> None:
+    table = TableFedavg()
+    pilots = table.trials(settings, {})
+    assert {trial.options["run"]["participation"]["clients_per_round"] for trial in pilots} == {1}
+    # The very trials of table1: their answers are paid once.
+    same = {trial.key: trial.options for trial in Table1().trials(settings, {})}
+    assert all(same[trial.key] == trial.options for trial in pilots)
+    found = {trial.key: measured(0.5) for trial in pilots}
+    runs = [trial for trial in table.trials(settings, found) if trial.key not in found]
+    assert {trial.options["run"]["participation"]["clients_per_round"] for trial in runs} == {10}
+
+
+def test_a_row_that_cannot_run_is_left_out_and_it_is_said(
+    glue: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    white = {"fine-tuning", "prompt-tuning", "p-tuning-v2", "bbt"}
+
+    def named(settings: Settings) -> set[str]:
+        return {
+            row
+            for trial in Table1().trials(settings, {})
+            for row in white
+            if f"sst2_{row}_" in trial.key
+        }
+
+    settings = Settings(data=glue, tasks=("sst2",))
+    assert named(settings) == set()  # the SDK's own model comes without weights
+    report = Table1().report(settings, {})
+    assert "- FedOne-BBT is left out: the model's folder has no config.json" in report.markdown
+    assert set(report.data["left_out"]) == {
+        "Fine-tuning",
+        "FedOne-Prompt tuning",
+        "FedOne-P-tuning v2",
+        "FedOne-BBT",
+    }
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    settings = Settings(data=glue, model=tmp_path, tasks=("sst2",))
+    for name in ("torch", "transformers", "cmaes"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__spec__=object()))
+    assert named(settings) == white
+    trials = {trial.key: trial for trial in Table1().trials(settings, {})}
+    soft = trials["pilot_sst2_p-tuning-v2_0.01"].options["soft"]
+    assert soft == {"name": "p-tuning-v2", "batch_size": 32, "learning_rate": 0.01}
+    assert trials["sst2_bbt_s0"].options["run"]["backend"]["kind"] == "transformers"
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    assert named(settings) == white - {"bbt"}
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert named(settings) == set()
+    assert "left out: the extra torch is not installed" in Table1().report(settings, {}).markdown
+
+
+def test_methods_can_be_chosen(glue: Path) -> None:
+    settings = Settings(data=glue, tasks=("sst2",), options={"methods": "manual,bdpl"})
+    keys = {trial.key for trial in Table1().trials(settings, {})}
+    assert keys == {"sst2_manual", *(f"pilot_sst2_bdpl_{rate:g}" for rate in RATES)}
+    markdown = Table1().report(settings, {"sst2_manual": measured(0.5)}).markdown
+    assert "GS-BDPL" not in markdown
+
+
+def test_a_gguf_model_continues_a_template(glue: Path) -> None:
+    options = {"methods": "no-prompt,gs-bdpl,default", "rounds": "3", "learning_rate": "0.01"}
+    model = glue / "model.gguf"
+    model.touch()
+    settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=model, options=options)
+    trials = {trial.key: trial for trial in Table1().trials(settings, {})}
+    assert set(trials) == {"sst2_no-prompt", "sst2_gs-bdpl_s0", "sst2_default_s0"}
+    assert trials["sst2_no-prompt"].options["task"] == "sst2/causal"
+    for name, method in ("gs-bdpl", "gs-bdpl"), ("default", "thompson"):
+        trial = trials[f"sst2_{name}_s0"]
+        run = trial.options["run"]
+        assert trial.inputs["model"] == model
+        assert run["backend"]["kind"] == "llama_cpp"
+        assert (run["task"], run["method"]["name"], run["rounds"]) == ("sst2/causal", method, 3)
+    assert run["prompt"] == {"slots": [{"name": "instruction", "candidates": "instructions"}]}
+    assert "learning_rate" not in run["method"]
+    assert trials["sst2_gs-bdpl_s0"].options["run"]["method"]["learning_rate"] == 0.01
+
+
+def test_a_trial_on_a_real_gguf_model(glue: Path, smollm2: Path, tmp_path: Path) -> None:
+    dev = glue / "sst2" / "dev.jsonl"
+    dev.write_text("".join(dev.read_text().splitlines(keepends=True)[:4]))
+    sizes = {"rounds": "1", "num_samples": "2", "batch_size": "2", "num_clients": "2", "shots": "2"}
+    options = {"methods": "untrained,default", "learning_rate": "0.01", **sizes}
+    settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=smollm2, options=options)
+    for trial in Table1().trials(settings, {}):
+        found = trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
+        assert 0 <= found["metric"]["after"] <= 1
+        assert found["model"].startswith("llama_cpp:SmolLM2")
+
+
+def test_models_are_told_apart(settings: Settings) -> None:
+    found = {
+        "sst2_manual": measured(0.5, model="onnx:a"),
+        "sst2_no-prompt": measured(0.5, model="transformers:a"),
+    }
+    markdown = Table1().report(settings, found).markdown
+    assert "- Run by `onnx:a`: Manual prompt.\n" in markdown
+    assert "- Run by `transformers:a`: No prompt.\n" in markdown
+
+
+def test_the_report_says_what_was_found(settings: Settings) -> None:
+    found: dict[str, Result] = {
+        "sst2_no-prompt": measured(0.8),
+        "sst2_manual": measured(0.75),
+        "sst2_in-context_s0": measured(0.6, demonstrations=2),
+        "sst2_in-context_s1": measured(0.7, demonstrations=5),
+        "sst2_gs-bdpl_s0": federated(0.70),
+        "sst2_gs-bdpl_s1": federated(0.74),
+        "sst2_gs-bdpl_s2": {**federated(0.78), "status": "stopped", "reused_rows": True},
+        **{f"pilot_sst2_gs-bdpl_{rate:g}": measured(rate) for rate in RATES},
+    }
+    report = Table1().report(settings, found)
+    rows = dict(re.findall(r"^\| ([\w -]+?) \| (.*?) \|", report.markdown, re.MULTILINE))
+    assert rows["No prompt"] == "80.0"
+    assert rows["In-context learning"] == "65.0 ± 7.1"
+    assert rows["Prompt without training"] == "-"
+    assert "| FedOne-GS-BDPL | 74.0 ± 4.0 | 74.0 |" in report.markdown
+    assert "| FedOne-GS-BDPL | 0.0003 |" in report.markdown
+    assert "| FedOne-GS-BDPL | 2000 ± 0 | 7 ± 0 | 1.50 ± 0.00 | 12 ± 0 |" in report.markdown
+    assert "| FedOne-BDPL | - | - |" in report.markdown
+    assert "Clients share rows, drawn with replacement, in SST-2" in report.markdown
+    assert "FedOne-GS-BDPL on SST-2, seed 2: ended as stopped after 100 rounds." in report.markdown
+    assert "In-context learning on SST-2: 2 to 5 fit before an input." in report.markdown
+    cell = report.data["rows"]["gs-bdpl"]["tasks"]["sst2"]
+    assert cell["values"] == {"0": 0.70, "1": 0.74, "2": 0.78}
+    assert cell["mean"] == pytest.approx(0.74)
+    assert cell["sd"] == pytest.approx(0.04)
+    assert report.data["rates"]["gs-bdpl"] == {"sst2": 3e-4}
+
+
+def test_an_average_needs_every_task(glue: Path) -> None:
+    settings = Settings(data=glue, tasks=("sst2", "rte"), seeds=1)
+    found = {"sst2_manual": measured(0.5), "sst2_no-prompt": measured(0.5)}
+    found["rte_manual"] = measured(0.7)
+    report = Table1().report(settings, found)
+    assert "| Manual prompt | 50.0 | 70.0 | 60.0 |" in report.markdown
+    assert "| No prompt | 50.0 | - | - |" in report.markdown
+
+
+def test_the_curves_are_the_seeds_means(settings: Settings) -> None:
+    from matplotlib.figure import Figure
+
+    found = {"sst2_gs-bdpl_s0": federated(0.70), "sst2_gs-bdpl_s1": federated(0.74)}
+    found["sst2_manual"] = measured(0.75)
+    (draw,) = Table1().report(settings, found).figures.values()
+    figure = Figure()
+    draw(figure)
+    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    # Without the start, which is measured on other rows.
+    assert list(lines["FedOne-GS-BDPL"].get_xdata()) == [200]
+    assert list(lines["FedOne-GS-BDPL"].get_ydata()) == pytest.approx([72.0])
+    assert set(lines["Manual prompt"].get_ydata()) == {75.0}
+
+
+def test_data_is_needed() -> None:
+    with pytest.raises(SpecError, match="--data: is required"):
+        Table1().trials(Settings(), {})

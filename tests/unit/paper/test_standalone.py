@@ -1,0 +1,94 @@
+"""Prompts that are not tuned, through the same scoring as the others."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from fedone_paper import Settings, Trial, Workspace
+from fedone_paper.experiment import Result
+from fedone_paper.federated import Tuning, run_trial, tuning_trial
+from fedone_paper.standalone import (
+    MANUAL_PROMPTS,
+    demonstrations_trial,
+    prompt_trial,
+    run_untrained,
+)
+from fedone_sdk.backends import OnnxBackend, predict
+from fedone_sdk.data import load_examples
+from fedone_sdk.glue import GLUE_TASKS, glue_task
+
+
+def run(trial: Trial, folder: Path) -> Result:
+    return trial.run(trial.options, Workspace(inputs=trial.inputs, folder=folder))
+
+
+def test_a_manual_prompt_names_every_label_word() -> None:
+    assert set(MANUAL_PROMPTS) == set(GLUE_TASKS)
+    for task, prompt in MANUAL_PROMPTS.items():
+        words = {word.strip() for word in glue_task(task).label_words}
+        assert words <= set(prompt.replace(",", "").replace(".", "").split())
+
+
+@pytest.mark.parametrize("prompt", ["", MANUAL_PROMPTS["sst2"]])
+def test_a_given_prompt(glue: Path, tmp_path: Path, prompt: str) -> None:
+    found = run(prompt_trial("x", Settings(data=glue), "sst2", prompt), tmp_path / "work")
+
+    async def direct() -> float | None:
+        async with OnnxBackend() as backend:
+            rows = load_examples(glue / "sst2" / "dev.jsonl")
+            return (await predict(backend, glue_task("sst2"), prompt, rows, 32)).metric
+
+    assert found["metric"] == {"name": "accuracy", "after": asyncio.run(direct())}
+    assert found["prompt"] == prompt
+    assert found["examples"] == 30
+
+
+def test_the_untrained_prompt_is_where_the_run_starts(glue: Path, tmp_path: Path) -> None:
+    settings = Settings(data=glue)
+    tuning = Tuning(
+        task="sst2",
+        method={"name": "gs-bdpl", "num_samples": 2, "batch_size": 4},
+        num_clients=4,
+        shots=4,
+        prompt_len=3,
+        vocab_size=20,
+        rounds=1,
+        every=0,
+        seed=5,
+    )
+    untrained = run(run_trial("x", settings, tuning, run_untrained), tmp_path / "untrained")
+    tuned = run(tuning_trial("x", settings, tuning), tmp_path / "tuned")
+    assert untrained["metric"]["after"] == tuned["metric"]["before"]
+
+
+def test_demonstrations(glue: Path, tmp_path: Path) -> None:
+    settings = Settings(data=glue)
+    found = {
+        seed: run(demonstrations_trial("x", settings, "sst2", seed), tmp_path / f"{seed}{turn}")
+        for turn, seed in enumerate((0, 1))
+    }
+    again = run(demonstrations_trial("x", settings, "sst2", 0), tmp_path / "again")
+    assert again["prompt"] == found[0]["prompt"] != found[1]["prompt"]
+    task, train = glue_task("sst2"), load_examples(glue / "sst2" / "train.jsonl")
+    solved = {
+        " ".join(f"{row['sentence']} It was{task.labels[str(row['label'])]}.".split())
+        for row in train
+    }
+    for result in found.values():
+        used = [text for text in solved if text in result["prompt"]]
+        assert result["demonstrations"] >= 2
+        assert len(used) == result["demonstrations"]
+        assert len(" ".join(used)) == len(result["prompt"])
+        # Both classes have their turn.
+        assert {text.rsplit(" ", 1)[1] for text in used} == {"terrible.", "great."}
+
+
+def test_demonstrations_leave_room_for_the_inputs(glue: Path, tmp_path: Path) -> None:
+    dev = glue / "sst2" / "dev.jsonl"
+    long = '{"sentence": "' + "quite a long story about many things " * 40 + '", "label": 1}\n'
+    dev.write_text(long * 10)
+    found = run(demonstrations_trial("x", Settings(data=glue), "sst2", 0), tmp_path / "work")
+    assert (found["demonstrations"], found["prompt"]) == (0, "")

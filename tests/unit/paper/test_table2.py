@@ -1,0 +1,145 @@
+"""The table of costs: counts come from messages or shapes."""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_paper import Settings, Workspace
+from fedone_paper.accounting import count_messages
+from fedone_paper.paper import printed
+from fedone_paper.soft_trials import SOFT, count_soft
+from fedone_paper.table2 import Table2
+from fedone_sdk.errors import SpecError
+
+BDPL: dict[str, Any] = {"name": "bdpl"}
+GS_BDPL: dict[str, Any] = {"name": "gs-bdpl"}
+BBT: dict[str, Any] = {"name": "bbt", "num_samples": 200}
+TUNING: dict[str, Any] = {"name": "prompt-tuning"}
+P_TUNING: dict[str, Any] = {"name": "p-tuning-v2"}
+
+
+def count(tmp_path: Path, method: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    options = {
+        "method": method,
+        "prompt_len": 20,
+        "vocab_size": 200,
+        "hidden_size": 1024,
+        "num_layers": 24,
+        "num_clients": 100,
+        "clients_per_round": 1,
+        "rounds": 100,
+        "exchange": "alpha",
+        **changes,
+    }
+    run = count_soft if method["name"] in SOFT else count_messages
+    return run(options, Workspace(inputs={}, folder=tmp_path))
+
+
+def megabytes(found: dict[str, Any], times: int = 1) -> str:
+    exact = Decimal((found["elements_down"] + found["elements_up"]) * 4 * times) / 2**20
+    return str(exact.quantize(Decimal("0.01"), ROUND_HALF_UP))
+
+
+@pytest.mark.parametrize(
+    ("row", "method", "together", "times"),
+    [
+        ("bdpl", BDPL, 1, 1),
+        ("gs-bdpl", GS_BDPL, 1, 1),
+        ("gs-bdpl", GS_BDPL, 10, 10),
+        ("prompt-tuning", TUNING, 1, 1),
+        ("prompt-tuning", TUNING, 10, 10),
+        ("bbt", BBT, 1, 50),
+        ("bbt", BBT, 10, 100),
+    ],
+)
+def test_the_papers_counts_come_out(
+    tmp_path: Path, row: str, method: dict[str, Any], together: int, times: int
+) -> None:
+    """Of 100 rounds, or of fewer that are counted several times."""
+    found = count(tmp_path, method, clients_per_round=together, rounds=100 // times)
+    assert found["status"] == "completed"
+    _, mb, visits, queries = printed("table2")["rows"][row][together]
+    assert megabytes(found, times) == f"{mb:.2f}"
+    assert (found["visits"] * times, found["queries"] * times) == (visits, queries or 0)
+
+
+def test_counts_that_are_not_the_papers(tmp_path: Path) -> None:
+    """The population of its text, and prefixes without what is sent and never trained."""
+    text = count(tmp_path, {**BBT, "num_samples": 20}, rounds=2)
+    assert (megabytes(text, 50), text["queries"] * 50) == ("0.38", 2000)
+    assert megabytes(count(tmp_path, P_TUNING, rounds=2), 50) == "750.00"
+
+
+def test_other_shapes_give_other_counts(tmp_path: Path) -> None:
+    for prompt_len, vocab_size in ((20, 200), (7, 200), (20, 31)):
+        found = count(tmp_path, GS_BDPL, prompt_len=prompt_len, vocab_size=vocab_size, rounds=3)
+        assert found["elements_up"] == found["elements_down"] == 3 * prompt_len * vocab_size
+    short = count(tmp_path, TUNING, hidden_size=6, prompt_len=5, rounds=2)
+    assert short["elements_up"] == 2 * 5 * 6
+    fewer = count(tmp_path, {**GS_BDPL, "num_samples": 3}, rounds=2)
+    assert fewer["queries"] == 2 * 3
+
+
+def test_the_losses_exchange_sends_no_alpha(tmp_path: Path) -> None:
+    found = {
+        each: count(tmp_path, GS_BDPL, rounds=4, exchange=each) for each in ("alpha", "losses")
+    }
+    assert found["losses"]["elements_up"] == found["losses"]["elements_down"] == 0
+    assert found["losses"]["queries"] == found["alpha"]["queries"]
+    sent = {
+        each: result["communication"]["upload_bytes"] + result["communication"]["download_bytes"]
+        for each, result in found.items()
+    }
+    assert sent["alpha"] > 4 * 2 * 4000 * 4 > sent["losses"]
+
+
+def test_the_report_says_what_was_counted(tmp_path: Path) -> None:
+    settings = Settings(quick=True, options={"rounds": "2"})
+    experiment = Table2()
+    results = {
+        trial.key: trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
+        for trial in experiment.trials(settings, {})
+    }
+    report = experiment.report(settings, results)
+    lines = {line["name"]: line for line in report.data["counts"]}
+    assert lines["gs-bdpl"]["elements"] == 4000
+    assert lines["p-tuning-v2"]["elements"] == 983_040
+    assert report.data["paper_p_tuning_elements"] == 1_496_480
+    assert lines["gs-bdpl"]["megabytes"] == pytest.approx(4000 * 4 * 2 * 2 / 2**20)
+    # Of two rounds: the paper's numbers, of a hundred, are not put beside these.
+    assert "Paper:" not in report.markdown
+    assert "Nothing was timed" in report.markdown
+
+
+def test_the_papers_numbers_stand_beside_ours_at_its_own_shapes() -> None:
+    experiment, settings = Table2(), Settings()
+    counted = {
+        "gs-bdpl": (4000, 2000, 3.05),
+        "p-tuning-v2": (983_040, 0, 750.0),
+        "prompt-tuning": (20_480, 0, 15.625),
+    }
+    results = {
+        f"{name}_alpha_k1": {
+            "visits": 100,
+            "elements_down": 100 * elements,
+            "elements_up": 100 * elements,
+            "queries": queries,
+            "communication": {"upload_bytes": 1, "download_bytes": 1},
+        }
+        for name, (elements, queries, _) in counted.items()
+    }
+    text = experiment.report(settings, results).markdown
+    rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines()}
+    assert rows["| GS-BDPL"][4:6] == rows["| GS-BDPL"][10:12] == ["3.05", "100"]
+    assert (rows["| P-tuning v2"][4], rows["| P-tuning v2"][10]) == ("750.00", "1141.72")
+    assert rows["| Prompt tuning"][4] == rows["| Prompt tuning"][10] == "15.63"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", ""])
+def test_a_shape_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="--set vocab_size: must be a positive whole number"):
+        Table2().trials(Settings(options={"vocab_size": text}), {})

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from fedone_paper.experiment import Result, Workspace
+from fedone_paper.figure_theory import FigureTheory, fitted
+from fedone_paper.queries_report import Repeats
+from fedone_paper.settings import Settings
+from fedone_paper.table_queries import CONTENDERS, PILOTS, TableQueries
+from fedone_paper.time_to_target import run_to_target
+from fedone_sdk.errors import SpecError
+from tests.unit.paper.glue import sst2_folder
+
+CAP = 1000
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sst2_folder(tmp_path_factory.mktemp("glue"))
+
+
+def run(queries: int | None, *, clients: int = 1, missed_by: float = 0.04) -> Result:
+    """A repeat that reached its target after so many queries."""
+    last = CAP if queries is None else queries
+    middle = {
+        "round": 1,
+        "queries": last // 2,
+        "expected_loss": 0.58,
+        "prompt_loss": 0.59,
+        "prompt_metric": 0.7,
+    }
+    ends = {
+        "round": 2,
+        "queries": last,
+        "expected_loss": 0.55 + (missed_by if queries is None else 0.0),
+        "prompt_loss": 0.5,
+        "prompt_metric": 0.75,
+    }
+    start = {
+        "round": 0,
+        "queries": 0,
+        "expected_loss": 0.6,
+        "prompt_loss": 0.7,
+        "prompt_metric": 0.7,
+    }
+    return {
+        "curve": [start, middle, ends],
+        "reached": {"expected_loss": queries, "prompt_loss": last},
+        "queries_per_round": [20 * clients, 20 * clients],
+    }
+
+
+def repeats(by_clients: dict[int, Iterable[int | None]]) -> Repeats:
+    return Repeats(
+        label="GS-BDPL",
+        learning_rates=dict.fromkeys(by_clients, 0.01),
+        gains={"expected_loss": 0.05, "prompt_loss": 0.08},
+        cap=CAP,
+        paper={1: 528.6, 3: 889.4},
+        runs={
+            clients: {seed: run(found, clients=clients) for seed, found in enumerate(values)}
+            for clients, values in by_clients.items()
+        },
+    )
+
+
+class TestVerdict:
+    def test_says_so_where_one_client_is_best(self) -> None:
+        found = repeats({1: [100 + s for s in range(20)], 3: [300 + s for s in range(20)]})
+        text = found.verdict("expected_loss")
+        assert text.startswith("K*=1 needed the fewest queries")
+        assert "in 20 of 20 repeats" in text
+
+    def test_says_so_where_it_is_not(self) -> None:
+        found = repeats({1: [300] * 20, 3: [100] * 20, 10: [305, 295] * 10})
+        text = found.verdict("expected_loss")
+        assert "did **not** need the fewest queries: K*=3 needed fewer" in text
+        assert "against K*=10 nothing is shown" in text
+
+    def test_says_so_where_nothing_is_shown(self) -> None:
+        for values in ([90, 110] * 10, [100] * 20):
+            text = repeats({1: [100] * 20, 3: values}).verdict("expected_loss")
+            assert "**not shown**" in text
+
+    def test_of_one_k_says_nothing(self) -> None:
+        assert repeats({3: [100] * 5}).verdict("expected_loss").startswith("Nothing can be said")
+
+
+class TestRepeats:
+    def test_every_repeat_stands_in_the_table(self) -> None:
+        text = repeats({1: [None, 120, 140, 160, 180, 200], 3: [None] * 6}).markdown()
+        assert "| 1 | > 1,000, 120, 140, 160, 180, 200 |" in text
+        assert "| 1 | 5 of 6 | 160 | 120 to > 1,000 |" in text
+        assert "| 3 | 0 of 6 | > 1,000 | > 1,000 | at least 1,000.0 | 889.4 |" in text
+        assert "| 70.0 ± 0.0 | 75.0 ± 0.0 |" in text
+
+    def test_a_method_without_learning_rate(self) -> None:
+        found = replace(repeats({1: [100]}), learning_rates={})
+        assert "the same sigma at every K*" in found.markdown()
+
+    def test_data_is_json(self) -> None:
+        found = repeats({1: [None, 100], 3: [None, None]}).data()
+        json.dumps(found, allow_nan=False)  # no infinity is left in it
+        three = found["targets"]["expected_loss"]["clients"]["3"]
+        assert three["queries"] == {"0": None, "1": None}
+        assert three["median"]["value"] is None
+        assert three["against_one"]["fewer"] == 1
+
+
+class TestTableQueries:
+    def test_pilots_are_never_reported(self, data: Path) -> None:
+        trials = TableQueries().trials(Settings(data=data, seeds=20), {})
+        assert len(trials) == 2 * 4 * 20
+        assert not {trial.options["seed"] for trial in trials} & set(PILOTS)
+
+    def test_only_k_differs_between_the_runs_of_a_seed(self, data: Path) -> None:
+        trials = TableQueries().trials(Settings(data=data, seeds=1), {})
+        for name in ("gs-bdpl", "bdpl"):
+            contender = CONTENDERS[name]
+            runs = [t.options["run"] for t in trials if t.key.startswith(f"{name}_k")]
+            clients = [run["participation"].pop("clients_per_round") for run in runs]
+            rounds = [run.pop("rounds") for run in runs]
+            # The cap is whole rounds of every K*.
+            assert {k * t * 20 for k, t in zip(clients, rounds, strict=True)} <= {contender.cap}
+            assert all(run == runs[0] for run in runs)
+
+    def test_options_change_all_alike(self, data: Path) -> None:
+        options = {"methods": "bdpl", "learning_rate": "0.0003", "gain": "0.1", "cap": "600"}
+        trials = TableQueries().trials(Settings(data=data, seeds=1, options=options), {})
+        assert [t.key for t in trials] == [f"bdpl_k{k}_s0" for k in (1, 3, 10, 30)]
+        assert [t.options["run"]["rounds"] for t in trials] == [30, 10, 3, 1]
+        for trial in trials:
+            assert trial.options["run"]["method"]["learning_rate"] == 0.0003
+            assert trial.options["probing"]["gains"]["expected_loss"] == 0.1
+
+    def test_pilots_choose_a_rate_for_each_k(self, data: Path) -> None:
+        options = {"methods": "bdpl-tuned", "clients": "1,10"}
+        settings, experiment = Settings(data=data, seeds=2, options=options), TableQueries()
+        pilots = experiment.trials(settings, {})
+        rates = {trial.key: trial.options["run"]["method"]["learning_rate"] for trial in pilots}
+        assert len(rates) == 2 * 4 * 2
+        assert rates["bdpl-tuned_k10_rate0.3_s9002"] == 0.3
+        assert {trial.options["seed"] for trial in pilots} == set(PILOTS)
+        # K*=1 needs the fewest queries at 0.03; K*=10 gets nearest to its target at 0.1.
+        results = {
+            key: run(None, clients=10, missed_by=0.01 if "rate0.1_" in key else 0.03)
+            if "_k10_" in key
+            else run(200 if "rate0.03_" in key else 400)
+            for key in rates
+        }
+        repeats = experiment.trials(settings, results)[len(pilots) :]
+        chosen = {trial.key: trial.options["run"]["method"]["learning_rate"] for trial in repeats}
+        assert chosen == {
+            **{f"bdpl-tuned_k1_s{seed}": 0.03 for seed in range(2)},
+            **{f"bdpl-tuned_k10_s{seed}": 0.1 for seed in range(2)},
+        }
+        report = experiment.report(settings, {**results, "bdpl-tuned_k1_s0": run(100, clients=1)})
+        assert "learning rate 0.03 at K*=1, 0.1 at K*=10" in report.markdown
+
+    @pytest.mark.parametrize(
+        "option",
+        [
+            ("methods", "x"),
+            ("clients", "1,zero"),
+            ("methods", "bbt"),
+            ("gain", "-1"),
+            ("cap", "many"),
+            ("cap", "1000"),
+        ],
+    )
+    def test_refuses_other_options(self, data: Path, option: tuple[str, str]) -> None:
+        settings = Settings(data=data, options=dict([option]))
+        with pytest.raises(SpecError, match=f"--set {option[0]}"):
+            TableQueries().trials(settings, {})
+
+    def test_a_small_one_runs(self, data: Path, tmp_path: Path) -> None:
+        settings = Settings(data=data, seeds=1, quick=True, options={"methods": "bdpl"})
+        experiment = TableQueries()
+        trials = experiment.trials(settings, {})
+        results = {
+            trial.key: run_to_target(
+                trial.options, Workspace(inputs=trial.inputs, folder=tmp_path / trial.key)
+            )
+            for trial in trials
+        }
+        report = experiment.report(settings, results)
+        assert "## BDPL" in report.markdown
+        assert "**Pilots.** Runs of roberta-mini with the seeds 9001, 9002" in report.markdown
+        changed = replace(settings, options={**settings.options, "gain": "0.5"})
+        assert "**Chosen by the user**, not on pilots: gain=0.5." in (
+            experiment.report(changed, results).markdown
+        )
+        figure = Figure()
+        report.figures["table-queries"](figure)
+        assert len(figure.axes) == 2
+        # One trial failed: the others are reported.
+        less = experiment.report(settings, {trials[0].key: results[trials[0].key]})
+        assert "Nothing can be said of K*=1" in less.markdown
+
+
+class TestFigureTheory:
+    @pytest.mark.parametrize(("c1", "c2"), [(2.0, 1.0), (1.0, 5.0), (3.0, 0.0), (0.0, 2.0)])
+    def test_fit_finds_the_constants(self, c1: float, c2: float) -> None:
+        rounds = {k: (c1 + c2 / k) ** 2 for k in (1, 3, 10, 30)}
+        assert fitted(rounds) == pytest.approx((c1, c2))
+
+    def test_fit_leaves_out_what_was_censored(self) -> None:
+        assert fitted({1: 9.0, 3: 9.0, 10: float("inf")}) == pytest.approx((3.0, 0.0))
+        assert fitted({1: 9.0, 3: float("inf")}) is None
+        # More rounds with more clients: no positive c2 can say that.
+        assert fitted({1: 1.0, 3: 9.0}) == pytest.approx((2.0, 0.0))
+
+    def test_reports_the_formula_beside_the_measurement(self, data: Path) -> None:
+        settings = Settings(data=data, seeds=6, options={"methods": "bdpl"})
+        experiment = FigureTheory()
+        results: dict[str, Result] = {
+            f"bdpl_k{k}_s{seed}": run(100 * k + seed, clients=k)
+            for k in (1, 3, 10)
+            for seed in range(6)
+        }
+        keys = {trial.key for trial in experiment.trials(settings, {})}
+        assert results.keys() < keys  # K*=30 has no results
+        report = experiment.report(settings, results)
+        found = report.data["bdpl"]
+        # c1 : c2 = 3 : 2, so that Q(K*) = K* (3 + 2 / K*)^2 / 25 of that of K*=1.
+        assert found["predicted"] == pytest.approx(
+            {str(k): 102 * k * (3 + 2 / k) ** 2 / 25 for k in (1, 3, 10)}
+        )
+        rounds = {k: found["measured"][str(k)]["value"] / (20 * k) for k in (1, 3, 10)}
+        assert (found["fit"]["c1"], found["fit"]["c2"]) == pytest.approx(fitted(rounds))
+        assert "The fit has c2 / c1 =" in report.markdown
+        figure = Figure()
+        report.figures["figure-theory"](figure)
+        assert len(figure.axes) == 1
+        without = experiment.report(settings, {k: r for k, r in results.items() if "_k1_" not in k})
+        assert set(without.data["bdpl"]["predicted"].values()) == {None}

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedone_paper.experiment import Result, Workspace
+from fedone_paper.federated import Tuning
+from fedone_paper.settings import Settings
+from fedone_paper.time_to_target import (
+    Probing,
+    noises,
+    run_to_target,
+    sampled,
+    target_trial,
+)
+from tests.unit.paper.glue import sst2_folder
+
+ROUNDS = 6
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return Settings(data=sst2_folder(tmp_path_factory.mktemp("glue")))
+
+
+def tuning(**changed: Any) -> Tuning:
+    method = {"name": "bdpl", "learning_rate": 0.1, "num_samples": 4, "batch_size": 4}
+    small = {"num_clients": 3, "shots": 4, "prompt_len": 2, "vocab_size": 12, "rounds": ROUNDS}
+    return Tuning(**{"task": "sst2", "method": method, **small, **changed})
+
+
+def measured(settings: Settings, folder: Path, probing: Probing, **changed: Any) -> Result:
+    trial = target_trial("one", settings, tuning(**changed), probing)
+    return run_to_target(trial.options, Workspace(inputs=trial.inputs, folder=folder))
+
+
+class TestSampled:
+    def test_follows_alpha(self) -> None:
+        alpha = np.array([[0.7, 0.2, 0.1], [0.01, 0.01, 0.98]], dtype=np.float32)
+        drawn = sampled(alpha, noises((2, 3), count=4000, seed=0))
+        shares = [np.bincount(drawn[:, position], minlength=3) / 4000 for position in (0, 1)]
+        np.testing.assert_allclose(shares, alpha, atol=0.025)
+
+    def test_stays_where_alpha_hardly_moves(self) -> None:
+        alpha = np.full((5, 50), 1 / 50, dtype=np.float32)
+        noise = noises((5, 50), count=200, seed=1)
+        moved = alpha.copy()
+        moved[0, 0] *= 2
+        changed = (sampled(alpha, noise) != sampled(moved, noise)).any(axis=1).mean()
+        # One position's token gained 1/51; independent draws would change nearly everywhere.
+        assert 0 < changed < 0.06
+
+
+class TestTimeToTarget:
+    def test_measures_the_start_and_every_so_many_queries(
+        self, settings: Settings, tmp_path: Path
+    ) -> None:
+        found = measured(settings, tmp_path, Probing(queries=8, prompts=4, rows=4, prompt_rows=8))
+        assert [point["queries"] for point in found["curve"]] == [0, 8, 16, 24]
+        assert [point["round"] for point in found["curve"]] == [0, 2, 4, 6]
+        assert (found["status"], found["rounds"]) == ("completed", ROUNDS)
+        assert found["spent"]["queries"] == ROUNDS * 4
+        assert found["reached"] == {}
+
+    def test_does_not_hang_on_how_often_it_is_measured(
+        self, settings: Settings, tmp_path: Path
+    ) -> None:
+        often, seldom = (
+            measured(settings, tmp_path, Probing(queries=every, prompts=4, rows=4, prompt_rows=8))
+            for every in (4, 12)
+        )
+        assert often["prompt"] == seldom["prompt"]
+        by_round = {point["round"]: point for point in often["curve"]}
+        assert all(point == by_round[point["round"]] for point in seldom["curve"])
+
+    def test_ends_at_its_target(self, settings: Settings, tmp_path: Path) -> None:
+        # Below the start by less than nothing: the first measurement is enough.
+        probing = Probing(
+            queries=4, prompts=4, rows=4, prompt_rows=8, gains={"expected_loss": -10.0}
+        )
+        found = measured(settings, tmp_path, probing, rounds=500)
+        assert found["reached"] == {"expected_loss": 0}
+        assert found["status"] == "stopped"
+        assert found["rounds"] < 500
+
+    def test_is_censored_at_its_end(self, settings: Settings, tmp_path: Path) -> None:
+        probing = Probing(
+            queries=4, prompts=4, rows=4, prompt_rows=8,
+            gains={"expected_loss": -10.0, "prompt_loss": 50.0},
+        )  # fmt: skip
+        found = measured(settings, tmp_path, probing)
+        assert found["reached"] == {"expected_loss": 0, "prompt_loss": None}
+        assert (found["status"], found["rounds"]) == ("completed", ROUNDS)
+
+    def test_seeds_share_the_start_over_clients_per_round(
+        self, settings: Settings, tmp_path: Path
+    ) -> None:
+        probing = Probing(queries=100, prompts=4, rows=4, prompt_rows=8)
+        one, three = (
+            measured(settings, tmp_path, probing, rounds=1, clients_per_round=k)["curve"]
+            for k in (1, 3)
+        )
+        assert one[0] == three[0]
+        assert one[-1]["queries"] * 3 == three[-1]["queries"]
