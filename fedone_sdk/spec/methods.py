@@ -12,14 +12,22 @@ Rate = Annotated[float, Field(gt=0, le=1e6)]
 """A learning rate."""
 
 
+Exchange = Literal["alpha", "losses"]
+"""Contents of assignments and updates: alpha, or prompts and their losses."""
+
+
+NumSamples = Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")]
+LocalSteps = Annotated[int, Field(ge=1, le=1024, description="E, local steps.")]
+BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per mini-batch.")]
+
+
 class _MethodSpec(Spec):
     pools: ClassVar[bool] = False
+    exchange: ClassVar[Exchange] = "alpha"
 
-    num_samples: Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")] = (
-        20
-    )
-    local_steps: Annotated[int, Field(ge=1, le=1024, description="E, local steps.")] = 1
-    batch_size: Annotated[int, Field(ge=1, le=1024, description="B, examples per mini-batch.")] = 32
+    num_samples: NumSamples = 20
+    local_steps: LocalSteps = 1
+    batch_size: BatchSize = 32
 
     @property
     def label(self) -> str:
@@ -91,6 +99,10 @@ class PoolSpec(_MethodSpec):
     """Options of searches over whole prompts, with one evaluator and a race at the end."""
 
     pools: ClassVar[bool] = True
+    exchange: ClassVar[Exchange] = "losses"
+
+    num_samples: NumSamples = 5
+    batch_size: BatchSize = 16
 
     elite: int = Field(
         default=4, ge=1, le=1000, description="Number of best prompts that are never evicted."
@@ -122,7 +134,7 @@ class RandomSpec(PoolSpec):
 class ThompsonSpec(PoolSpec):
     """Thompson sampling from a Gaussian process over the prompts' shared features."""
 
-    name: Literal["thompson"]
+    name: Literal["thompson"] = "thompson"
 
 
 class TpeSpec(PoolSpec):
@@ -146,6 +158,8 @@ class OwnMethodSpec(_MethodSpec):
         options: Its keyword arguments, in addition to those that the run gives
             (`fedone_sdk.algorithms.load_method`). Devices receive none.
     """
+
+    exchange: ClassVar[Exchange] = "losses"
 
     name: Literal["own"]
     object: Annotated[str, Field(min_length=1, max_length=200)] | None = None

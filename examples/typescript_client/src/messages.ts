@@ -22,7 +22,6 @@ export type Message =
 export interface Enrol {
   name?: string | null;
   nonce?: string | null;
-  public_key?: string | null;
 }
 /**
  * The new identity.
@@ -39,7 +38,6 @@ export interface Claim {
   wait_s?: number;
   run_id?: string | null;
   own_model?: boolean;
-  model?: string | null;
   changed?: boolean;
 }
 /**
@@ -105,8 +103,7 @@ export interface Renewal {
  */
 export interface RunTask {
   task: TaskSpec;
-  method:
-    GsBdplSpec | BdplSpec | EvolutionSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec;
+  method: GsBdplSpec | BdplSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec;
   prompt_len: number;
   vocab_size: number;
   blank?: number | null;
@@ -114,6 +111,7 @@ export interface RunTask {
   vocabulary_sha256: string;
   vocabulary_version?: number;
   gateway: boolean;
+  model?: string | null;
   loss_clip?: number | null;
   privacy?: PrivacySpec | null;
   calibration?: CalibrationSpec;
@@ -193,47 +191,10 @@ export interface BdplSpec {
    */
   batch_size?: number;
   name: "bdpl";
-  estimator?: "negative" | "zero" | "normalize";
   optimizer?: "sgd" | "adamw";
   learning_rate?: number;
   weight_decay?: number | null;
   alpha_min?: number;
-  projection?: "simplex" | "capped";
-}
-/**
- * Evolution of a population of prompts: mutations of the elite, and incumbents re-evaluated.
- */
-export interface EvolutionSpec {
-  /**
-   * I, prompts per local step.
-   */
-  num_samples?: number;
-  /**
-   * E, local steps.
-   */
-  local_steps?: number;
-  /**
-   * B, examples per mini-batch.
-   */
-  batch_size?: number;
-  /**
-   * Number of best prompts that are never evicted.
-   */
-  elite?: number;
-  /**
-   * Number of prompts in the pool.
-   */
-  pool_size?: number;
-  /**
-   * Fraction of the run for the race, in the `losses` exchange.
-   */
-  race?: number;
-  /**
-   * Local steps without a better incumbent after which the race begins; null is no early race.
-   */
-  patience?: number | null;
-  name: "evolution";
-  mutation_rate?: number | null;
 }
 /**
  * Random prompts, with the best of them re-evaluated.
@@ -301,7 +262,7 @@ export interface ThompsonSpec {
    * Local steps without a better incumbent after which the race begins; null is no early race.
    */
   patience?: number | null;
-  name: "thompson";
+  name?: "thompson";
 }
 /**
  * The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
@@ -375,7 +336,7 @@ export interface PrivacySpec {
  * Correction of label bias (docs/explanation/calibration.md); may be written as its kind.
  */
 export interface CalibrationSpec {
-  kind?: "auto" | "none" | "labels" | "contextual" | "batch";
+  kind?: "auto" | "none" | "labels";
 }
 /**
  * `GET /v1/runs/{id}/vocabulary`: the candidates, in index order.
