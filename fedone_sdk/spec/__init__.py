@@ -17,19 +17,14 @@ if TYPE_CHECKING:
     )
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.methods import (
-        BbtSpec,
         BdplSpec,
-        Domain,
         GsBdplSpec,
         MethodSpec,
         OwnMethodSpec,
         PoolSpec,
-        PromptTuningSpec,
-        PTuningV2Spec,
         RandomSpec,
         ThompsonSpec,
         TpeSpec,
-        TrainedSpec,
     )
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
     from fedone_sdk.spec.run import RunSpec, load_backend
@@ -51,9 +46,8 @@ else:
             "backends": "BackendKind BackendSpec LimitsSpec PricesSpec RetrySpec",
             "base": "RunName Spec load_yaml validate_spec",
             "methods": (
-                "BbtSpec BdplSpec Domain GsBdplSpec MethodSpec OwnMethodSpec "
-                "PoolSpec PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec "
-                "TrainedSpec"
+                "BdplSpec GsBdplSpec MethodSpec OwnMethodSpec PoolSpec RandomSpec ThompsonSpec "
+                "TpeSpec"
             ),
             "prompt": "PromptSpec SlotSpec",
             "run": "RunSpec load_backend",
@@ -67,13 +61,11 @@ else:
 __all__ = [
     "BackendKind",
     "BackendSpec",
-    "BbtSpec",
     "BdplSpec",
     "CalibrationSpec",
     "DataSpec",
     "DefenceSpec",
     "DirichletSpec",
-    "Domain",
     "EvaluationSpec",
     "GatewayPolicy",
     "GsBdplSpec",
@@ -81,13 +73,11 @@ __all__ = [
     "LimitsSpec",
     "MethodSpec",
     "OwnMethodSpec",
-    "PTuningV2Spec",
     "ParticipationSpec",
     "PoolSpec",
     "PricesSpec",
     "PrivacySpec",
     "PromptSpec",
-    "PromptTuningSpec",
     "RandomSpec",
     "RetrySpec",
     "RunName",
@@ -96,7 +86,6 @@ __all__ = [
     "Spec",
     "ThompsonSpec",
     "TpeSpec",
-    "TrainedSpec",
     "load_backend",
     "load_yaml",
     "validate_spec",
