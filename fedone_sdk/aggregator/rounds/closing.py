@@ -171,7 +171,7 @@ def _aggregate(
             asked = machine.candidates(state, replace(seat, local=None, step=0))
             curves = seat.curves[0] if seat.curves else None
             losses = machine.as_losses(seat.losses[0], curves)
-            method = machine.algorithm.tell(method, asked, losses)
+            method = machine.method.tell(method, asked, losses)
     return method
 
 

@@ -19,18 +19,15 @@ from fedone_sdk.algorithms import (
     Algorithm,
     Candidates,
     ClassLosses,
-    Method,
     State,
     method_from_spec,
     stream,
     stream_seed,
 )
-from fedone_sdk.algorithms.cma_es import check_library
 from fedone_sdk.algorithms.defence import Defence
 from fedone_sdk.algorithms.method import clip_losses
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.start import Start
-from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.errors import ProblemError
@@ -126,7 +123,7 @@ class RoundMachine:
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
-        self.shape = spec.method.shape(spec.prompt.length, vocab_size)
+        self.shape = spec.prompt.length, vocab_size
         self.losses_exchange = spec.participation.exchange == "losses"
         # The grid of label biases for which clients report losses; None without calibration.
         self.biases = (
@@ -134,7 +131,7 @@ class RoundMachine:
         )
         sizes = {
             "alpha": math.prod(self.shape),
-            "an assignment": spec.method.num_samples * spec.method.prompt_width(spec.prompt.length),
+            "an assignment": spec.method.num_samples * spec.prompt.length,
             "an answer of the gateway": spec.method.num_samples
             * spec.method.batch_size
             * max(len(spec.task.labels), 1),
@@ -163,8 +160,6 @@ class RoundMachine:
             spec.check_shared_memory(spec.method.label, "its memories")
         # Cache: the assignment, the gateway and the update use the same prompts of a seat.
         self.drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
-        if self.losses_exchange and spec.method.domain == "latent":
-            check_library()  # Fails now rather than at the first client's request.
         self.defence = _defence_of(spec, self.method)
         self.releases = Releases.of(spec)
         noised = spec.privacy is not None and spec.privacy.target == "losses"
@@ -253,17 +248,6 @@ class RoundMachine:
         return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
 
     @property
-    def algorithm(self) -> Algorithm:
-        """The black-box method.
-
-        Raises:
-            ValueError: The method trains on the clients and has no `ask`.
-        """
-        if isinstance(self.method, Trained):
-            raise ValueError(f"{self.spec.method.name} has no prompts to score")
-        return self.method
-
-    @property
     def remembers_clients(self) -> bool:
         """Whether the server keeps the clients' method memory between rounds."""
         if isinstance(self.spec.method, OwnMethodSpec):
@@ -279,8 +263,7 @@ class RoundMachine:
     def is_slow(self) -> bool:
         """Whether asks, tells or projections may take more than a few milliseconds.
 
-        True for searches over whole prompts, for CMA-ES, for methods of the user's own, and for a
-        large alpha.
+        True for searches over whole prompts, for methods of the user's own, and for a large alpha.
         """
         if self.losses_exchange and self._computes:
             return True
@@ -290,7 +273,7 @@ class RoundMachine:
     def _computes(self) -> bool:
         """Whether asks and tells do, or may do, linear algebra."""
         method = self.spec.method
-        return method.domain == "latent" or method.pools or isinstance(method, OwnMethodSpec)
+        return method.pools or isinstance(method, OwnMethodSpec)
 
     @property
     def planned_asks(self) -> int:
@@ -390,8 +373,6 @@ class RoundMachine:
             local: The client's method state; None is the run's.
         """
         steps = 1 if self.losses_exchange else self.spec.method.local_steps
-        if isinstance(self.method, Trained):
-            return 0, steps  # Clients with the model's weights send no queries.
         most = self.spec.method.num_samples
         if self.losses_exchange:
             most = min(most, max(self.method.wanted(local or state.method), MIN_SAMPLES))
@@ -411,7 +392,7 @@ class RoundMachine:
         if known is not None and known[0] is base:
             return known[1]
         rng = stream(self.seed(state, seat, "prompts", seat.step))
-        drawn = self.algorithm.ask(base, rng, seat.num_samples)
+        drawn = self.method.ask(base, rng, seat.num_samples)
         if len(self.drawn) >= 2 * self.spec.participation.clients_per_round:
             self.drawn.clear()
         self.drawn[key] = (base, drawn)
@@ -430,7 +411,7 @@ class RoundMachine:
         """
         asked = self.candidates(state, seat)
         base = seat.local or state.method
-        return self.algorithm.tell(base, asked, self.as_losses(losses, curves))
+        return self.method.tell(base, asked, self.as_losses(losses, curves))
 
     # Seeds: all draws are reproducible and not stored
 
@@ -484,7 +465,7 @@ class RoundMachine:
         return None if found is None else tuple(found.tolist())
 
 
-def _defence_of(spec: RunSpec, method: Method) -> Defence | None:
+def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
     """Return the defence of a run; None if every update is aggregated unchanged."""
     wanted = spec.defence
     if not wanted.judges:

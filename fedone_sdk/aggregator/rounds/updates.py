@@ -182,8 +182,7 @@ def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
             f"float32 {list(machine.shape)}",
         )
     alpha = from_wire(array)
-    tokens = machine.spec.method.domain == "tokens"
-    if tokens and (not (alpha >= 0).all() or not alpha.any(axis=1).all()):
+    if not (alpha >= 0).all() or not alpha.any(axis=1).all():
         raise ProblemError("invalid_message", "alpha: must be positive")
     if not np.array_equal(machine.method.project(alpha), alpha):
         raise ProblemError("invalid_message", "alpha: is outside what the method allows")
