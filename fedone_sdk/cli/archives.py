@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import (
     JsonFile,
     OptionalServer,
@@ -24,8 +23,8 @@ from fedone_sdk.cli._options import (
     call,
 )
 from fedone_sdk.cli._output import Output, check_target, plural, size, write_file
-from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._state import default_store
+from fedone_sdk.cli._process import naming
+from fedone_sdk.cli._run_file import RunFile, default_store
 from fedone_sdk.errors import ArchiveError, ArgumentError
 
 if TYPE_CHECKING:

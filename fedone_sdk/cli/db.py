@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import SchemaStore, group
+from fedone_sdk.cli._process import naming
 from fedone_sdk.errors import ArgumentError
 
 if TYPE_CHECKING:

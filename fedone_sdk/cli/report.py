@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import OptionalServer, OptionalToken, RunStore
 from fedone_sdk.cli._output import check_target, plural, write_file
-from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._state import default_store
+from fedone_sdk.cli._process import naming
+from fedone_sdk.cli._run_file import RunFile, default_store
 from fedone_sdk.cli.archives import load_own, stored_run
 from fedone_sdk.errors import ArgumentError, MissingExtraError
 
