@@ -20,7 +20,7 @@ from rich.text import Text
 from fedone_sdk.cli._output import is_resumable, note, plural, size, terminal
 from fedone_sdk.cli._process import interruptible, naming, stopping
 from fedone_sdk.cli._run_file import KnownRun, RunState
-from fedone_sdk.cli.archives import stored_run
+from fedone_sdk.cli.export import exported_from, stored_run
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
@@ -147,13 +147,9 @@ class KeptRun:
         """Return the stored run."""
         if self._path is not None:
             return stored_run(run_id, store=str(self._path))
-        return asyncio.run(self._from_memory(run_id))
+        from fedone_sdk.reports import read_export
 
-    async def _from_memory(self, run_id: str) -> ReportedRun:
-        from fedone_sdk.aggregator.archives.writing import export_run
-        from fedone_sdk.reports import run_of_archive
-
-        return await run_of_archive(await export_run(self.store, run_id))
+        return read_export(asyncio.run(exported_from(self.store, run_id)))
 
 
 _SMOOTHING = 0.1
