@@ -1,4 +1,4 @@
-"""Output of commands: text for people, JSON for programs."""
+"""Output of commands: text for people, JSON for programs, and the result of a run."""
 
 from __future__ import annotations
 

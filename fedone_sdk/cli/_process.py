@@ -1,4 +1,4 @@
-"""The process of a command: signals, and its log."""
+"""The process of a command: its signals, its log, and its errors, one line for each mistake."""
 
 from __future__ import annotations
 

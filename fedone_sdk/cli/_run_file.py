@@ -1,4 +1,4 @@
-"""RUN.yaml: the spec, and the objects that it describes."""
+"""RUN.yaml: the spec, the objects that it describes, and the files in which its run is kept."""
 
 from __future__ import annotations
 

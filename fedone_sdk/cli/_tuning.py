@@ -1,4 +1,4 @@
-"""One run in this process with progress and Ctrl-C, for tune, quickstart and retune."""
+"""One run in this process with its progress and Ctrl-C, for tune, quickstart and retune."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rich.text import Text
 from fedone_sdk.cli._output import is_resumable, note, plural, size, terminal
 from fedone_sdk.cli._process import interruptible, naming, stopping
 from fedone_sdk.cli._run_file import KnownRun, RunState
-from fedone_sdk.cli.export import exported_from, stored_run
+from fedone_sdk.cli.report import exported_from, stored_run
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun

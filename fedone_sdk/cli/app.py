@@ -9,7 +9,6 @@ import typer
 from fedone_sdk import __version__
 from fedone_sdk.cli import (
     access,
-    budget,
     client,
     compare,
     db,
@@ -74,5 +73,5 @@ app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(access.tokens, name="tokens")
 app.add_typer(access.clients, name="clients")
-app.command(epilog="Example: fedone budget spent.db --release-dead")(budget.budget)
+app.command(epilog="Example: fedone budget spent.db --release-dead")(db.budget)
 app.add_typer(db.app, name="db")

@@ -1,4 +1,4 @@
-"""`fedone prompt`: use of a prompt artefact."""
+"""`fedone score` and `fedone prompt use`: measurement and use of a prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedone init`: a RUN.yaml for a file of labelled texts."""
+"""`fedone quickstart` and `fedone init`: a first run, and a RUN.yaml for labelled texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedone tune`: a run with all its clients in this process."""
+"""`fedone tune` and `fedone plan`: a run in this process, and its estimated cost."""
 
 from __future__ import annotations
 
