@@ -124,8 +124,6 @@ def tune(
         raised=_caps(raised or []),
         start=None if start is None else read_start(start),
     )
-    if artefact is not None and run.spec.method.domain != "tokens":
-        raise ArgumentError(f"--artefact: {run.spec.method.name} tunes vectors, no words")
     federation = run.federation()
     state = known = None
     if not no_store:
