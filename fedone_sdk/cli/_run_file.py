@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedone_sdk.cli._process import naming
 from fedone_sdk.errors import ArgumentError, SpecError
-from fedone_sdk.spec import OnnxSpec, OwnMethodSpec, RunSpec, load_backend, validate_spec
+from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, load_backend, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
@@ -102,7 +102,7 @@ def backend_of(path: Path | None) -> LLMBackend:
     from fedone_sdk.backends.build import build_backend
 
     with naming("arguments" if path is None else str(path)):
-        spec = OnnxSpec() if path is None else load_backend(path)
+        spec = BackendSpec() if path is None else load_backend(path)
         return build_backend(spec, Path() if path is None else path.parent)
 
 
