@@ -241,7 +241,7 @@ def test_a_majority_is_never_put_out() -> None:
     ("changes", "line"),
     [
         ({"defence": "strict"}, "defence.kind: "),
-        ({"defence": {"quarantine": 2}}, "defence: quarantine: needs outliers"),
+        ({"defence": {"quarantine": 2}}, "defence.quarantine: needs outliers"),
         ({"defence": {"trust_region": 0}}, "defence.trust_region: "),
         (
             {"defence": "standard", "participation": {"selection": "proportional"}},
