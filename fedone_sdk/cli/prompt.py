@@ -1,4 +1,4 @@
-"""`fedone prompt`: verification and use of a prompt artefact."""
+"""`fedone score` and `fedone prompt use`: measurement and use of a prompt."""
 
 from __future__ import annotations
 
@@ -7,32 +7,42 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import BackendFile, JsonFile, OwnRun, group
-from fedone_sdk.cli._output import Output, check_target, money, plural, say, terminal, write_file
-from fedone_sdk.cli._process import quiet_logs
-from fedone_sdk.cli._run_file import backend_of
-from fedone_sdk.cli.archives import load_own, stored_run
-from fedone_sdk.data import load_examples
+from fedone_sdk.cli._options import BackendFile, JsonFile, group
+from fedone_sdk.cli._output import (
+    Output,
+    bias_text,
+    check_target,
+    money,
+    plural,
+    say,
+    terminal,
+    write_file,
+)
+from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._run_file import RunFile, backend_of
+from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import ArgumentError, DataError
+from fedone_sdk.glue import glue_task
+from fedone_sdk.messages.bill import bill
+from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
+from fedone_sdk.vocabulary import LABELS
 
 if TYPE_CHECKING:
-    from fedone_sdk.reports import Labelled, ReportedRun
+    from fedone_sdk.backends import Prediction
+    from fedone_sdk.reports import Labelled, PromptArtefact
     from fedone_sdk.task import Example, TaskSpec
 
+
 app = group(
-    "Check a tuned prompt, and use it.",
+    "Use a tuned prompt.",
     example="fedone prompt use sst2.prompt.json --data texts.jsonl",
 )
-
-_SQLITE = b"SQLite format 3\0"
 
 Artefact = Annotated[
     Path,
@@ -51,68 +61,6 @@ class FormName(StrEnum):
     mlflow = "mlflow"
     langfuse = "langfuse"
     promptfoo = "promptfoo"
-
-
-@app.command(epilog="Example: fedone prompt verify sst2.prompt.json --against fedone.db")
-def verify(
-    path: Artefact,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="An archive, a store (SQLite file or postgresql://...), or a result file.",
-        ),
-    ] = None,
-    run_path: OwnRun = None,
-    json_file: JsonFile = None,
-) -> None:
-    """Check a prompt artefact by itself, or against its run.
-
-    Against an archive or a store, the run is replayed from its log. Exits with 1 if something
-    differs.
-    """
-    from fedone_sdk.reports import check_against, check_artefact, read_artefact
-
-    output = Output(json_file)
-    load_own(run_path)
-    artefact = read_artefact(path, checked=False)
-    checks = check_artefact(artefact)
-    if against is not None:
-        checks += check_against(artefact, _run_of(against, artefact.run_id))
-    agrees = all(check.verdict != "differs" for check in checks)
-    output.write_json(
-        {
-            "agrees": agrees,
-            "run_id": artefact.run_id,
-            "checks": [asdict(check) for check in checks],
-        }
-    )
-    output.heading(f"{path}: {'agrees' if agrees else 'does not agree'}")
-    output.facts(
-        {
-            check.what: f"{check.verdict}{f': {check.detail}' if check.detail else ''}"
-            for check in checks
-        }
-    )
-    if against is None:
-        output.console.print("  by itself only; --against compares it with its run")
-    raise typer.Exit(int(not agrees))
-
-
-def _run_of(against: str, run_id: str) -> ReportedRun:
-    from fedone_sdk.reports import read_run
-
-    if "://" in against or _begins(Path(against), _SQLITE):
-        return stored_run(run_id, store=against)
-    return asyncio.run(read_run(Path(against)))
-
-
-def _begins(path: Path, magic: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(magic)) == magic
-    except OSError:
-        return False  # The reader of the file reports the error.
 
 
 @app.command(
@@ -238,3 +186,183 @@ def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Exam
         else:
             wanted = ", ".join(task.fields)
             raise DataError(f"{source}: line {number} must be a JSON object with {wanted}")
+
+
+_BATCH_SIZE = 32
+
+
+def score(
+    run_path: Annotated[
+        Path | None, typer.Argument(metavar="RUN.yaml", help="Its task, model and dev data.")
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="The prompt's exact text; empty is no prompt.")] = "",
+    slot: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TEXT",
+            help="Content of a slot of the task, once per slot; others are empty. labels=bad,good "
+            "uses these label words, in the order of the task's labels.",
+        ),
+    ] = None,
+    artefact_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--artefact",
+            metavar="FILE",
+            help="A prompt artefact with task and label bias, written by `tune --artefact`; "
+            "RUN.yaml then only provides the model and the dev data.",
+        ),
+    ] = None,
+    task_name: Annotated[
+        str | None,
+        typer.Option(
+            "--task", metavar="NAME", help="A built-in task (sst2 ...), without RUN.yaml."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Labelled examples, or hf:NAME.")
+    ] = None,
+    backend_path: BackendFile = None,
+    batch_size: Annotated[
+        int | None, typer.Option(metavar="B", min=1, max=1024, help="Examples per query.")
+    ] = None,
+    bias: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B,B",
+            help="Add this to the label words' log-probabilities: one number per label, nats.",
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure one prompt on one data file."""
+    from fedone_sdk.backends import predict
+    from fedone_sdk.backends.label_words import check_label_words
+    from fedone_sdk.local import load_measure, load_score
+
+    output = Output(json_file)
+    quiet_logs()
+    run = None if run_path is None else RunFile.load(run_path)
+    artefact = None if artefact_path is None else _artefact(artefact_path, task_name, prompt, slot)
+    task = _task(run, task_name) if artefact is None else artefact.asked
+    if bias is not None:
+        task = _with_bias(task, bias)
+    asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
+    source, examples = _dev_examples(run, data, task)
+    backend = backend_of(backend_path) if backend_path or run is None else run.backend()
+    size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
+
+    async def predicted() -> Prediction:
+        async with backend:
+            await check_label_words(backend, words_of(task, asked), form_of(task))
+            return await predict(
+                backend,
+                task,
+                asked,
+                examples,
+                size,
+                score=score,
+                measure=measure,
+            )
+
+    with naming(str(run_path or "arguments")):
+        folder = run.folder if run else "."
+        score, measure = load_score(task, folder), load_measure(task, folder)
+        found = asyncio.run(predicted())
+        metric, mean_loss = found.metric, found.mean_loss
+        priced = "usd" in backend.bounds
+    report = {
+        "prompt": asked if isinstance(asked, str) else asked.text,
+        "data": source,
+        "model": backend.fingerprint,
+        "metric": {"name": task.metric, "value": metric},
+        "mean_loss": mean_loss,
+        "bias": found.task.bias,
+        "examples": len(examples),
+        "failed": len(examples) - len(found.scored),
+        "censored": found.censored,
+        "usage": bill(found.usage, priced=priced),
+    }
+    facts = {
+        **({} if task.metric == "loss" else {task.metric: _number(metric)}),
+        "mean loss": f"{_number(mean_loss)} ({task.loss})",
+        **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
+        "examples": f"{report['examples']} ({report['failed']} failed)",
+        "queries": f"{found.usage.queries} ({plural(found.usage.requests, 'request')}, "
+        f"{found.usage.prompt_tokens} prompt tokens, USD {money(found.usage, priced=priced)})",
+    }
+    try:
+        output.write_json(report)
+    finally:  # paid for: printed even if the file cannot be written
+        output.heading(f"{report['prompt']!r} on {source}")
+        output.facts(facts)
+
+
+def _artefact(
+    path: Path, task_name: str | None, prompt: str, slot: list[str] | None
+) -> PromptArtefact:
+    from fedone_sdk.reports import read_artefact
+
+    given = {"--task": task_name, "--prompt": prompt, "--slot": slot}
+    for option in (option for option, value in given.items() if value):
+        raise ArgumentError(f"{option}: does not go with --artefact")
+    return read_artefact(path)
+
+
+def _task(run: RunFile | None, name: str | None) -> TaskSpec:
+    if (run is None) == (name is None):
+        raise ArgumentError("give either RUN.yaml or --task")
+    if run is not None:
+        return run.spec.task
+    try:
+        return glue_task(name or "")
+    except ValueError as exc:
+        raise ArgumentError(f"--task: {exc}") from exc
+
+
+def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
+    """Return the prompt to measure: a text, or the contents of the task's slots."""
+    if not slots:
+        if prompt and task.slots:
+            names = ", ".join(task.slots)
+            raise ArgumentError(f"--prompt: the task has slots ({names}): --slot")
+        return prompt
+    given = dict(each.partition("=")[::2] for each in slots)
+    allowed = (*task.slots, LABELS)
+    for name in given:
+        if name not in allowed:
+            known = ", ".join(allowed)
+            raise ArgumentError(f"--slot: {name!r} is no slot; allowed: {known}")
+    words = tuple(given[LABELS].split(",")) if LABELS in given else ()
+    if words and len(words) != len(task.labels):
+        raise ArgumentError(f"--slot: labels needs {len(task.labels)} words with commas")
+    if not task.slots:
+        return Filling((prompt,), words)
+    if prompt:
+        raise ArgumentError("--prompt: does not go with --slot")
+    return Filling(tuple(given.get(name, "") for name in task.slots), words)
+
+
+def _with_bias(task: TaskSpec, text: str) -> TaskSpec:
+    try:
+        return task.with_bias([float(part) for part in text.split(",")])
+    except ValueError as exc:
+        allowed = f"needs {len(task.labels)} numbers with commas, each from -{MAX_BIAS:g} to"
+        raise ArgumentError(f"--bias: {allowed} {MAX_BIAS:g}") from exc
+
+
+def _dev_examples(
+    run: RunFile | None, data: str | None, task: TaskSpec
+) -> tuple[str, list[Example]]:
+    if data is None:
+        if run is None or run.spec.data is None or run.spec.data.dev is None:
+            raise ArgumentError("--data: is required without a run that has dev data")
+        dev = run.spec.data.dev
+        data = dev if dev.startswith("hf:") else str(run.folder / dev)
+    examples: list[Example] = [*load_examples(data, split="validation")]
+    check_examples(task, examples, data)
+    return data, examples
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

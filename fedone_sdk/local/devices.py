@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedone_sdk.client import EdgeClient, Hooks, Network, Trainer, Transport
+from fedone_sdk.client import EdgeClient, Hooks, Network, Transport
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError
 from fedone_sdk.files import replace_file
@@ -33,7 +33,6 @@ class Devices:
     Attributes:
         shards: Each client's examples.
         token: The enrolment token.
-        trainer: Trains the soft prompts of white-box methods.
         score: The user's function, for loss ``score``.
         state_dir: Holds one state folder per client; None keeps state in memory.
         between: Wraps each client's transport; None leaves it as it is.
@@ -41,7 +40,6 @@ class Devices:
 
     shards: Sequence[Sequence[Example]]
     token: str
-    trainer: Trainer | None = None
     score: ScoreFunction | None = None
     state_dir: Path | None = None
     between: Between | None = None
@@ -74,7 +72,7 @@ class Devices:
             token=self.token,
             data=self.shards[number],
             state_dir=self._folder(number),
-            hooks=Hooks(trainer=self.trainer, score=self.score),
+            hooks=Hooks(score=self.score),
             network=Network(transport=line if self.between is None else self.between(number, line)),
         )
 

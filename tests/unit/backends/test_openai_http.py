@@ -16,10 +16,9 @@ from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import RateLimits
 from fedone_sdk.backends.openai_http import (
     OPENAI_URL,
-    make_client,
+    ModelServer,
     rate_limits,
     retry_after_s,
-    translated,
     usage_of,
 )
 from fedone_sdk.budget import NOTHING, Usage
@@ -44,17 +43,13 @@ ONE = Usage(requests=1)
 async def ask(
     base_url: str, *, timeout_s: float = 5.0, key_env: str | None = "FAKE_KEY", text: str = "x"
 ) -> Any:
-    client = make_client(base_url=base_url, api_key_env=key_env, timeout_s=timeout_s)
+    server = ModelServer("fake-1", base_url=base_url, api_key_env=key_env, timeout_s=timeout_s)
+    server.url = base_url.removesuffix("/v1")
     try:
-        create = client.chat.completions.with_raw_response.create
-        with translated(model="fake-1", url=base_url, key_env=key_env):
-            async with asyncio.timeout(timeout_s):
-                raw = await create(
-                    model="fake-1", messages=[{"role": "user", "content": text}], max_tokens=1
-                )
-                return raw.parse()
+        body = {"model": "fake-1", "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+        return await server.post("/v1/chat/completions", body)
     finally:
-        await client.close()
+        await server.aclose()
 
 
 async def failure_of(behaviour: str, *, timeout_s: float = 5.0) -> BackendError:
@@ -88,10 +83,10 @@ async def test_a_key_may_end_with_a_newline(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_key_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FAKE_KEY")
     with pytest.raises(SpecError, match="variable FAKE_KEY is not set"):
-        make_client(base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
+        ModelServer("x", base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
     monkeypatch.setenv("FAKE_KEY", "sk-\u2026\u2026secret")
     with pytest.raises(SpecError, match="FAKE_KEY holds characters") as caught:
-        make_client(base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
+        ModelServer("x", base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
     assert "secret" not in str(caught.value)
 
 
@@ -99,7 +94,7 @@ async def test_the_default_is_openai_whatever_the_environment_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere.example/v1")
-    client = make_client(base_url=None, api_key_env="FAKE_KEY", timeout_s=1)
+    client = ModelServer("x", base_url=None, api_key_env="FAKE_KEY", timeout_s=1).client
     assert str(client.base_url).rstrip("/") == OPENAI_URL
     assert client.max_retries == 0
     assert KEY not in repr(client)
