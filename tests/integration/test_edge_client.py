@@ -753,7 +753,7 @@ class TestWorkNotHandedIn:
     @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", '{"update": "{}"}'])
     async def test_a_damaged_update_is_dropped(self, tmp_path: Path, content: str) -> None:
         DeviceState(tmp_path, "memory:").rows("SELECT 1")
-        insert = "INSERT INTO unsent VALUES ('memory:', 'b', 'run', 1, 0, ?, '')"
+        insert = "INSERT INTO unsent VALUES ('memory:', 'b', 'run', 1, ?, '')"
         stored(tmp_path, insert, content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
             assert (await client.run_once()).outcome == "worked"
