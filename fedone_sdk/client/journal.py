@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.batch import Declining
+from fedone_sdk.client.examples import Declining
 from fedone_sdk.client.state import Change, DeviceState, change
 from fedone_sdk.messages import UPDATE, AlphaUpdate, LossesUpdate
 from fedone_sdk.task import LogProbs

@@ -14,8 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.client import EdgeClient, Hooks, Network, OnlyWhen
-from fedone_sdk.client.batch import BeforeSend
-from fedone_sdk.client.source import Data
+from fedone_sdk.client.examples import BeforeSend, Data
 from fedone_sdk.errors import FedOneError, one_line
 from fedone_sdk.flower.data import node_file, partition_of
 from fedone_sdk.flower.relay import Kept, Relay, kept_folder, turn

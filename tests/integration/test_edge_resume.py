@@ -16,9 +16,9 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.scoring import cuts
+from fedone_sdk.client.session import StopSignal
 from fedone_sdk.client.state import DeviceState
-from fedone_sdk.client.stop import StopSignal
+from fedone_sdk.client.work import cuts
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import RunResult, Score, Scores

@@ -19,7 +19,7 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
-from fedone_sdk.client.batch import Minibatch
+from fedone_sdk.client.examples import Minibatch
 from fedone_sdk.client.state import DeviceState, Identity, change
 from fedone_sdk.errors import (
     BackendBlocked,

@@ -17,8 +17,8 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import RequiredPrivacy
-from fedone_sdk.client.events import ClientEvent
 from fedone_sdk.client.journal import CurrentWork, Journal
+from fedone_sdk.client.options import ClientEvent
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError, SpecError

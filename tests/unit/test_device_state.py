@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.client.batch import Declining
+from fedone_sdk.client.examples import Declining
 from fedone_sdk.client.journal import CurrentWork, Journal, Unsent
 from fedone_sdk.client.state import DeviceState, Identity, change
 from fedone_sdk.errors import DataError
