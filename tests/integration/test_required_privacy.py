@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -268,20 +267,6 @@ async def test_noise_that_cannot_be_kept_is_not_sent(
 def account_in(folder: Path, server: str = "memory:") -> PrivacyAccount:
     state = DeviceState(folder, server)
     return PrivacyAccount(RequiredPrivacy(max_epsilon=8), state, own_model=True)
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"losses": -1, "alpha": 0}', "{"])
-def test_a_count_of_an_older_version_that_cannot_be_read_is_not_taken_for_zero(
-    tmp_path: Path, content: str
-) -> None:
-    file = tmp_path / "privacy.json"
-    file.write_text(content)
-    for _ in range(2):  # it stays
-        with pytest.raises(DataError, match=r"privacy.json: the count of epsilon cannot be read"):
-            account_in(tmp_path)
-    file.write_text(json.dumps({"losses": 0.25, "alpha": 0}))
-    assert account_in(tmp_path).epsilon == pytest.approx(epsilon_of(2.0), rel=0.02)
-    assert not file.exists()
 
 
 @pytest.mark.parametrize("precision", [-1.0, "much", None, b"1", "NaN"])

@@ -11,7 +11,7 @@ DEVICE = "from fedone_sdk import EdgeClient; EdgeClient('http://x', token='t', d
 HEAVY = ("numpy", "torch", "openai", "vllm", "onnxruntime", "sqlalchemy", "tokenizers", "yaml")
 
 NOT_A_DEVICES = (
-    *("aiohttp.web", "sqlite3", "tomllib"),
+    *("aiohttp.web", "tomllib"),
     *(f"fedone_sdk.{name}" for name in ("aggregator", "algorithms", "candidates", "stores")),
     *(
         "fedone_sdk.backends.model_client",
