@@ -7,26 +7,20 @@ answers to all calls of the turn so far; the node repeats these calls to resume 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import ValidationError
 
 from fedone_sdk.errors import MessageError, ProblemError
 from fedone_sdk.messages import (
-    JSON,
     PROTOCOL_VERSION,
-    TENSORS,
-    Body,
     Message,
-    Parse,
     Problem,
     check_protocol,
-    decode,
-    encode,
 )
-from fedone_sdk.messages.forms import first_error
+from fedone_sdk.messages.base import first_error
 
 Kind = Literal["claim", "task", "vocabulary", "score", "update", "decline"]
 """The calls; a ``decline`` without an assignment says why a node cannot work."""
@@ -40,13 +34,21 @@ PROBLEM = "application/problem+json"
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """The largest body, as over HTTP."""
 
-_FORMS = (JSON, TENSORS, PROBLEM)
+JSON = "application/json"
+_FORMS = (JSON, PROBLEM)
 _MOST_ITEMS = 4096
 _KEYS = ("kinds", "subjects", "forms", "bodies")
 
 T = TypeVar("T")
 
 Value = int | list[str] | list[bytes]
+
+
+class Body(NamedTuple):
+    """An encoded message and its content type."""
+
+    content_type: str
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class Item:
 
 def item_of(kind: Kind, subject: str, message: Message | None) -> Item:
     """Encode a call or an answer; None for a call without a body."""
-    body = Body(JSON, b"") if message is None else encode(message, TENSORS)
+    body = Body(JSON, b"") if message is None else Body(JSON, message.encoded())
     return Item(kind=kind, subject=subject, body=body)
 
 
@@ -118,14 +120,14 @@ def _checked(kind: object, subject: object, form: object, content: object) -> It
     return Item(kind=kind, subject=subject, body=Body(str(form), content))  # type: ignore[arg-type]
 
 
-def parse(reader: Parse[T], item: Item) -> T:
+def parse(reader: Callable[[bytes], T], item: Item) -> T:
     """Decode the message of a call or of an answer.
 
     Raises:
         MessageError: It is malformed.
     """
     try:
-        return decode(reader, item.body.content, item.body.content_type)
+        return reader(item.body.content)
     except ValidationError as exc:
         raise MessageError(f"{item.kind}: {first_error(exc)}") from None
     except ValueError as exc:

@@ -14,12 +14,9 @@ from fedone_sdk.client import Idle
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     ASSIGNMENT,
-    JSON,
-    TENSORS,
     UPDATE,
     AlphaAssignment,
     AlphaUpdate,
-    Body,
     Claim,
     Decline,
     Enrol,
@@ -27,7 +24,6 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Message,
-    Parse,
     Problem,
     Receipt,
     Renewal,
@@ -37,20 +33,14 @@ from fedone_sdk.messages import (
     Score,
     Scores,
     VocabularyList,
-    decode,
-    encode,
 )
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-_NOTHING = Body(JSON, b"")
-
 
 class MemoryTransport:
     """Calls a service in the same process, and counts the bytes of the bodies.
-
-    Messages with arrays are encoded as tensor files, as over HTTP.
 
     Args:
         service: The aggregator's service, started.
@@ -62,13 +52,13 @@ class MemoryTransport:
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a client."""
         run = self._service.traffic_run()
-        return await self._exchange(run, encode(message), self._service.enrol(token, message))
+        return await self._exchange(run, message.encoded(), self._service.enrol(token, message))
 
     async def rotate(self, credential: str) -> Rotated:
         """Rotate the credential."""
         client = await self._service.client(credential)
         answer = await self._service.access.rotate(client, credential)
-        return await self._exchange(self._service.traffic_run(), _NOTHING, _ready(answer))
+        return await self._exchange(self._service.traffic_run(), b"", _ready(answer))
 
     async def claim(
         self, credential: str, message: Claim
@@ -77,11 +67,11 @@ class MemoryTransport:
         client = await self._service.client(credential)
         claimed = await self._service.claim(client, message)
         if isinstance(claimed, RetryLater):
-            _count(self._service.traffic_run(run_id=message.run_id), encode(message), _NOTHING)
+            _count(self._service.traffic_run(run_id=message.run_id), message.encoded(), b"")
             return Idle(retry_after_s=claimed.retry_after_s)
-        answer = encode(claimed, TENSORS)
-        _count(self._service.traffic_run(run_id=claimed.run_id), encode(message), answer)
-        return _decoded(ASSIGNMENT.validate_json, answer)
+        answer = claimed.encoded()
+        _count(self._service.traffic_run(run_id=claimed.run_id), message.encoded(), answer)
+        return ASSIGNMENT.validate_json(answer)
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """List the runs that the client may work for."""
@@ -95,20 +85,20 @@ class MemoryTransport:
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""
         run = await self._service.run_for(await self._service.client(credential), run_id)
-        return await self._exchange(run, _NOTHING, _ready(run.task))
+        return await self._exchange(run, b"", _ready(run.task))
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
         """Fetch a run's candidates; with `after`, those added since that version."""
         run = await self._service.run_for(await self._service.client(credential), run_id)
-        return await self._exchange(run, _NOTHING, _ready(run.vocabulary_list(after)))
+        return await self._exchange(run, b"", _ready(run.vocabulary_list(after)))
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score through the gateway."""
-        body = encode(message, TENSORS)
+        body = message.encoded()
         call = self._service.score(
             await self._service.client(credential),
-            _decoded(Score.model_validate_json, body),
-            hashlib.sha256(body.content).hexdigest(),
+            Score.model_validate_json(body),
+            hashlib.sha256(body).hexdigest(),
         )
         run = self._service.traffic_run(assignment_id=message.assignment_id)
         return await self._exchange(run, body, call, gateway=True)
@@ -117,13 +107,13 @@ class MemoryTransport:
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
-        body = encode(message, TENSORS)
+        body = message.encoded()
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.update(
             await self._service.client(credential),
             assignment_id,
-            _decoded(UPDATE.validate_json, body),
-            hashlib.sha256(body.content).hexdigest(),
+            UPDATE.validate_json(body),
+            hashlib.sha256(body).hexdigest(),
         )
         return await self._exchange(run, body, call)
 
@@ -131,40 +121,36 @@ class MemoryTransport:
         """Renew an assignment's lease."""
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.renew(await self._service.client(credential), assignment_id)
-        return await self._exchange(run, _NOTHING, call)
+        return await self._exchange(run, b"", call)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
         run = self._service.traffic_run(assignment_id=assignment_id)
         client = await self._service.client(credential)
         await self._service.decline(client, assignment_id, message)
-        _count(run, encode(message), _NOTHING)
+        _count(run, message.encoded(), b"")
 
     async def aclose(self) -> None:
         """Do nothing: the service belongs to the caller."""
 
     @staticmethod
     async def _exchange(
-        run: ServedRun | None, sent: Body, call: Awaitable[M], *, gateway: bool = False
+        run: ServedRun | None, sent: bytes, call: Awaitable[M], *, gateway: bool = False
     ) -> M:
         try:
             answer = await call
         except ProblemError as exc:
-            _count(run, sent, encode(Problem.of(exc)), gateway=gateway)
+            _count(run, sent, Problem.of(exc).encoded(), gateway=gateway)
             raise
-        body = encode(answer, TENSORS)
+        body = answer.encoded()
         _count(run, sent, body, gateway=gateway)
-        return _decoded(type(answer).model_validate_json, body)
+        return type(answer).model_validate_json(body)
 
 
 async def _ready(message: M) -> M:
     return message
 
 
-def _decoded(parse: Parse[T], body: Body) -> T:
-    return decode(parse, body.content, body.content_type)
-
-
-def _count(run: ServedRun | None, sent: Body, answer: Body, *, gateway: bool = False) -> None:
+def _count(run: ServedRun | None, sent: bytes, answer: bytes, *, gateway: bool = False) -> None:
     if run is not None:
-        run.count_traffic(len(sent.content), len(answer.content), gateway=gateway)
+        run.count_traffic(len(sent), len(answer), gateway=gateway)

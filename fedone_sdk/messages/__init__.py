@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Message,
         Problem,
         check_protocol,
+        first_error,
         is_sendable,
     )
     from fedone_sdk.messages.enrolment import (
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         TokenInfo,
         TokenList,
     )
-    from fedone_sdk.messages.forms import JSON, TENSORS, Body, Parse, decode, encode, has_arrays
     from fedone_sdk.messages.run import (
         CacheReport,
         Cap,
@@ -100,13 +100,12 @@ else:
             ),
             "base": (
                 "MAX_MODEL_CHARS OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION Message Problem "
-                "check_protocol is_sendable"
+                "check_protocol first_error is_sendable"
             ),
             "enrolment": (
                 "ClientInfo ClientList CreatedToken Enrol Enrolled NewToken Rotated TokenInfo "
                 "TokenList"
             ),
-            "forms": "JSON TENSORS Body Parse decode encode has_arrays",
             "run": (
                 "CacheReport Cap CensoringReport ClientInfluence MetricReport PrivacyReport "
                 "PromptReport RoundReport RunDevices RunEvent RunResult RunStatus Traffic "
@@ -133,7 +132,6 @@ __all__ = [
     "AlphaUpdate",
     "Array",
     "Assignment",
-    "Body",
     "COMPARED",
     "CacheReport",
     "Cap",
@@ -149,7 +147,6 @@ __all__ = [
     "Enrol",
     "Enrolled",
     "Health",
-    "JSON",
     "LossesAssignment",
     "LossesUpdate",
     "LostWork",
@@ -165,7 +162,6 @@ __all__ = [
     "OLDEST_PROTOCOL",
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
-    "Parse",
     "PositionProbabilities",
     "PrivacyReport",
     "Problem",
@@ -191,7 +187,6 @@ __all__ = [
     "Spread",
     "Standing",
     "Step",
-    "TENSORS",
     "TokenInfo",
     "TokenList",
     "TokenProbabilities",
@@ -203,9 +198,7 @@ __all__ = [
     "Verdict",
     "VocabularyList",
     "check_protocol",
-    "decode",
-    "encode",
-    "has_arrays",
+    "first_error",
     "is_sendable",
     "json_schemas",
 ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedone_sdk.errors import ProblemError
 
@@ -14,8 +14,9 @@ class Message(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    holds_arrays: ClassVar[bool] = False
-    """Whether messages of the class may have arrays."""
+    def encoded(self) -> bytes:
+        """Return the JSON; equal messages give equal bytes."""
+        return self.model_dump_json().encode()
 
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -74,6 +75,16 @@ def check_protocol(given: str | None) -> None:
         raise ProblemError(
             "upgrade_required", f"this server speaks {served} of the protocol; {said}"
         )
+
+
+def first_error(refusal: ValidationError) -> str:
+    """Return where a message is malformed first, and how.
+
+    Without the input, which may have a credential or private text.
+    """
+    first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]
+    where, wrong = ".".join(map(str, first["loc"]))[:100], first["msg"][:200]
+    return f"{where}: {wrong}" if where else wrong
 
 
 def is_sendable(secret: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +22,6 @@ from fedone_sdk.aggregator.http.requests import (
     PROBLEM,
     Handler,
     bearer_token,
-    body_of,
     read,
 )
 from fedone_sdk.aggregator.routes.health import Readiness
@@ -31,7 +31,6 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import JSON, TENSORS, Parse, has_arrays
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
@@ -196,10 +195,8 @@ async def run_of(request: web.Request) -> ServedRun:
     return run
 
 
-async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
+async def message_of(request: web.Request, parse: Callable[[bytes], T]) -> tuple[T, bytes]:
     """Return the message of the body, and the raw body.
-
-    Messages with arrays may also be sent in the tensor format.
 
     Raises:
         ProblemError: ``not_json``, ``invalid_message`` or ``body_too_large``; ``unauthorized`` if
@@ -208,10 +205,8 @@ async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
     context = CONTEXT.get()
     route = context.route
     limit = None if route is None else route.max_body
-    forms = (JSON, TENSORS) if route is not None and has_arrays(route.request) else (JSON,)
-    if request.content_type in forms:
-        context.upload = len(await body_of(request, max_bytes=limit))
-    found = await read(request, parse, max_bytes=limit, forms=forms)
+    found = await read(request, parse, max_bytes=limit)
+    context.upload = len(found[1])
     if context.client is not None:
         await request.app[SERVICE].access.check_active(context.client)
     return found
