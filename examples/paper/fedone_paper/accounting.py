@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from fedone_paper.experiment import Result, Workspace
 from fedone_sdk.backends import EmbeddingSpace
+from fedone_sdk.evaluation.engine import Result, Workspace
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec, TrainedSpec, validate_spec
 from fedone_sdk.testing import ScriptedBackend

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import accumulate
@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
-from fedone_paper.experiment import Result, Trial, TrialFunction, Workspace
-from fedone_paper.records import write_whole
 from fedone_paper.settings import Settings, onnx_file
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.baselines import bare_model, trainer_of
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace, write_whole
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
@@ -79,7 +78,11 @@ def tuning_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
 
 
 def run_trial(
-    key: str, settings: Settings, tuning: Tuning, run: TrialFunction, **options: Any
+    key: str,
+    settings: Settings,
+    tuning: Tuning,
+    run: Callable[[dict[str, Any], Workspace], Result],
+    **options: Any,
 ) -> Trial:
     """Return a trial on a federation's run, which is its option ``run`` next to `options`.
 

@@ -6,10 +6,10 @@ import asyncio
 import time
 from typing import Any
 
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.federated import trial_backend, tuning_federation
 from fedone_sdk.backends import predict
 from fedone_sdk.baselines import FineTuning, bare_model
+from fedone_sdk.evaluation.engine import Result, Workspace
 
 
 def run_fine_tuning(options: dict[str, Any], workspace: Workspace) -> Result:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_paper.experiment import Result, Trial, Workspace
 from fedone_paper.federated import (
     Tuning,
     run_facts,
@@ -27,6 +26,7 @@ from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import Prediction, prediction_queries, score_all
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendError, FedOneError
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.local import Federation, simulate
 
 if TYPE_CHECKING:
@@ -63,9 +63,7 @@ class Probing:
 def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
     """Return the trial of a run that ends at its targets, else after its rounds."""
     options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
-    trial = run_trial(key, settings, tuning, run_to_target, **options)
-    # Records name the function by its former place.
-    return dataclasses.replace(trial, function="fedone_paper.passage:run_passage")
+    return run_trial(key, settings, tuning, run_to_target, **options)
 
 
 def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
