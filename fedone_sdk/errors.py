@@ -306,8 +306,6 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "invalid_run": (422, "The run cannot be started as described"),
     "label_word": (422, "A label word is not one token of the language model"),
     "unauthorized": (401, "The credential is missing or not valid"),
-    "invalid_signature": (401, "The request is not signed by the client"),
-    "clock_skew": (401, "The clock of the client is too far off"),
     "budget_exhausted": (402, "The budget has nothing left for this"),
     "forbidden": (403, "The credential does not allow this"),
     "not_found": (404, "There is no such resource"),

@@ -81,7 +81,7 @@ def smollm2() -> Path:
     try:
         return model_path("smollm2-135m-instruct")
     except FedOneError:
-        from fedone_sdk.cli._fetching import fetch
+        from fedone_sdk.cli.models import fetch
 
         try:
             return fetch("smollm2-135m-instruct")

@@ -53,8 +53,6 @@ class Aggregator:
         admin_token: Secret of a person in role admin. Without any such person, the routes for
             people are closed.
         admin_tokens: More people, in their roles.
-        require_signatures: Whether every device must sign its requests.
-        signature_window_s: Allowed error of the clock of a device that signs, seconds.
         limits: Rate limits of callers; none by default.
         cors: Origins of web pages that may take part as devices; none by default.
         clock: Returns the time.
@@ -71,8 +69,6 @@ class Aggregator:
         enrolment_tokens: Iterable[str | EnrolmentToken] = (),
         admin_token: str | None = None,
         admin_tokens: Iterable[AdminToken] = (),
-        require_signatures: bool = False,
-        signature_window_s: float = 300.0,
         limits: Limits = NO_LIMITS,
         cors: CorsConfig = NO_PAGES,
         clock: Clock | None = None,
@@ -92,8 +88,6 @@ class Aggregator:
                 enrolment_tokens=enrolment_tokens,
                 admin_token=admin_token,
                 admin_tokens=admin_tokens,
-                require_signatures=require_signatures,
-                signature_window_s=signature_window_s,
             ),
             backend=backend,
             retention=retention,

@@ -42,8 +42,8 @@ _MARGIN = 1.0
 The prior shrinks values, which already corrects for choosing the best of many. Measured with 40
 runs as in `thompson`, the part of the gap closed at 100 / 300 queries, honest clients; a fifth of
 them Byzantine: 0: 83 / 94 %; 63 / 91 % (one run lost twice the gap). 1: 85 / 93 %; 70 / 92 %. 1.5:
-83 / 96 %; 59 / 89 %. 2: 81 / 93 %; 40 / 90 %. On 200 words of small effect (24 runs of
-tests/benchmarks/searches.py) 1 gains 0.0076 nats after 500 queries, 2 gains 0.0056; the worst run
+83 / 96 %; 59 / 89 %. 2: 81 / 93 %; 40 / 90 %. On 200 words of small effect (24 runs) 1
+gains 0.0076 nats after 500 queries, 2 gains 0.0056; the worst run
 loses 0.0001 with either."""
 
 _CONFIRMED = 2.5

@@ -65,6 +65,8 @@ class _Encoder:
 
     # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
+    # What allows label words of several tokens.
+    _way_out = ""
 
     def __init__(self, tokenizer_file: Path, max_length: int) -> None:
         tokenizers = import_module("tokenizers")
@@ -111,6 +113,52 @@ class _Encoder:
             list(found.ids[len(anchor) :]),
             [(begin - shift, end - shift) for begin, end in found.offsets[len(anchor) :]],
         )
+
+    def continuation(self, text: str) -> list[int]:
+        """Return the token ids of a text that continues another one; its leading space is kept.
+
+        Raises:
+            BackendError: The tokeniser does not show them apart from the text before.
+        """
+        return list(self._continued(text).ids)
+
+    def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
+        """Return the label words as the answer to an input, or to the task's form, spells them."""
+        return (*label_words,)
+
+    def label_ids(
+        self, label_words: Sequence[str], like: Rendered = (), *, several: bool = False
+    ) -> list[list[int]]:
+        """Return the token ids of each label word, in its spelling after an input (`spelled`).
+
+        Raises:
+            LabelWordError: It is not one token (or none, where it may be `several`).
+            BackendError: Two label words are the same tokens.
+        """
+        words = self.spelled(label_words, like)
+        found: list[list[int]] = []
+        for word in words:
+            ids = self.continuation(word)
+            if not ids or (len(ids) > 1 and not several):
+                names = [self._tokenizer.id_to_token(token) for token in ids]
+                raise LabelWordError(word, names, self._way_out)
+            if ids in found:
+                same = words[found.index(ids)]
+                raise BackendError(
+                    f"label words {same!r} and {word!r} are the same token of this model: "
+                    "choose others"
+                )
+            found.append(ids)
+        return found
+
+    def label_id(self, word: str) -> int:
+        """Return the token id of a label word, with its leading space as given.
+
+        Raises:
+            LabelWordError: It is not one token.
+        """
+        ((token,),) = self.label_ids((word,))
+        return token
 
     def _special_id(self, text: str) -> int:
         """Return the id of a special token."""
@@ -207,17 +255,6 @@ class ClozeEncoder(_Encoder):
             raise BackendError(f"{tokenizer_file}: needs the tokens <s>, <pad>, </s> and <mask>")
         self._start, self.pad_id, self._end, self.mask_id = special
 
-    def label_id(self, word: str) -> int:
-        """Return the token id of a label word, with its leading space as given.
-
-        Raises:
-            LabelWordError: It is not one token.
-        """
-        encoding = self._tokenise(word)
-        if len(encoding.ids) != 1:
-            raise LabelWordError(word, encoding.tokens)
-        return int(encoding.ids[0])
-
     def encode(self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0) -> Cloze:
         """Tokenises an input, and shortens its fields until it fits; see `CausalEncoder.fitted`.
 
@@ -253,6 +290,7 @@ class CausalEncoder(_Encoder):
     """
 
     frames: dict[tuple[str, ...], ChatFrame]
+    _way_out = "set multi_token_labels: true"
 
     def __init__(
         self,
@@ -325,42 +363,6 @@ class CausalEncoder(_Encoder):
     def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
         """Return the label words as the answer to an input, or to the task's form, spells them."""
         return answer_words(label_words, self.framed(like)) if is_chat(like) else (*label_words,)
-
-    def label_ids(
-        self, label_words: Sequence[str], like: Rendered, *, several: bool
-    ) -> list[list[int]]:
-        """Return the token ids of each label word, in its spelling after an input (`spelled`).
-
-        Raises:
-            LabelWordError: It is not one token (or none, where it may be `several`).
-        """
-        words = self.spelled(label_words, like)
-        if not several:
-            return [[self.label_id(word)] for word in words]
-        ids = [self.continuation(word) for word in words]
-        for word, tokens in zip(words, ids, strict=True):
-            if not tokens:
-                raise LabelWordError(word, [])
-        return ids
-
-    def continuation(self, text: str) -> list[int]:
-        """Return the token ids of a text that continues another one; its leading space is kept.
-
-        Raises:
-            BackendError: The tokeniser does not show them apart from the text before.
-        """
-        return list(self._continued(text).ids)
-
-    def label_id(self, word: str) -> int:
-        """Return the token id of a label word, with its leading space as given.
-
-        Raises:
-            LabelWordError: It is not one token.
-        """
-        ids = self.continuation(word)
-        if len(ids) != 1:
-            raise LabelWordError(word, [self._tokenizer.id_to_token(token) for token in ids])
-        return ids[0]
 
     def encode(self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0) -> list[int]:
         """Return the token ids that `fitted` gives."""

@@ -17,8 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from fedone_sdk.backends.base import Answer, LocalBackend, Query, Want, float32
 from fedone_sdk.backends.chat import TemplateWarning
-from fedone_sdk.backends.gguf import read_gguf
-from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine
+from fedone_sdk.backends.llama_engine import GgufEncoder, LlamaEngine, read_gguf
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered

@@ -1,4 +1,4 @@
-"""The engine llama.cpp in this process. All calls block."""
+"""The engine llama.cpp in this process, and the metadata of its files. All calls block."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import json
 import math
 import os
 import secrets
+import struct
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from fedone_sdk.backends.fitting import CausalEncoder, Encoding, check_unicode
-from fedone_sdk.errors import BackendError, one_line
+from fedone_sdk.errors import BackendError, SpecError, one_line
 
 _TIMEOUT_S = 60.0
 """Time limit of requests for tokens or a template, which do not wait for the model."""
@@ -34,6 +35,12 @@ _RAISED = 30.0
 
 _BESIDES = 8
 """Number of tokens to show in addition to them."""
+
+
+_STRING, _ARRAY = 8, 9
+# By type number; the missing two have no fixed size.
+_NUMBERS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
+_MAX_TEXT = 1 << 24
 
 
 class Written(NamedTuple):
@@ -326,3 +333,73 @@ class GgufEncoder(CausalEncoder):
             for token, name in found.items()
             if [token] != [one for one, _ in self._engine.tokenise(name)]
         ]
+
+
+# The engine silently substitutes a default for a missing chat template, so the file is read here.
+# The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+
+def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
+    """Return the values of these keys in a GGUF file's metadata, of those that the file has.
+
+    Raises:
+        SpecError: It is not a GGUF file, or it is truncated.
+    """
+    try:
+        with file.open("rb") as content:
+            if content.read(4) != b"GGUF":
+                raise SpecError("is no GGUF file", source=str(file))
+            version, _, num_pairs = struct.unpack("<IQQ", content.read(20))
+            if version < 2:
+                raise SpecError(f"is a GGUF file of version {version}; needs 2", source=str(file))
+            found: dict[str, object] = {}
+            for _ in range(num_pairs):
+                key = _text(content)
+                value = _value(content, _number(content, "<I"))
+                if key in keys and value is not None:
+                    found[key] = value
+            return found
+    except (EOFError, struct.error, UnicodeDecodeError) as exc:
+        raise SpecError("is a damaged GGUF file", source=str(file)) from exc
+    except OSError as exc:
+        raise SpecError(f"cannot be read: {exc.strerror}", source=str(file)) from exc
+
+
+def _value(content: BinaryIO, kind: int) -> object:
+    """Return the next value; None for an array, which is skipped."""
+    if kind == _STRING:
+        return _text(content)
+    if kind != _ARRAY:
+        return _number(content, _form(kind))
+    inner, length = _number(content, "<I"), _number(content, "<Q")
+    if inner not in (_STRING, _ARRAY):
+        content.seek(struct.calcsize(_form(inner)) * length, 1)
+        return None
+    for _ in range(length):
+        if inner == _STRING:
+            content.seek(_number(content, "<Q"), 1)
+        else:
+            _value(content, inner)
+    return None
+
+
+def _form(kind: int) -> str:
+    form = _NUMBERS[kind] if kind < len(_NUMBERS) else None
+    if form is None:
+        raise EOFError
+    return form
+
+
+def _number(content: BinaryIO, form: str) -> int:
+    found: int = struct.unpack(form, content.read(struct.calcsize(form)))[0]
+    return found
+
+
+def _text(content: BinaryIO) -> str:
+    size = _number(content, "<Q")
+    if size > _MAX_TEXT:
+        raise EOFError
+    data = content.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data.decode()

@@ -132,7 +132,7 @@ def is_present(model: LocalModel) -> bool:
 def model_path(name: str) -> Path:
     """Return the file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
 
-    It does not download: ``fedone models get NAME`` fetches a model.
+    It does not download: ``fedone models NAME`` fetches a model.
 
     Raises:
         SpecError: No model has this name, or the model is not on this machine. The message has the
@@ -142,11 +142,11 @@ def model_path(name: str) -> Path:
     file = model_file(model)
     size = _size(file)
     if size is None:
-        raise SpecError(f"{name} is not on this machine; fetch it with: fedone models get {name}")
+        raise SpecError(f"{name} is not on this machine; fetch it with: fedone models {name}")
     if size != model.num_bytes:
         raise SpecError(
             f"{file} has {size} bytes, and {name} has {model.num_bytes}; "
-            f"fetch it again with: fedone models get {name}"
+            f"fetch it again with: fedone models {name}"
         )
     return file.parent if model.backend == "onnx" else file
 

@@ -134,7 +134,7 @@ class OnnxBackend(LocalBackend):
 
     def _label_ids(self, label_words: Sequence[str]) -> list[int]:
         encoder = self._loaded().encoder
-        return [encoder.label_id(word) for word in label_words]
+        return [token for (token,) in encoder.label_ids(label_words)]
 
     def _count(self, query: Query) -> Usage:
         self._label_ids(query.label_words)

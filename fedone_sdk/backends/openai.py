@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.backends.base import Answer, Query, Want
@@ -31,14 +29,12 @@ from fedone_sdk.backends.tokens import (
     find_tokenizer,
     token_counter,
 )
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelWordError
 from fedone_sdk.task import Rendered
 
 if TYPE_CHECKING:
     import openai
-
-_log = structlog.get_logger(__name__)
 
 MAX_INPUT_TOKENS = 1024
 """Default of `max_input_tokens`."""
@@ -153,7 +149,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._max_name_detected = False
         self._num_top = _TOP
         self._shows_labels = False
-        self._warned = False
         self._watch = LabelWatch(model=model, url=self._url)
 
     @property
@@ -188,9 +183,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if query.want == "labels":
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
-        answer = await self._asked(query, prepared.contents[0], words, prepared.worst)
-        self._warn_beyond(answer.usage, prepared.worst)
-        return answer
+        return await self._asked(query, prepared.contents[0], words, prepared.worst)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check label words, form, and that the server lists the model, at no cost."""
@@ -205,17 +198,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if entry is not None:
             self._continuing = _CONTINUING.get(str(entry.get("owned_by")))
         self._check_form(form)
-        if entry is None:
-            return
-        self._read_weights(entry)
-        end = _shutdown(entry)
-        if end is None:
-            return
-        if end < datetime.now(UTC).date():
-            raise BackendBlocked(
-                f"model {self._model!r} was shut down on {end}: take another model", url=self._url
-            )
-        _log.warning("model_shutdown_announced", model=self._model, shutdown_date=str(end))
+        if entry is not None:
+            self._read_weights(entry)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """`batch_size` requests of the longest input."""
@@ -473,34 +457,12 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             usage=usage,
         )
 
-    def _warn_beyond(self, usage: Usage, quoted: Usage) -> None:
-        if not self._warned and usage.beyond(quoted) != NOTHING:
-            self._warned = True
-            _log.warning(
-                "usage_beyond_quote",
-                model=self._model,
-                prompt_tokens=usage.prompt_tokens,
-                quoted=quoted.prompt_tokens,
-                effect="pending requests may exceed a cap on tokens or money",
-                change="set tokenizer to the model's own",
-            )
-
     def _read_weights(self, entry: Mapping[str, Any]) -> None:
-        """Read the weights' size and quantisation and the context length (llama.cpp)."""
+        """Read the weights' size and quantisation (llama.cpp)."""
         meta = entry.get("meta")
         meta = meta if isinstance(meta, dict) else {}
         found = [f"{name}={meta[name]}" for name in ("n_params", "size", "ftype") if name in meta]
         self._weights = f":{','.join(found)}" if found else ""
-        context = meta.get("n_ctx")
-        if isinstance(context, int) and context < self._max_input_tokens + self._overhead:
-            _log.warning(
-                "context_shorter_than_max_input_tokens",
-                model=self._model,
-                context=context,
-                max_input_tokens=self._max_input_tokens,
-                effect="the server refuses longer inputs",
-                change="lower max_input_tokens, or start the server with a longer context",
-            )
 
     async def _listed(self) -> Mapping[str, Any] | None:
         """Return the server's entry for the model; None if the server has no list of models."""
@@ -558,19 +520,3 @@ def _names(entry: Mapping[str, Any]) -> list[str]:
     """Return the names of a listed model: its id, and its aliases (llama.cpp)."""
     aliases = entry.get("aliases")
     return [str(entry.get("id")), *map(str, aliases if isinstance(aliases, list) else [])]
-
-
-def _shutdown(entry: Mapping[str, Any]) -> date | None:
-    """Return the model's shutdown date: OpenAI's ``shutdown_date`` or Azure's ``deprecation``."""
-    value = entry.get("shutdown_date")
-    deprecation = entry.get("deprecation")
-    if value is None and isinstance(deprecation, dict):
-        value = deprecation.get("shutdown_date", deprecation.get("inference"))
-    try:
-        if isinstance(value, str):
-            return datetime.fromisoformat(value).date()
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return datetime.fromtimestamp(value, UTC).date()
-    except (ValueError, OverflowError, OSError):
-        pass
-    return None

@@ -13,7 +13,7 @@ import time
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -68,6 +68,14 @@ class ModelServer:
         client: The `openai` client, which sends each request once.
         url: The URL in errors.
 
+    Args:
+        model: The server's name of the model.
+        base_url: URL with its ``/v1``; None is OpenAI's own, also if ``OPENAI_BASE_URL`` is set.
+        api_key_env: Environment variable that holds the key; None sends no key.
+        timeout_s: Time limit of each read, in seconds; connecting has half of it, at most 10 s. A
+            server that sends slowly can take longer in total, so callers also apply
+            ``asyncio.timeout``.
+
     Raises:
         MissingExtraError: The extra ``openai`` is not installed.
         SpecError: The key's variable is not set, or its value cannot be a key.
@@ -76,18 +84,105 @@ class ModelServer:
     def __init__(
         self, model: str, *, base_url: str | None, api_key_env: str | None, timeout_s: float
     ) -> None:
-        self.model, self.timeout_s = model, timeout_s
-        self.url = base_url or OPENAI_URL
-        self._key_env = api_key_env
-        self.client = make_client(base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
+        if find_spec("openai") is None:
+            raise MissingExtraError("an OpenAI-compatible model", extra="openai")
+        import openai
 
-    def translated(self) -> AbstractContextManager[None]:
-        """Convert exceptions of the client to the SDK's errors: see `translated`."""
-        return translated(model=self.model, url=self.url, key_env=self._key_env)
+        self.model, self.timeout_s, self.key_env = model, timeout_s, api_key_env
+        self.url = base_url or OPENAI_URL
+        self.client = openai.AsyncOpenAI(
+            # The client requires a key; the hook removes it.
+            api_key="none" if api_key_env is None else read_key(api_key_env),
+            base_url=self.url,
+            # The connect timeout expires first, and proves that nothing was sent.
+            timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s / 2)),
+            # `Retries` repeats requests, and each attempt is paid.
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(
+                # Servers close idle connections after 5 s or more. A request sent at that moment is
+                # lost, at unknown cost, so idle connections expire earlier here.
+                limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
+                    max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
+                ),
+                event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]},
+            ),
+        )
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Convert exceptions of the `openai` client to the SDK's errors, of one line each.
+
+        It also converts `TimeoutError` (of ``asyncio.timeout``), bodies that are not JSON, and
+        texts that are not valid Unicode. The messages name the model, the URL and the key's
+        variable.
+
+        Raises:
+            BackendUnavailable: 408, 409, 425, 429, 5xx, no connection, timeout, broken answer.
+            BackendBlocked: 401, 402, 403, 404, 405, a redirect, no quota left, a TLS failure.
+            BackendError: Any other refusal.
+        """
+        import openai
+
+        try:
+            yield
+        except openai.AuthenticationError:
+            # Servers may repeat the key in their answer, so the answer is dropped.
+            change = "set api_key_env" if self.key_env is None else "put a valid one in its place"
+            raise BackendBlocked(
+                f"the key is missing or not valid: {change}",
+                url=self.url,
+                key_env=self.key_env,
+                usage=_ONE_REQUEST,
+            ) from None
+        except openai.APIStatusError as exc:
+            raise self._of_status(exc) from exc
+        except openai.APIConnectionError as exc:
+            raise _of_connection(exc, self.url, self.key_env) from exc
+        except TimeoutError as exc:
+            raise BackendUnavailable("no answer in time", url=self.url) from exc
+        except UnicodeEncodeError as exc:
+            raise BackendError(
+                "an input is not valid Unicode (it has a lone surrogate)", usage=NOTHING
+            ) from exc
+        except (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError) as exc:
+            raise BackendUnavailable(
+                "the answer is cut off or not JSON (if that stays so, check base_url)", url=self.url
+            ) from exc
+        except openai.OpenAIError as exc:
+            said = _short(str(exc), self.key_env)
+            raise BackendError("the request failed", url=self.url, said=said) from exc
 
     def message_of(self, exc: openai.APIStatusError) -> str:
         """Return the server's message of a refusal: one bounded line without the key."""
-        return message_of(exc, self._key_env)
+        message = exc.body.get("message") if isinstance(exc.body, Mapping) else None
+        return _short(message, self.key_env) if isinstance(message, str) else ""
+
+    def _of_status(self, exc: openai.APIStatusError) -> BackendError:
+        status, model = exc.status_code, self.model
+        facts: dict[str, Any] = {
+            "url": self.url,
+            "said": self.message_of(exc),
+            "usage": _ONE_REQUEST,
+        }
+        if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
+            return BackendBlocked(
+                "the account has no quota left: add credit or raise its limit", **facts
+            )
+        if status == 403:
+            problem = f"the key may not use model {model!r}: change its rights, or the model"
+            return BackendBlocked(problem, key_env=self.key_env, **facts)
+        if status in (404, 405) or status < 400:
+            return BackendBlocked(
+                f"HTTP {status}: there is no model {model!r} here, or the key has no access to "
+                f"it: check model and base_url",
+                **facts,
+            )
+        if status in _RETRYABLE or status >= 500:
+            if status in _OUTCOME_UNKNOWN:
+                facts["usage"] = None
+            wait_s = retry_after_s(exc.response.headers)
+            return BackendUnavailable(f"HTTP {status}", retry_after_s=wait_s, **facts)
+        return BackendError(f"HTTP {status}: the request was refused", **facts)
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path, relative to `url`.
@@ -180,93 +275,6 @@ class ServerBackend(LLMBackend, Generic[P]):
         await self._server.aclose()
 
 
-def make_client(
-    *, base_url: str | None, api_key_env: str | None, timeout_s: float
-) -> openai.AsyncOpenAI:
-    """Return an `openai` client that sends each request once.
-
-    Args:
-        base_url: URL with its ``/v1``; None is OpenAI's own, also if ``OPENAI_BASE_URL`` is set.
-        api_key_env: Environment variable that holds the key; None sends no key.
-        timeout_s: Time limit of each read, in seconds; connecting has half of it, at most 10 s. A
-            server that sends slowly can take longer in total, so callers also apply
-            ``asyncio.timeout``.
-
-    Raises:
-        MissingExtraError: The extra ``openai`` is not installed.
-        SpecError: The variable is not set, or its value cannot be a key.
-    """
-    if find_spec("openai") is None:
-        raise MissingExtraError("an OpenAI-compatible model", extra="openai")
-    import openai
-
-    http = openai.DefaultAsyncHttpxClient(
-        # Servers close idle connections after 5 s or more. A request sent at that moment is lost,
-        # at unknown cost, so idle connections expire earlier here.
-        limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
-            max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
-        ),
-        event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]},
-    )
-    return openai.AsyncOpenAI(
-        # The client requires a key; the hook removes it.
-        api_key="none" if api_key_env is None else read_key(api_key_env),
-        base_url=base_url or OPENAI_URL,
-        # The connect timeout expires first, and proves that nothing was sent.
-        timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s / 2)),
-        # The retry wrapper retries, and pays for each attempt.
-        max_retries=0,
-        http_client=http,
-    )
-
-
-@contextmanager
-def translated(*, model: str, url: str, key_env: str | None = None) -> Iterator[None]:
-    """Convert exceptions of the `openai` client to the SDK's errors, of one line each.
-
-    It also converts `TimeoutError` (of ``asyncio.timeout``), bodies that are not JSON, and texts
-    that are not valid Unicode. The messages name the model, the URL and the key's variable.
-
-    Raises:
-        BackendUnavailable: 408, 409, 425, 429, 5xx, no connection, timeout, broken answer.
-        BackendBlocked: 401, 402, 403, 404, 405, a redirect, no quota left, a TLS failure.
-        BackendError: Any other refusal.
-    """
-    import openai
-
-    try:
-        yield
-    except openai.AuthenticationError:
-        # Servers may repeat the key in their answer, so the answer is dropped.
-        raise _bad_key(url, key_env) from None
-    except openai.APIStatusError as exc:
-        raise _of_status(exc, model, url, key_env) from exc
-    except openai.APIConnectionError as exc:
-        raise _of_connection(exc, url, key_env) from exc
-    except TimeoutError as exc:
-        raise BackendUnavailable("no answer in time", url=url) from exc
-    except UnicodeEncodeError as exc:
-        raise BackendError(
-            "an input is not valid Unicode (it has a lone surrogate)", usage=NOTHING
-        ) from exc
-    except (openai.APIResponseValidationError, json.JSONDecodeError, UnicodeDecodeError) as exc:
-        raise BackendUnavailable(
-            "the answer is cut off or not JSON (if that stays so, check base_url)", url=url
-        ) from exc
-    except openai.OpenAIError as exc:
-        said = _short(str(exc), key_env)
-        raise BackendError("the request failed", url=url, said=said) from exc
-
-
-def message_of(exc: openai.APIStatusError, key_env: str | None) -> str:
-    """Return the provider's message of a refusal: one bounded line without the key."""
-    body = exc.body
-    if isinstance(body, Mapping):
-        message = body.get("message")
-        return _short(message, key_env) if isinstance(message, str) else ""
-    return ""
-
-
 def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
     """Parse the ``x-ratelimit-*`` headers, with durations such as ``1m30s`` or ``12ms``."""
     limits = RateLimits(
@@ -352,40 +360,6 @@ def without_secrets(text: str, key_env: str | None = None) -> str:
 
 async def _leave_out_key(request: Any) -> None:
     request.headers.pop("Authorization", None)
-
-
-def _bad_key(url: str, key_env: str | None) -> BackendBlocked:
-    change = "set api_key_env" if key_env is None else "put a valid one in its place"
-    return BackendBlocked(
-        f"the key is missing or not valid: {change}", url=url, key_env=key_env, usage=_ONE_REQUEST
-    )
-
-
-def _of_status(
-    exc: openai.APIStatusError, model: str, url: str, key_env: str | None
-) -> BackendError:
-    status = exc.status_code
-    said = message_of(exc, key_env)
-    facts: dict[str, Any] = {"url": url, "said": said, "usage": _ONE_REQUEST}
-    if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
-        return BackendBlocked(
-            "the account has no quota left: add credit or raise its limit", **facts
-        )
-    if status == 403:
-        problem = f"the key may not use model {model!r}: change its rights, or the model"
-        return BackendBlocked(problem, key_env=key_env, **facts)
-    if status in (404, 405) or status < 400:
-        return BackendBlocked(
-            f"HTTP {status}: there is no model {model!r} here, or the key has no access to "
-            f"it: check model and base_url",
-            **facts,
-        )
-    if status in _RETRYABLE or status >= 500:
-        if status in _OUTCOME_UNKNOWN:
-            facts["usage"] = None
-        wait_s = retry_after_s(exc.response.headers)
-        return BackendUnavailable(f"HTTP {status}", retry_after_s=wait_s, **facts)
-    return BackendError(f"HTTP {status}: the request was refused", **facts)
 
 
 def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None) -> BackendError:

@@ -40,7 +40,7 @@ from fedone_sdk.backends.vllm_server import (
     VllmServer,
 )
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendBlocked, BackendError, LabelWordError, MissingExtraError
+from fedone_sdk.errors import BackendBlocked, BackendError, MissingExtraError
 from fedone_sdk.task import Part, Rendered
 
 R = TypeVar("R")
@@ -371,34 +371,15 @@ class VllmBackend(ServerBackend[_Request]):
 
     async def _labels(self, words: Sequence[str], like: Rendered) -> list[list[int]]:
         """Return the token ids of each label word, spelled as the answer to such an input."""
-        if is_chat(like):
-            words = self._causal.spelled(words, like)
-        labels: list[list[int]] = []
-        for word in words:
-            labels.append(await self._label(word))
-            if labels.index(labels[-1]) < len(labels) - 1:
-                same = words[labels.index(labels[-1])]
-                raise BackendError(
-                    f"label words {same!r} and {word!r} are the same token of this model: "
-                    "choose others"
-                )
-        return labels
-
-    async def _label(self, word: str) -> list[int]:
         encoder = self._encoder
-        if isinstance(encoder, ClozeEncoder):
-            return [encoder.label_id(word)]
-        if self._multi_token_labels:
-            return await self._continuation(word)
-        try:
-            return [await self._with_tokenised(lambda: self._causal.label_id(word))]
-        except LabelWordError as exc:
-            raise LabelWordError(exc.word, exc.tokens, "set multi_token_labels: true") from None
+        assert encoder is not None
+        several = self._multi_token_labels and isinstance(encoder, CausalEncoder)
+        return await self._with_tokenised(lambda: encoder.label_ids(words, like, several=several))
 
     async def _continuation(self, text: str) -> list[int]:
         ids = await self._with_tokenised(lambda: self._causal.continuation(text))
         if not ids:
-            raise BackendError("a label word or reference text is empty")
+            raise BackendError("a reference text is empty")
         return ids
 
     async def _encoded(

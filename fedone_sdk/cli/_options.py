@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ExchangeName(StrEnum):
-    """Exchanges between server and client."""
-
-    alpha = "alpha"
-    losses = "losses"
-
-
 class TransportName(StrEnum):
     """Transports of messages."""
 
@@ -102,10 +95,6 @@ JsonFile = Annotated[
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Use this seed.")]
 Cap = Annotated[
     int | None, typer.Option(metavar="N", help="Spend no more than N training queries.")
-]
-Exchange = Annotated[
-    ExchangeName | None,
-    typer.Option(help="Contents of updates: alpha (as in the paper) or one loss per prompt."),
 ]
 Trackers = Annotated[
     list[str] | None,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from fedone_sdk import __version__
 from fedone_sdk.cli import (
+    access,
     budget,
     client,
-    clients,
     compare,
     db,
     init,
@@ -24,25 +23,11 @@ from fedone_sdk.cli import (
     runs,
     score,
     serve,
-    tokens,
     tune,
 )
-from fedone_sdk.errors import ArgumentError
-
-
-class _Commands(TyperGroup):
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[:1] == ["gateway"]:
-            raise ArgumentError(
-                "fedone gateway was removed: `fedone serve` has a gateway for devices; for other "
-                "programs start a LiteLLM proxy, and use kind openai with its base_url"
-            )
-        return super().resolve_command(ctx, args)
-
 
 # Plain help and errors, equal in a terminal, a pipe and a log.
 app = typer.Typer(
-    cls=_Commands,
     help="Federated tuning of short prompts for black-box language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -75,7 +60,7 @@ app.command(epilog="Example: fedone init tickets.csv --model smollm2-135m-instru
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
 app.command(
-    epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --queries 200"
+    epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --cap 200"
 )(retune.retune)
 app.command(epilog="Example: fedone compare run.yaml --seeds 5 --html compare.html")(
     compare.compare
@@ -87,10 +72,10 @@ app.command(
     epilog="Example: FEDONE_TOKEN=... fedone client --server https://fedone.example "
     "--data reviews.jsonl --state ~/.fedone"
 )(client.client)
-app.add_typer(models.app, name="models")
+app.command(epilog="Example: fedone models smollm2-135m-instruct")(models.models)
 app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")
-app.add_typer(tokens.app, name="tokens")
-app.add_typer(clients.app, name="clients")
-app.add_typer(budget.app, name="budget")
+app.add_typer(access.tokens, name="tokens")
+app.add_typer(access.clients, name="clients")
+app.command(epilog="Example: fedone budget spent.db --release-dead")(budget.budget)
 app.add_typer(db.app, name="db")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import header_value
+from fedone_sdk.cli._options import BackendFile, header_value
 from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
+from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.spec import BackendSpec, Spec, validate_spec
+from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
 
 if TYPE_CHECKING:
@@ -27,25 +27,12 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
-class BackendName(StrEnum):
-    """Backends that a client can use."""
-
-    onnx = "onnx"
-    transformers = "transformers"
-    vllm = "vllm"
-    openai = "openai"
-
-
 class UnitName(StrEnum):
     """Units of privacy."""
 
     label = "label"
     example = "example"
     device = "device"
-
-
-class _Own(Spec):
-    backend: BackendSpec
 
 
 def client(
@@ -65,16 +52,7 @@ def client(
             help="Enrolment token; not needed once --state holds an identity.",
         ),
     ] = None,
-    backend: Annotated[
-        BackendName | None,
-        typer.Option(help="A separate model of this client, instead of the server's gateway."),
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Folder or name, for --backend.")
-    ] = None,
-    base_url: Annotated[
-        str | None, typer.Option(metavar="URL", help="URL of --backend, if not the default.")
-    ] = None,
+    backend_path: BackendFile = None,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -84,34 +62,14 @@ def client(
     run_id: Annotated[
         str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
     ] = None,
-    sign: Annotated[
-        bool, typer.Option("--sign", help="Create a key when enrolling, and sign all requests.")
-    ] = False,
     max_epsilon: Annotated[
         float | None,
         typer.Option(
             metavar="E",
             envvar="FEDONE_MAX_EPSILON",
             help="Decline work of runs without differential privacy, and work that raises this "
-            "client's total epsilon above this value; --state keeps the total. Without "
-            "--backend only with --privacy-unit label.",
-        ),
-    ] = None,
-    delta: Annotated[
-        float | None,
-        typer.Option(
-            metavar="D",
-            envvar="FEDONE_DELTA",
-            show_default="1e-5",
-            help="The delta of --max-epsilon.",
-        ),
-    ] = None,
-    min_noise_multiplier: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S",
-            envvar="FEDONE_MIN_NOISE_MULTIPLIER",
-            help="Decline work with less noise than this.",
+            "client's total epsilon (delta 1e-5) above this value; --state keeps the total. "
+            "Without --backend only with --privacy-unit label.",
         ),
     ] = None,
     privacy_unit: Annotated[
@@ -120,14 +78,6 @@ def client(
             envvar="FEDONE_PRIVACY_UNIT",
             show_default="example",
             help="What --max-epsilon protects: labels only, single examples, or all of the data.",
-        ),
-    ] = None,
-    proxy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="FEDONE_PROXY",
-            help="http://[user:password@]host:port; else HTTPS_PROXY, HTTP_PROXY and NO_PROXY.",
         ),
     ] = None,
     ca: Annotated[
@@ -146,24 +96,19 @@ def client(
             "--check", help="Only check whether the data fit the runs; exit 1 if they fit none."
         ),
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Log warnings and errors only.")
-    ] = False,
 ) -> None:
     """Tune prompts as an edge client with this machine's data, until the run has ended.
 
     Ctrl-C or SIGTERM completes the pending work; a second one aborts it. Logs are JSON lines on
-    standard output.
+    standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy.
     """
     if check:
         quiet_logs()
     else:
-        json_logs("warning" if quiet else "info")
-    if backend is None and (model is not None or base_url is not None):
-        raise ArgumentError("--model and --base-url go with --backend")
-    required = _required(max_epsilon, delta, min_noise_multiplier, privacy_unit)
+        json_logs()
+    required = _required(max_epsilon, privacy_unit)
     examples = load_examples(data)
-    own = None if backend is None else _own(backend, model, base_url)
+    own = None if backend_path is None else backend_of(backend_path)
 
     from fedone_sdk.client import EdgeClient, Hooks, Network, WorkPolicy
 
@@ -175,31 +120,20 @@ def client(
         state_dir=state,
         policy=WorkPolicy(run_id=run_id, privacy=required),
         hooks=Hooks(on_event=_EventLog()),
-        network=Network(proxy=proxy, ca_file=ca, cert_file=cert, key_file=key, sign=sign),
+        network=Network(ca_file=ca, cert_file=cert, key_file=key),
     )
     if check:
         raise typer.Exit(asyncio.run(_check(edge, own, server)))
     asyncio.run(_work(edge, own))
 
 
-def _required(
-    max_epsilon: float | None,
-    delta: float | None,
-    min_noise_multiplier: float | None,
-    unit: UnitName | None,
-) -> RequiredPrivacy | None:
-    given = {
-        "max_epsilon": max_epsilon,
-        "delta": delta,
-        "min_noise_multiplier": min_noise_multiplier,
-        "unit": unit and unit.value,
-    }
-    document = {name: value for name, value in given.items() if value is not None}
-    if document and max_epsilon is None:
-        raise ArgumentError(
-            "--delta, --min-noise-multiplier and --privacy-unit go with --max-epsilon"
-        )
-    return validate_spec(RequiredPrivacy, document, source="arguments") if document else None
+def _required(max_epsilon: float | None, unit: UnitName | None) -> RequiredPrivacy | None:
+    if max_epsilon is None:
+        if unit is not None:
+            raise ArgumentError("--privacy-unit: goes with --max-epsilon")
+        return None
+    given = {"max_epsilon": max_epsilon} | ({} if unit is None else {"unit": unit.value})
+    return validate_spec(RequiredPrivacy, given, source="arguments")
 
 
 class _EventLog:
@@ -218,15 +152,6 @@ class _EventLog:
                 if item.name != "kind" and (value := getattr(event, item.name)) is not None
             }
             _log.info(event.kind, **facts)
-
-
-def _own(kind: BackendName, model: str | None, url: str | None) -> LLMBackend:
-    from fedone_sdk.backends.build import build_backend
-
-    given = {"kind": kind.value, "model": model, "base_url": url}
-    document = {key: value for key, value in given.items() if value is not None}
-    with naming("arguments"):
-        return build_backend(validate_spec(_Own, {"backend": document}, source="arguments").backend)
 
 
 async def _check(edge: EdgeClient, own: LLMBackend | None, server: str) -> int:

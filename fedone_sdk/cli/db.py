@@ -15,7 +15,7 @@ from fedone_sdk.errors import ArgumentError
 if TYPE_CHECKING:
     from fedone_sdk.stores import SqlStore
 
-app = group("Show and upgrade the schema of a store.", example="fedone db upgrade config.yaml")
+app = group("Manage a store.", example="fedone db upgrade config.yaml")
 
 Config = Annotated[Path | None, typer.Argument(metavar="CONFIG.yaml", help="The service.")]
 
@@ -36,21 +36,6 @@ def upgrade(config_path: Config = None, url: SchemaStore = None) -> None:
         return
     asyncio.run(store.upgrade())
     typer.echo(f"created schema {HEAD}" if before is None else f"upgraded {before} to {HEAD}")
-
-
-@app.command(epilog="Example: fedone db current config.yaml")
-def current(config_path: Config = None, url: SchemaStore = None) -> None:
-    """Print the schema of a store; exits with 1 if the store must be upgraded."""
-    from fedone_sdk.stores.sql.schema import HEAD
-
-    found = asyncio.run(_store(config_path, url).schema())
-    if found == HEAD:
-        typer.echo(f"schema {HEAD} is the newest")
-    elif found is None:
-        typer.echo(f"empty; schema {HEAD} is created when it is first opened")
-    else:
-        typer.echo(f"schema {found}; run `fedone db upgrade` to get {HEAD}")
-        raise typer.Exit(1)
 
 
 def _store(config_path: Path | None, url: str | None) -> SqlStore:

@@ -38,7 +38,7 @@ def init(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A name of `fedone models list`, a GGUF file, a model folder, or the name of a "
+            help="A name of `fedone models`, a GGUF file, a model folder, or the name of a "
             "model behind an OpenAI-compatible API.",
         ),
     ] = None,

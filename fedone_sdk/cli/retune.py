@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import JsonFile, Seed
+from fedone_sdk.cli._options import Cap, JsonFile, Seed
 from fedone_sdk.cli._output import Output, check_target, money, note, write_file
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._report import exit_code
@@ -20,7 +20,6 @@ from fedone_sdk.cli._state import KnownRun, RunState
 from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
 from fedone_sdk.cli.plan import print_plan
 from fedone_sdk.cli.report import check_page
-from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import load_backend
 
@@ -44,31 +43,14 @@ def retune(
         ),
     ],
     run_path: Annotated[
-        Path | None,
+        Path,
         typer.Option(
             "--run",
             metavar="RUN.yaml",
             help="Use its task, data, method, vocabulary and caps, but not its model.",
         ),
-    ] = None,
-    train: Annotated[
-        str | None,
-        typer.Option(
-            "--data",
-            metavar="TRAIN",
-            help="Without --run: labelled examples to tune on, or hf:NAME.",
-        ),
-    ] = None,
-    dev: Annotated[
-        str | None,
-        typer.Option(metavar="DEV", help="Without --run: labelled examples to compare prompts on."),
-    ] = None,
-    queries: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="Cap on training queries; by default RUN.yaml's cap, or 200."
-        ),
-    ] = None,
+    ],
+    cap: Cap = None,
     only_plan: Annotated[
         bool, typer.Option("--plan", help="Estimate the cost without sending requests.")
     ] = False,
@@ -102,26 +84,15 @@ def retune(
 
     output = Output(json_file)
     quiet_logs()
-    _check_data(run_path, train, dev)
     artefact = read_artefact(path)
     backend = load_backend(backend_path)
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
     _check_targets(target, html, name)
-    num_examples = 0 if train is None else len([*load_examples(train)])
-    with naming(str(run_path or path)):
-        spec = retune_spec(
-            artefact,
-            backend,
-            name=name,
-            run=None if run_path is None else RunFile.load(run_path).spec,
-            train=train,
-            dev=dev,
-            num_examples=num_examples,
-            queries=queries,
-            seed=seed,
-        )
-    run = RunFile(path=run_path or Path("arguments"), spec=spec)
+    given = RunFile.load(run_path, seed=seed, cap=cap)
+    with naming(str(run_path)):
+        spec = retune_spec(artefact, backend, given.spec, name=name)
+    run = RunFile(path=run_path, spec=spec)
     move = Retuning(artefact=artefact, federation=run.federation())
     model = RunFile(path=backend_path, spec=spec)
     estimate = asyncio.run(_plan(model, move))
@@ -164,14 +135,6 @@ def retune(
     for line in next_steps(spec, result, state, known):
         note(line)
     raise typer.Exit(exit_code(result))
-
-
-def _check_data(run_path: Path | None, train: str | None, dev: str | None) -> None:
-    for option, value in {"--data": train, "--dev": dev}.items():
-        if run_path is not None and value is not None:
-            raise ArgumentError(f"{option}: does not go with --run")
-        if run_path is None and value is None:
-            raise ArgumentError(f"{option}: is required without --run")
 
 
 def _check_targets(target: Path, html: Path | None, name: str) -> None:

@@ -20,12 +20,12 @@ from fedone_sdk.cli._options import (
     group,
     tracking_of,
 )
-from fedone_sdk.cli._output import Output, money, plural
+from fedone_sdk.cli._output import Output, money
 from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli._report import print_result
 from fedone_sdk.client import AdminClient
-from fedone_sdk.errors import ArgumentError, ProblemError
-from fedone_sdk.messages import Removal, RunResult
+from fedone_sdk.errors import ArgumentError
+from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
@@ -35,27 +35,64 @@ app = group(
 )
 
 
-@app.command("list", epilog="Example: fedone runs list --server https://fedone.example")
-def list_runs(server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """List the runs."""
-    output = Output(json_file)
-    runs = call(server, token, AdminClient.list)
-    output.write_json(runs)
-    output.table(
-        ["run", "status", "rounds", "metric", "devices", "last update", "USD"],
-        (
-            [
-                run.run_id,
-                run.status,
-                f"{run.round} of {run.rounds}",
-                "-" if run.metric is None else f"{run.metric:.3f}",
-                "-" if run.devices is None else f"{run.devices.fit} of {run.devices.connected} fit",
-                "-" if run.active_at is None else _ago(run.active_at),
-                money(run.spent, priced=run.priced),
-            ]
-            for run in runs
+@app.command(epilog="Example: fedone runs show sst2 --server https://fedone.example")
+def show(
+    server: Server,
+    token: Token,
+    run_id: Annotated[str | None, typer.Argument(metavar="[RUN_ID]")] = None,
+    by_client: Annotated[
+        bool,
+        typer.Option(
+            "--clients",
+            help="Show what each client has done to the run: those that its defences judged, that "
+            "its privacy counts, or that are in quarantine.",
         ),
-    )
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Show where a run stands, or how it ended; without RUN_ID, all runs."""
+    output = Output(json_file)
+    if run_id is None:
+        if by_client:
+            raise ArgumentError("--clients: needs a RUN_ID")
+        runs = call(server, token, AdminClient.list)
+        output.write_json(runs)
+        output.table(_RUNS, map(_run_row, runs))
+    elif by_client:
+        found = call(server, token, lambda admin: admin.clients_of(run_id))
+        output.write_json(found)
+        output.table(_CLIENTS, map(_client_row, found))
+    else:
+        _show(output, call(server, token, lambda admin: admin.get(run_id)))
+
+
+_RUNS = ["run", "status", "rounds", "metric", "devices", "last update", "USD"]
+_CLIENTS = ["client", "updates", "share", "scaled", "held back", "score", "epsilon", "quarantined"]
+
+
+def _run_row(run: RunSummary) -> list[str]:
+    return [
+        run.run_id,
+        run.status,
+        f"{run.round} of {run.rounds}",
+        "-" if run.metric is None else f"{run.metric:.3f}",
+        "-" if run.devices is None else f"{run.devices.fit} of {run.devices.connected} fit",
+        "-" if run.active_at is None else _ago(run.active_at),
+        money(run.spent, priced=run.priced),
+    ]
+
+
+def _client_row(line: ClientInfluence) -> list[str]:
+    return [
+        line.client_id,
+        str(line.rounds),
+        f"{line.share:.1%}",
+        str(line.scaled),
+        str(line.outliers),
+        f"{line.score:+.1f}",
+        "-" if line.epsilon is None else f"{line.epsilon:.2f}",
+        "yes" if line.quarantined else "no",
+    ]
 
 
 def _ago(at: float) -> str:
@@ -66,56 +103,16 @@ def _ago(at: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-@app.command(epilog="Example: fedone runs show sst2 --server https://fedone.example")
-def show(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """Show where a run stands, or how it ended."""
-    _show(Output(json_file), call(server, token, lambda admin: admin.get(run_id)))
-
-
-@app.command(epilog="Example: fedone runs clients sst2 --server https://fedone.example")
-def clients(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """Show what each client has done to a run.
-
-    Known are the clients that the run's defences judged, that its privacy counts, or that are in
-    quarantine.
-    """
-    output = Output(json_file)
-    found = call(server, token, lambda admin: admin.clients_of(run_id))
-    output.write_json(found)
-    output.table(
-        ["client", "updates", "share", "scaled", "held back", "score", "epsilon", "quarantined"],
-        (
-            [
-                line.client_id,
-                str(line.rounds),
-                f"{line.share:.1%}",
-                str(line.scaled),
-                str(line.outliers),
-                f"{line.score:+.1f}",
-                "-" if line.epsilon is None else f"{line.epsilon:.2f}",
-                "yes" if line.quarantined else "no",
-            ]
-            for line in found
-        ),
-    )
-
-
 @app.command(epilog="Example: fedone runs stop sst2 --server https://fedone.example")
 def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """End a run with what it has learnt."""
     _show(Output(json_file), call(server, token, lambda admin: admin.stop(run_id)))
 
 
-@app.command(epilog="Example: fedone runs resume sst2 --server https://fedone.example")
-def resume(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """Let a stopped or failed run go on."""
-    _show(Output(json_file), call(server, token, lambda admin: admin.resume(run_id)))
-
-
 @app.command(
-    "raise", epilog="Example: fedone runs raise sst2 --queries 600 --server https://fedone.example"
+    epilog="Example: fedone runs resume sst2 --queries 600 --server https://fedone.example"
 )
-def raise_caps(
+def resume(
     run_id: RunId,
     server: Server,
     token: Token,
@@ -127,87 +124,23 @@ def raise_caps(
     usd: Annotated[float | None, typer.Option(metavar="X", help="US dollars.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Raise caps of a run; a run that ended at its budget continues.
+    """Let a stopped, paused or failed run go on, or raise the caps of a run.
 
-    Values are the new caps, not increments.
+    Values are the new caps, not increments. A run that ended at its budget continues under them.
     """
     output = Output(json_file)
     given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}
-    caps = validate_spec(
-        Budget,
-        {unit: cap for unit, cap in given.items() if cap is not None},
-        source="arguments",
-    )
-    _show(output, call(server, token, lambda admin: admin.raise_caps(run_id, caps)))
+    raised = {unit: cap for unit, cap in given.items() if cap is not None}
+    caps = validate_spec(Budget, raised, source="arguments") if raised else None
 
+    async def go_on(admin: AdminClient) -> RunResult:
+        if caps is not None:
+            result = await admin.raise_caps(run_id, caps)
+            if result.status not in ("stopped", "failed"):
+                return result
+        return await admin.resume(run_id)
 
-@app.command(
-    epilog="Example: fedone runs delete --older-than-days 90 --dry-run "
-    "--server https://fedone.example"
-)
-def delete(
-    server: Server,
-    token: Token,
-    run_ids: Annotated[list[str] | None, typer.Argument(metavar="[RUN_ID]...")] = None,
-    older_than_days: Annotated[
-        float | None,
-        typer.Option(
-            metavar="DAYS",
-            min=0,
-            help="All runs that ended longer ago; those that run or are paused stay.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be deleted.")
-    ] = False,
-    json_file: JsonFile = None,
-) -> None:
-    """Delete runs that have ended, with their logs, for good; their names stay taken.
-
-    A new run of such a name would spend its budget again. To keep a run, export it first: the
-    archive of its last state can be imported again.
-    """
-    output = Output(json_file)
-    if (not run_ids) == (older_than_days is None):
-        raise ArgumentError("give run ids or --older-than-days")
-
-    async def delete_all(admin: AdminClient) -> list[Removal]:
-        chosen = run_ids or []
-        if older_than_days is not None:
-            before = time.time() - older_than_days * 86_400
-            chosen = [
-                run.run_id
-                for run in await admin.list()
-                if run.ended_at is not None and run.ended_at < before
-            ]
-        removed = []
-        for run_id in chosen:
-            try:
-                removed.append(await admin.delete(run_id, dry_run=dry_run))
-            except ProblemError as exc:
-                # A paused run, or one that was resumed or deleted in the meantime.
-                if older_than_days is None or exc.code not in ("run_conflict", "not_found"):
-                    raise
-        return removed
-
-    removed = call(server, token, delete_all)
-    output.write_json(removed)
-    are = "would be" if dry_run else "is" if len(removed) == 1 else "are"
-    output.heading(f"{plural(len(removed), 'run')} {are} deleted")
-    output.table(
-        ["run", "status", "queries", "log lines", "closed work", "memories"],
-        (
-            [
-                removal.run_id,
-                removal.status,
-                str(removal.spent.queries),
-                str(removal.log_lines),
-                str(removal.closed_work),
-                str(removal.memories),
-            ]
-            for removal in removed
-        ),
-    )
+    _show(output, call(server, token, go_on))
 
 
 @app.command(
@@ -244,12 +177,6 @@ app.command(
 app.command("import", epilog="Example: fedone runs import sst2.fedone --store other.db")(
     archives.import_run
 )
-
-
-@app.command(epilog="Example: fedone runs log sst2 --server https://fedone.example > sst2.jsonl")
-def log(run_id: RunId, server: Server, token: Token) -> None:
-    """Print a run's log: one JSON object per round."""
-    typer.echo(call(server, token, lambda admin: admin.log(run_id)), nl=False)
 
 
 @app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")

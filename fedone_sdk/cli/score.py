@@ -87,7 +87,7 @@ def score(
         task = _with_bias(task, bias)
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _examples(run, data, task)
-    backend = backend_of(backend_path or run_path)
+    backend = backend_of(backend_path) if backend_path or run is None else run.backend()
     size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
 
     async def predicted() -> Prediction:

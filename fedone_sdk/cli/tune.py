@@ -12,7 +12,6 @@ import typer
 from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import (
     Cap,
-    Exchange,
     JsonFile,
     RunPath,
     Seed,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
 def tune(
     run_path: RunPath,
     transport: Transport = TransportName.http,
-    exchange: Exchange = None,
     seed: Seed = None,
     cap: Cap = None,
     raised: Annotated[
@@ -116,7 +114,6 @@ def tune(
         run_path,
         seed=seed,
         cap=cap,
-        exchange=exchange,
         raised=_caps(raised or []),
         start=None if start is None else start_of(asyncio.run(read_run(start))),
     )

@@ -112,7 +112,6 @@ class EdgeClient:
             Identity(state),
             token=token,
             name=network.name,
-            sign=network.sign,
             events=self._events,
             stop=self._stop,
         )

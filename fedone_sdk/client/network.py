@@ -95,8 +95,6 @@ class Network:
         timeout_s: Longest wait for an answer, seconds, in addition to `wait_s`.
         wait_s: How long a claim may wait at the server for work, seconds, from 0 to 60.
         name: Display name that the device enrols with, 1 to 200 characters.
-        sign: Whether the device creates a key when it enrols, and signs its requests (extra
-            ``signing``).
         transport: Replaces HTTP, for tests and other protocols; the attributes of the connection
             above do not apply then.
     """
@@ -111,7 +109,6 @@ class Network:
     timeout_s: float = 60.0
     wait_s: float = 25.0
     name: str | None = None
-    sign: bool = False
     transport: Transport | None = None
 
     def proxy_for(self, server: URL) -> Proxy | None:

@@ -87,7 +87,6 @@ class Session:
         identity: The device's identity there.
         token: Enrolment token; None where the device has an identity.
         name: The device's display name.
-        sign: Whether a device that enrols creates a signing key.
         events: Receives ``enrolled``, ``offline`` and ``online``.
         stop: Ends waits.
     """
@@ -99,7 +98,6 @@ class Session:
         *,
         token: str | None,
         name: str | None,
-        sign: bool,
         events: EventSink,
         stop: StopSignal,
     ) -> None:
@@ -107,10 +105,8 @@ class Session:
         self.identity = identity
         self._token = token
         self._name = name
-        self._sign = sign
         self._events = events
         self._stop = stop
-        self._signed_as: str | None = None
         self._offline_since: float | None = None
         # Shared by concurrent calls, which mix only its statistics.
         self._retrying = tenacity.AsyncRetrying(
@@ -145,7 +141,6 @@ class Session:
         """Enrol the device unless it has an identity.
 
         Raises:
-            MissingExtraError: Signing is required, and its extra is not installed.
             ProblemError: The token is not valid.
             SpecError: There is neither an identity nor a token, or the URL has no enrolment.
             TransportError: The server cannot be reached.
@@ -154,23 +149,11 @@ class Session:
             token = self._token
             if token is None:
                 raise ArgumentError("token: is required until the device has enrolled")
-            key, public_key = self.identity.private_key, None
-            if key is not None or self._sign:
-                # Imported here: it needs the extra ``signing``.
-                from fedone_sdk.client.signing import Signer
-
-                signer = Signer.generate() if key is None else Signer(key)
-                key, public_key = signer.private_key, signer.public_key
-            nonce = self.identity.nonce(key)
-            message = Enrol(name=self._name, nonce=nonce, public_key=public_key)
+            message = Enrol(name=self._name, nonce=self.identity.nonce())
             with self._warn_if_slow(), self._checked_url():
                 enrolled = await self._retried(lambda: self.transport.enrol(token, message))
             self.identity.enrolled(enrolled)
             self._events.emit("enrolled")
-        key, client_id = self.identity.private_key, self.identity.client_id
-        if key is not None and client_id is not None and self._signed_as != client_id:
-            self.transport.sign_as(client_id, key)
-            self._signed_as = client_id
 
     async def rotate(self) -> None:
         """Replace the credential."""

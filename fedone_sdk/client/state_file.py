@@ -17,7 +17,6 @@ from typing import Any
 import structlog
 
 from fedone_sdk.client.device_state import Change, DeviceState
-from fedone_sdk.client.old_state import PRIVACY_FILE, import_files
 from fedone_sdk.errors import DataError
 from fedone_sdk.files import sync_path
 
@@ -31,7 +30,7 @@ _TIMEOUT_S = 5.0
 _SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS identity (
-    server TEXT PRIMARY KEY, client_id TEXT, credential TEXT, nonce TEXT, private_key TEXT
+    server TEXT PRIMARY KEY, client_id TEXT, credential TEXT, nonce TEXT
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS unsent (
     server TEXT, assignment_id TEXT, run_id TEXT, round INTEGER, noised INTEGER, body TEXT,
@@ -87,8 +86,7 @@ class StateFile(DeviceState):
     @property
     def lost_counts(self) -> Sequence[Path]:
         """Damaged files that may have a count of epsilon."""
-        files = (self.file.with_name(PRIVACY_FILE), self._damaged)
-        return [file for file in files if file.exists()]
+        return [self._damaged] if self._damaged.exists() else []
 
     @property
     def _damaged(self) -> Path:
@@ -134,7 +132,6 @@ class StateFile(DeviceState):
                     if found.exists():
                         found.replace(f"{self._damaged}{suffix}")
                 self._db = _open(self.file)
-            import_files(self._db, self.file.parent, self.server)
         return self._db
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import email.utils
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import aiohttp
 import structlog
@@ -12,8 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from yarl import URL
 
 from fedone_sdk.client.network import Connection, Network
-from fedone_sdk.clock import Clock, SystemClock
-from fedone_sdk.errors import MessageError, ProblemError, TransportError
+from fedone_sdk.errors import MessageError, TransportError
 from fedone_sdk.messages import (
     ASSIGNMENT,
     JSON,
@@ -46,7 +45,6 @@ from fedone_sdk.messages import (
 from fedone_sdk.messages.forms import first_error
 
 if TYPE_CHECKING:
-    from fedone_sdk.client.signing import Signer
     from fedone_sdk.messages import RunSummary
 
 _log = structlog.get_logger(__name__)
@@ -77,15 +75,6 @@ class Transport(Protocol):
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
-        ...
-
-    def sign_as(self, client_id: str, private_key: str) -> None:
-        """Sign all further requests.
-
-        Args:
-            client_id: The signing client.
-            private_key: Its key (`fedone_sdk.client.signing`).
-        """
         ...
 
     async def rotate(self, credential: str) -> Rotated:
@@ -136,44 +125,25 @@ class Transport(Protocol):
 class HttpTransport:
     """The protocol over HTTP.
 
-    Messages with arrays are sent as tensor files if the server supports them, and as JSON if not;
-    its answers show which.
+    Messages with arrays are sent as tensor files.
 
     Args:
         server: Base URL of the aggregator.
         network: Proxy and trust.
-        clock: The device's clock, for signatures; it may be wrong.
 
     Raises:
         SpecError: The URL, the proxy or a certificate cannot be used.
     """
 
-    def __init__(
-        self, server: str, *, network: Network | None = None, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, server: str, *, network: Network | None = None) -> None:
         network = network or Network()
         self._timeout_s = network.timeout_s
         self._connection = Connection(server, network, decompress=False)
-        self._clock = clock or SystemClock()
-        self._skew_s = 0.0
-        # Whether the server supports tensor files; None until it has sent an alpha.
-        self._tensors: bool | None = None
-        self._signer: tuple[str, Signer] | None = None
-
-    def sign_as(self, client_id: str, private_key: str) -> None:
-        """Sign all further requests.
-
-        Raises:
-            MissingExtraError: The extra ``signing`` is not installed.
-        """
-        from fedone_sdk.client.signing import Signer
-
-        self._signer = client_id, Signer(private_key)
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
         body = encode(message)
-        _, _, content = await self._request("POST", "/v1/clients", token, body, signed=False)
+        _, _, content = await self._request("POST", "/v1/clients", token, body)
         return _sendable(_parse(Enrolled.model_validate_json, content))
 
     async def rotate(self, credential: str) -> Rotated:
@@ -196,13 +166,7 @@ class HttpTransport:
         )
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
-        assignment = _parse(ASSIGNMENT.validate_json, content, headers)
-        if _form(headers) == TENSORS:
-            self._tensors = True
-        elif isinstance(assignment, AlphaAssignment):
-            # The update is as large as the alpha: a server that supports tensors has sent them.
-            self._tensors = False
-        return assignment
+        return _parse(ASSIGNMENT.validate_json, content, headers)
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """List the runs that the client may work for."""
@@ -226,10 +190,11 @@ class HttpTransport:
     async def score(self, credential: str, message: Score) -> Scores:
         """Score prompts through the gateway."""
         # Scoring may take long; the assignment's own deadline bounds it.
-        headers, content = await self._exchange(
+        _, headers, content = await self._request(
+            "POST",
             "/v1/score",
             credential,
-            message,
+            encode(message, TENSORS),
             extra_s=600.0,
             max_bytes=_MAX_ANSWER_BYTES,
             accept=_EITHER_FORM,
@@ -241,7 +206,8 @@ class HttpTransport:
     ) -> Receipt:
         """Send an update."""
         path = f"/v1/assignments/{assignment_id}/update"
-        _, content = await self._exchange(path, credential, message)
+        body = encode(message, TENSORS)
+        _, _, content = await self._request("POST", path, credential, body)
         return _parse(Receipt.model_validate_json, content)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
@@ -259,24 +225,6 @@ class HttpTransport:
         """Close the connections; the next call opens new ones."""
         await self._connection.aclose()
 
-    async def _exchange(
-        self, path: str, credential: str, message: Message, **options: Any
-    ) -> tuple[Mapping[str, str], bytes]:
-        """Send a message with arrays, as JSON if the server requires it."""
-        body = encode(message, JSON if self._tensors is False else TENSORS)
-        try:
-            _, headers, content = await self._request("POST", path, credential, body, **options)
-        except ProblemError as exc:
-            # The server does not support tensor files, or has received the same update as JSON
-            # from an older version of this device.
-            if body.content_type == JSON or exc.code not in ("not_json", "update_conflict"):
-                raise
-            if exc.code == "not_json":
-                self._tensors = False
-            body = encode(message)
-            _, headers, content = await self._request("POST", path, credential, body, **options)
-        return headers, content
-
     async def _request(
         self,
         method: str,
@@ -284,7 +232,6 @@ class HttpTransport:
         token: str,
         message: Body | None = None,
         *,
-        signed: bool = True,
         extra_s: float = 0.0,
         max_bytes: int = _MAX_SHORT_BYTES,
         accept: str = JSON,
@@ -301,36 +248,12 @@ class HttpTransport:
         if message is not None:
             headers["Content-Type"] = message.content_type
         timeout_s = self._timeout_s + extra_s
-        signer = self._signer if signed else None
-        for corrected in (False, True):
-            # A signature is valid once, so each attempt has a new one.
-            signature = {} if signer is None else self._signature(signer, method, url, content)
-            status, answered, body = await self._send(
-                method, url, content, headers | signature, timeout_s, max_bytes
-            )
-            if status < 300:
-                break
-            refusal = _refusal(path, status, answered, body)
-            skewed = isinstance(refusal, ProblemError) and refusal.code == "clock_skew"
-            if corrected or not skewed or signer is None or not self._correct(answered):
-                raise refusal
+        status, answered, body = await self._send(
+            method, url, content, headers, timeout_s, max_bytes
+        )
+        if status >= 300:
+            raise _refusal(path, status, answered, body)
         return status, answered, body
-
-    def _signature(
-        self, signer: tuple[str, Signer], method: str, url: URL, content: bytes
-    ) -> dict[str, str]:
-        client_id, by = signer
-        now = self._clock.now() + self._skew_s
-        return by.headers(method, url.raw_path_qs, content, client_id=client_id, now=now)
-
-    def _correct(self, headers: Mapping[str, str]) -> bool:
-        """Adopt the server's time, for signatures only."""
-        theirs = _http_date(headers.get("Date"))
-        if theirs is None:
-            return False
-        self._skew_s = theirs - self._clock.now()
-        _log.warning("the device's clock is wrong", seconds=round(self._skew_s))
-        return True
 
     async def _send(
         self,

@@ -70,9 +70,6 @@ class Relay:
         """Return the node's name; the strategy enrols it."""
         return Enrolled(client_id=self._name, credential=self._name)
 
-    def sign_as(self, client_id: str, private_key: str) -> None:
-        """Do nothing: SuperLink authenticates nodes."""
-
     async def rotate(self, credential: str) -> Rotated:
         """Not available: there is no credential."""
         return Rotated(credential=credential)

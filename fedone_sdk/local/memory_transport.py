@@ -64,9 +64,6 @@ class MemoryTransport:
         run = self._service.traffic_run()
         return await self._exchange(run, encode(message), self._service.enrol(token, message))
 
-    def sign_as(self, client_id: str, private_key: str) -> None:
-        """Do nothing: there are no requests to sign."""
-
     async def rotate(self, credential: str) -> Rotated:
         """Rotate the credential."""
         client = await self._service.client(credential)

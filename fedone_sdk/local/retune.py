@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.algorithms.sampling import stream_seed
@@ -13,7 +12,7 @@ from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries,
 from fedone_sdk.budget import NOTHING, Account
 from fedone_sdk.candidates import no_prompt
 from fedone_sdk.data import draw_minibatch
-from fedone_sdk.errors import ArgumentError, SpecError
+from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.local.federation import Ask, Federation
 from fedone_sdk.local.plan import RunPlan, plan_run
@@ -21,13 +20,6 @@ from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 from fedone_sdk.task import Bias, Example, TextPrompt, form_of
 
-DEFAULT_QUERIES = 200
-"""The default cap on training queries, without a command option or a RUN.yaml."""
-
-_NUM_SAMPLES = 10
-"""Default prompts per round, without a RUN.yaml."""
-
-_MOST_CLIENTS = 100
 _SHARE = 0.8
 """The old prompt's share of a position's probability."""
 
@@ -147,48 +139,26 @@ def retune_name(artefact: PromptArtefact, backend: str) -> str:
 
 
 def retune_spec(
-    artefact: PromptArtefact,
-    backend: BackendSpec,
-    *,
-    name: str,
-    run: RunSpec | None = None,
-    train: str | None = None,
-    dev: str | None = None,
-    num_examples: int = 0,
-    queries: int | None = None,
-    seed: int | None = None,
+    artefact: PromptArtefact, backend: BackendSpec, run: RunSpec, *, name: str
 ) -> RunSpec:
     """Return the run that starts from an artefact's prompt and uses another model.
 
     Args:
         artefact: The old prompt.
         backend: The new model.
-        name: Of the run.
-        run: Supplies data, task, method and vocabulary; None uses the artefact's task and the
-            defaults of `fedone retune`.
-        train: Training file, without a `run`.
-        dev: Dev file, without a `run`.
-        num_examples: Rows of the training file.
-        queries: Cap on training queries; None uses the run's, or `DEFAULT_QUERIES`.
-        seed: None uses the run's, or the artefact's.
+        run: Task, data, method, vocabulary and caps.
+        name: Of the new run.
 
     Raises:
-        SpecError: The prompt consists of vectors, or the run does not fit it.
+        SpecError: The run does not fit the prompt.
     """
-    tokens = artefact.prompt.tokens
-    if not tokens:
-        raise SpecError(f"prompt: {artefact.method} tunes vectors, which fit only one model")
-    slots = artefact.prompt.slots is not None
+    tokens, slots = artefact.prompt.tokens, artefact.prompt.slots is not None
     if not slots and "".join(tokens) != artefact.prompt.text:
         raise SpecError("prompt: its tokens do not make its text")
-    if slots and run is None:
-        raise ArgumentError(
-            "--run: is required for a prompt with slots, whose candidates are in its RUN.yaml"
-        )
-    if run is None:
-        given = _of_artefact(artefact, train, dev, num_examples, queries or DEFAULT_QUERIES)
-    else:
-        given = _of_run(artefact, run, queries)
+    problems = list(_misfits(artefact, run))
+    if problems:
+        raise SpecError(problems)
+    given = run.model_dump()
     given["name"], given["backend"] = name, backend
     given["prompt"]["start"] = [{token: _SHARE} for token in tokens]
     if not slots:
@@ -199,44 +169,7 @@ def retune_spec(
     if given["task"]["bias"] is not None:
         given["task"] |= {"bias": None}
         given["calibration"] = "auto"
-    if seed is not None:
-        given["seed"] = seed
     return validate_spec(RunSpec, given, source="arguments")
-
-
-def _of_artefact(
-    artefact: PromptArtefact, train: str | None, dev: str | None, num_examples: int, queries: int
-) -> dict[str, Any]:
-    size = artefact.evaluation.batch_size
-    return {
-        "task": artefact.task.model_dump(),
-        "data": {
-            "train": train,
-            "dev": dev,
-            # Each client can fill a mini-batch, if there are enough rows.
-            "num_clients": min(max(num_examples // size, 1), _MOST_CLIENTS),
-        },
-        "prompt": {"length": 1, "vocabulary": {"kind": "pmi", "blank": True}},
-        "method": {"name": "thompson", "num_samples": _NUM_SAMPLES, "batch_size": size},
-        "participation": {"exchange": "losses"},
-        "calibration": artefact.calibration,
-        "budget": {"queries": queries},
-        "rounds": -(-queries // _NUM_SAMPLES),
-        "evaluation": {"every": 0},
-        "seed": artefact.seed,
-    }
-
-
-def _of_run(artefact: PromptArtefact, run: RunSpec, queries: int | None) -> dict[str, Any]:
-    problems = list(_misfits(artefact, run))
-    if problems:
-        raise SpecError(problems)
-    given = run.model_dump()
-    cap = queries or (run.budget and run.budget.queries) or DEFAULT_QUERIES
-    given["budget"] = {**(given["budget"] or {}), "queries": cap}
-    # The untrained prompt, which evaluation measures, is then the old prompt.
-    given["evaluation"]["prompt"] = "mode"
-    return given
 
 
 def _misfits(artefact: PromptArtefact, run: RunSpec) -> list[str]:

@@ -9,7 +9,6 @@ from pydantic import Field
 from fedone_sdk.messages.base import Id, Message, Name
 
 Nonce = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{22,128}$")]
-PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{43}=$")]
 
 
 class Enrol(Message):
@@ -19,12 +18,10 @@ class Enrol(Message):
         name: Display name of the device.
         nonce: A secret of at least 16 random bytes that the device generates once, base64url. A
             repeated request with the same nonce returns the same client with a new credential.
-        public_key: Raw Ed25519 public key, base64; the device must then sign its requests.
     """
 
     name: Name | None = None
     nonce: Annotated[Nonce | None, Field(repr=False)] = None
-    public_key: PublicKey | None = None
 
 
 class Enrolled(Message):
@@ -125,7 +122,6 @@ class ClientInfo(Message):
         name: Display name.
         token: Name of the token that it enrolled with.
         runs: Runs that it may access; null is all.
-        signs: Whether it must sign its requests.
         enrolled_at: Seconds since the epoch.
         revoked_at: Seconds since the epoch; null if it is not revoked.
         seen_at: Time of its last request with a precision of a day, seconds since the epoch.
@@ -135,7 +131,6 @@ class ClientInfo(Message):
     name: Name | None = None
     token: str | None = None
     runs: tuple[str, ...] | None = None
-    signs: bool = False
     enrolled_at: float
     revoked_at: float | None = None
     seen_at: float | None = None

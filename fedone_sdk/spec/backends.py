@@ -101,7 +101,7 @@ class LlamaCppSpec(_Answering):
     """A causal model in a GGUF file, run by llama.cpp in this process.
 
     Attributes:
-        model: The file, or the name of a fetched model (`fedone models list`).
+        model: The file, or the name of a fetched model (`fedone models`).
         context_length: Maximum tokens per input; null is the model's training length, at most
             4096.
         threads: CPU threads; null is one per core.

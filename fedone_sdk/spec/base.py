@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -68,12 +68,12 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
-    tags = _tags(model)
     for item in error.errors(include_url=False):
-        key = ".".join(str(step) for step in item["loc"] if step not in tags)
+        place = _place(model.__pydantic_core_schema__, item["loc"], {})
+        key = ".".join(map(str, item["loc"] if place is None else place.keys))
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            allowed = ", ".join(sorted(_siblings(model, item["loc"], tags)))
+            allowed = "" if place is None else ", ".join(sorted(place.allowed))
             message = f"unknown key (allowed: {allowed})" if allowed else "unknown key"
         elif item["type"] == "missing":
             message = "is required"
@@ -88,52 +88,61 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
         yield f"{key}: {message}" if key else message
 
 
-def _tags(model: type[BaseModel]) -> set[object]:
-    """Whether pydantic added a step to an error's path that is not in the file.
+class _Place(NamedTuple):
+    """A location of pydantic in terms of the file.
 
-    These are the member of a tagged union, and the mark of a mapping's key.
+    Attributes:
+        keys: Its keys and indices, without the steps that only name the member of a union.
+        allowed: The keys that are allowed instead of an unknown last one.
     """
-    seen: set[type[BaseModel]] = set()
-    ahead = [model]
-    while ahead:
-        found = ahead.pop()
-        if found not in seen:
-            seen.add(found)
-            for field in found.model_fields.values():
-                ahead.extend(_models_in(field.annotation))
-    return {"[key]"} | {tag for tag in map(_tag_of, seen) if tag is not None}
+
+    keys: tuple[str | int, ...] = ()
+    allowed: frozenset[str] = frozenset()
+
+    def below(self, step: str | int) -> _Place:
+        """Return the place under a key."""
+        return self._replace(keys=(step, *self.keys))
 
 
-def _siblings(
-    model: type[BaseModel], location: tuple[str | int, ...], tags: set[object]
-) -> set[str]:
-    """Return the allowed keys at the level of the last step of `location`."""
-    models: list[type[BaseModel]] = [model]
-    for step in location[:-1]:
-        if step in tags:
-            tagged = [m for m in models if _tag_of(m) == step]
-            models = tagged or models
-            continue
-        models = [
-            inner
-            for outer in models
-            if step in outer.model_fields
-            for inner in _models_in(outer.model_fields[str(step)].annotation)
-        ]
-    return {name for found in models for name in found.model_fields}
+def _place(
+    schema: Mapping[str, Any], location: tuple[str | int, ...], named: Mapping[str, Any]
+) -> _Place | None:
+    """Follow a location through pydantic's core schema; None if it does not fit.
 
-
-def _tag_of(model: type[BaseModel]) -> object:
-    for name in ("kind", "name"):
-        field = model.model_fields.get(name)
-        values = getattr(field.annotation, "__args__", ()) if field else ()
-        if values:
-            return values[0]
-    return None
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in getattr(annotation, "__args__", ()):
-        yield from _models_in(inner)
+    Args:
+        schema: The schema at the start of the location.
+        location: The location in an error.
+        named: Schemas by the names that `schema` refers to them with.
+    """
+    if not location:
+        return _Place()
+    step, rest = location[0], location[1:]
+    match schema["type"]:
+        case "definitions":
+            named = {one["ref"]: one for one in schema["definitions"]}
+            return _place(schema["schema"], location, named)
+        case "definition-ref":
+            return _place(named[schema["schema_ref"]], location, named)
+        case "tagged-union":
+            return (
+                _place(schema["choices"][step], rest, named) if step in schema["choices"] else None
+            )
+        case "union":
+            choices = (one[0] if isinstance(one, tuple) else one for one in schema["choices"])
+            found = (_place(choice, rest, named) for choice in choices)
+            return next((one for one in found if one is not None), None)
+        case "model-fields":
+            if step not in schema["fields"]:
+                return None if rest else _Place((step,), frozenset(schema["fields"]))
+            below = schema["fields"][step]
+        case "dict":
+            if rest == ("[key]",):
+                return _Place((step,))
+            below = schema.get("values_schema", {"type": "any"})
+        case "list" | "tuple":
+            items = schema.get("items_schema", {"type": "any"})
+            below = items[min(int(step), len(items) - 1)] if isinstance(items, list) else items
+        case _:
+            return _place(schema["schema"], location, named) if "schema" in schema else None
+    found_below = _place(below, rest, named)
+    return None if found_below is None else found_below.below(step)

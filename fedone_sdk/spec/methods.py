@@ -16,9 +16,14 @@ Domain = Literal["tokens", "latent", "parameters"]
 soft prompt, or the parameters of a soft prompt, which clients train with the model's gradients."""
 
 
+Exchange = Literal["alpha", "losses"]
+"""Contents of assignments and updates: alpha, or prompts and their losses."""
+
+
 class _Common(Spec):
     domain: ClassVar[Domain] = "tokens"
     pools: ClassVar[bool] = False
+    exchange: ClassVar[Exchange] = "alpha"
 
     def shape(self, prompt_len: int, vocab_size: int) -> tuple[int, int]:
         """Rows and columns of alpha, the array that clients and server exchange, of n and N."""
@@ -46,14 +51,13 @@ class _Common(Spec):
         return 0
 
 
+NumSamples = Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")]
 LocalSteps = Annotated[int, Field(ge=1, le=1024, description="E, local steps.")]
 BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per mini-batch.")]
 
 
 class _MethodSpec(_Common):
-    num_samples: Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")] = (
-        20
-    )
+    num_samples: NumSamples = 20
     local_steps: LocalSteps = 1
     batch_size: BatchSize = 32
 
@@ -110,6 +114,10 @@ class PoolSpec(_MethodSpec):
     """Options of searches over whole prompts, with one evaluator and a race at the end."""
 
     pools: ClassVar[bool] = True
+    exchange: ClassVar[Exchange] = "losses"
+
+    num_samples: NumSamples = 5
+    batch_size: BatchSize = 16
 
     elite: int = Field(
         default=4, ge=1, le=1000, description="Number of best prompts that are never evicted."
@@ -141,7 +149,7 @@ class RandomSpec(PoolSpec):
 class ThompsonSpec(PoolSpec):
     """Thompson sampling from a Gaussian process over the prompts' shared features."""
 
-    name: Literal["thompson"]
+    name: Literal["thompson"] = "thompson"
 
 
 class TpeSpec(PoolSpec):
@@ -212,6 +220,8 @@ class OwnMethodSpec(_MethodSpec):
         options: Its keyword arguments, in addition to those that the run gives
             (`fedone_sdk.algorithms.load_method`). Devices receive none.
     """
+
+    exchange: ClassVar[Exchange] = "losses"
 
     name: Literal["own"]
     object: Annotated[str, Field(min_length=1, max_length=200)] | None = None

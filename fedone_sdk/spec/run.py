@@ -15,7 +15,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
-from fedone_sdk.spec.methods import BbtSpec, GsBdplSpec, MethodSpec, OwnMethodSpec
+from fedone_sdk.spec.methods import BbtSpec, MethodSpec, OwnMethodSpec, ThompsonSpec
 from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.spec.sections import (
     CalibrationSpec,
@@ -55,7 +55,7 @@ class RunSpec(Spec):
     task: TaskSpec
     data: DataSpec | None = None
     prompt: PromptSpec
-    method: MethodSpec = GsBdplSpec()
+    method: MethodSpec = ThompsonSpec()
     participation: ParticipationSpec = ParticipationSpec()
     calibration: CalibrationSpec = CalibrationSpec()
     defence: DefenceSpec = DefenceSpec()
@@ -89,6 +89,14 @@ class RunSpec(Spec):
         if not names or any("{prompt}" in text for text in written if isinstance(text, str)):
             return value
         return {**value, "task": {**task, "slots": names}}
+
+    @model_validator(mode="after")
+    def _exchange_follows_method(self) -> Self:
+        part = self.participation
+        if "exchange" not in part.model_fields_set:
+            part = part.model_copy(update={"exchange": self.method.exchange})
+            object.__setattr__(self, "participation", part)
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -314,7 +322,7 @@ def load_backend(path: str | Path) -> BackendSpec:
     source, document = str(path), load_yaml(path)
     if not isinstance(document, dict):
         raise SpecError("must be a mapping: kind, model ...; or backend: {...}", source=source)
-    if "backend" not in document:
+    if "backend" not in document and "task" not in document:
         try:
             return validate_spec(_File, {"backend": document}, source=source).backend
         except SpecError as exc:  # The keys are at the top level.
@@ -324,4 +332,6 @@ def load_backend(path: str | Path) -> BackendSpec:
     if unknown:
         allowed = "the file may be a RUN.yaml, or its backend section"
         raise SpecError([f"{key}: unknown key ({allowed})" for key in unknown], source=source)
-    return validate_spec(_File, {"backend": document["backend"]}, source=source).backend
+    return validate_spec(
+        _File, {"backend": document.get("backend", {"kind": "onnx"})}, source=source
+    ).backend

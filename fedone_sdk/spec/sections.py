@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from fedone_sdk.spec.base import Spec
+from fedone_sdk.spec.methods import Exchange
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
@@ -56,7 +57,8 @@ class ParticipationSpec(Spec):
 
     Attributes:
         clients_per_round: K*; 1 is the paper's query-optimal choice, more is FedAvg.
-        exchange: Contents of assignments and updates: ``alpha`` (the paper's) or ``losses``.
+        exchange: Contents of assignments and updates: ``losses``, the default of searches and of
+            your own method, or ``alpha``, the default of the paper's methods.
         selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
             replacement (the paper's proof).
         aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by
@@ -70,7 +72,7 @@ class ParticipationSpec(Spec):
     """
 
     clients_per_round: Annotated[int, Field(ge=1, le=10_000)] = 1
-    exchange: Literal["alpha", "losses"] = "alpha"
+    exchange: Exchange = "losses"
     selection: Literal["uniform", "proportional"] = "uniform"
     aggregation: Literal["examples", "plain"] = "plain"
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None

@@ -168,10 +168,6 @@ class Store(Replica, Protocol):
         """
         ...
 
-    async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
-        """Return whether this nonce is new; it may be dropped after `until`."""
-        ...
-
     # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:

@@ -42,7 +42,6 @@ class MemoryStore(Alone):
         self._by_name: dict[str, int] = {}
         self._by_enrolment: dict[str, int] = {}
         self._by_credential: dict[str, int] = {}
-        self._nonces: dict[str, float] = {}
         self._members: dict[int, Member] = {}
         self._runs: dict[str, RunRecord] = {}
         self._closed: dict[str, ClosedWork] = {}
@@ -172,7 +171,6 @@ class MemoryStore(Alone):
                 name=None,
                 enrolment_sha256=None,
                 token=None,
-                public_key=None,
                 previous_sha256=None,
                 revoked_at=now if client.revoked_at is None else client.revoked_at,
             )
@@ -193,15 +191,6 @@ class MemoryStore(Alone):
         for digest in (client.credential_sha256, client.previous_sha256):
             if digest is not None:
                 self._by_credential[digest] = client.index
-
-    async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
-        """Return whether this nonce is new; see `Store.use_nonce`."""
-        while self._nonces and self._nonces[oldest := next(iter(self._nonces))] < now:
-            del self._nonces[oldest]
-        if self._nonces.get(nonce, -1.0) >= now:
-            return False
-        self._nonces[nonce] = until
-        return True
 
     # Waiting clients
 

@@ -83,7 +83,6 @@ class ClientRecord:
             if the device sent none.
         token: Name of the token that it enrolled with.
         runs: Patterns of the runs that it may access; None is all.
-        public_key: Ed25519 public key of its signatures, base64; None if it does not sign.
         previous_sha256: Digest of the credential before the last rotation, valid until the new one
             is used, in case the response was lost.
         revoked_at: Seconds since the epoch; None if it is not revoked.
@@ -99,7 +98,6 @@ class ClientRecord:
     enrolment_sha256: str | None = None
     token: str | None = None
     runs: tuple[str, ...] | None = None
-    public_key: str | None = None
     previous_sha256: str | None = None
     revoked_at: float | None = None
     seen_at: float | None = None
@@ -107,16 +105,14 @@ class ClientRecord:
     def enrolled_again(self, client: ClientRecord, token: TokenRecord) -> ClientRecord:
         """Return this client with the credential of its repeated enrolment.
 
-        A known nonce is not sufficient to take over the client: the key and the runs of the token
-        must be the same.
+        A known nonce is not sufficient to take over the client: the runs of the token must be the
+        same.
 
         Raises:
             TokenRefused: The enrolment may come from another device; with the reason.
         """
         if self.revoked_at is not None:
             raise TokenRefused("this client was revoked")
-        if self.public_key != client.public_key:
-            raise TokenRefused("this client enrolled with another key: a new one needs a new nonce")
         if self.runs != token.runs:
             raise TokenRefused("this client enrolled for other runs: it needs a new nonce")
         return replace(self, credential_sha256=client.credential_sha256, previous_sha256=None)

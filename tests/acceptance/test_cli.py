@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from typer.main import get_command
 
 import fedone_sdk.cli
 from fedone_sdk import __version__, assets
 from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.cli.app import app
 from fedone_sdk.messages import RunResult
 from tests.acceptance import tiny
 from tests.acceptance.tiny import result_in, write_sentences
@@ -30,22 +34,6 @@ auth: {enrolment_tokens: [enrol-me-please], admin_token: {env: TEST_ADMIN_TOKEN}
 runs: [run.yaml]
 """
 
-COMMANDS = [
-    [],
-    *([name] for name in ("client", "compare", "init", "plan", "quickstart", "retune")),
-    *([name] for name in ("score", "serve", "tune")),
-    *([name] for name in ("budget", "clients", "db", "models", "runs", "tokens")),
-    *(["budget", name] for name in ("release", "show")),
-    *(["clients", name] for name in ("list", "revoke")),
-    *(["db", name] for name in ("current", "upgrade")),
-    *(["models", name] for name in ("get", "list", "path")),
-    *(["runs", name] for name in ("clients", "export", "import", "list", "log", "replay")),
-    ["report"],
-    *(["prompt", *name] for name in ([], ["use"], ["verify"])),
-    *(["runs", name] for name in ("raise", "resume", "rollback", "show", "stop", "watch")),
-    *(["tokens", name] for name in ("create", "list", "revoke")),
-]
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -54,13 +42,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_help_has_an_example(fedone: Fedone, command: list[str]) -> None:
-    code, out, _ = fedone(*command, "--help")
-    assert code == 0
-    assert " ".join(["Example: fedone", *command]) in " ".join(out.split()) or (
-        "fedone " + " ".join(command) in out and "Example:" in out
-    )
+def leaves(command: click.Command, path: str = "fedone") -> Iterator[tuple[str, click.Command]]:
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            yield from leaves(child, f"{path} {name}")
+    else:
+        yield path, command
+
+
+def test_commands_are_few_and_each_help_has_an_example() -> None:
+    commands = dict(leaves(get_command(app)))
+    assert len(commands) <= 26, sorted(commands)
+    for path, command in commands.items():
+        options = [one for one in command.params if isinstance(one, click.Option)]
+        assert len(options) <= 12, path
+        assert all(one.help for one in options), path
+        assert command.help, path
+        assert path in str(command.epilog), path
 
 
 def test_version(fedone: Fedone) -> None:
@@ -76,22 +74,6 @@ def test_without_its_extra_the_error_names_what_to_install(
         "",
         "the fedone command needs an extra: pip install 'fedone-sdk[cli]'\n",
     )
-
-
-def test_ctrl_c_while_modules_load_is_quiet(
-    fedone: Fedone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(name: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fedone_sdk.cli, "find_spec", interrupt)
-    assert fedone("quickstart") == (130, "", "")
-
-
-def test_a_bug_keeps_its_traceback(fedone: Fedone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedone_sdk.cli.plan.RunFile.load", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        fedone("plan", "run.yaml")
 
 
 def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
@@ -169,13 +151,11 @@ def test_quickstart_reports_a_model_that_cannot_be_fetched(
 def test_exchanges_and_transports_give_one_alpha(fedone: Fedone, folder: Path) -> None:
     target = folder / "result.json"
     found = []
-    for options in (
-        ["--exchange", "alpha", "--transport", "memory"],
-        ["--exchange", "alpha", "--transport", "http"],
-        ["--exchange", "losses", "--transport", "memory"],
-    ):
-        tune = ["tune", folder / "run.yaml", "--no-store", "--json", target]
-        assert fedone(*tune, *options).code == 0
+    tune = ["tune", folder / "run.yaml", "--no-store", "--json", target]
+    for exchange, transport in ("alpha", "memory"), ("alpha", "http"), ("losses", "memory"):
+        text = f"{RUN}participation: {{exchange: {exchange}}}\n"
+        (folder / "run.yaml").write_text(text)
+        assert fedone(*tune, "--transport", transport).code == 0
         found.append(result_in(target))
     assert len({run.alpha_sha256 for run in found}) == 1
     assert {run.status for run in found} == {"completed"}
@@ -190,15 +170,6 @@ def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:
     assert code == 0
     assert RunResult.model_validate_json(out).spent.queries == 8
     assert "accuracy on 16 dev rows" in err
-
-
-def test_the_json_file_is_replaced_whole(fedone: Fedone, folder: Path) -> None:
-    target = folder / "out" / "plan.json"
-    target.parent.mkdir()
-    target.write_text("old")
-    assert fedone("plan", folder / "run.yaml", "--json", target).code == 0
-    assert json.loads(target.read_text())["name"] == "tiny"
-    assert [file.name for file in target.parent.iterdir()] == ["plan.json"]
 
 
 def test_a_json_file_that_cannot_be_written_fails_before_the_run(
@@ -264,11 +235,7 @@ def test_plan_without_a_probe(fedone: Fedone, folder: Path) -> None:
     [
         ("queries: 40", "queries: 3", "budget: cannot pay one round of 4 queries"),
         ("queries: 40", "queries: 30", "budget: pays 7 of 10 rounds"),
-        ("queries: 40", "requests: 30", "budget: pays 2 of 10 rounds"),
-        ("kind: list,", "kind: list, size: 9,", "prompt.vocabulary.size: 9 asked, only 4 found"),
-        ("shots: 3", "shots: 30", "data: clients share rows"),
         ("batch_size: 4", "batch_size: 8", "method.batch_size: 8 asked"),
-        (" dev: dev.jsonl,", "", "data.dev: is missing"),
         ("every: 5", "every: 5, queries: 3", "evaluation.queries: 3 of"),
         ("budget: {queries: 40}", "", "budget: no cap is set"),
     ],
@@ -343,28 +310,22 @@ def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("num_samples: 4", "num_sample: 4", "method.num_sample: unknown key (allowed: "),
-        ("rounds: 10", "rounds: ten", "rounds: input should be a valid integer"),
         ("rounds: 10", "rounds: 10\nrounds: 11", "is not YAML: key 'rounds' stands twice"),
-        ("num_samples: 4", "num_samples: 1", "method.num_samples: input should be greater than"),
         ("alpha_min: 0.01", "alpha_min: 0.9", "method: alpha_min must lie in"),
         ("queries: 40", "", "budget: needs at least one cap"),
         ("train.jsonl", "nope.jsonl", "data.train: "),
-        ('1: " great"', '1: " "', "task: label '1' has no label word"),
         ('1: " great"', '1: " unbelievably"', "task.labels: label word ' unbelievably' is 2 tok"),
         (" {mask}", "", "the template needs {mask} exactly once"),
-        ("num_clients: 4, shots: 3", "num_clients: 41", "data.num_clients: 40 rows are too few"),
         ("{text}", "{body}", "data.train: train.jsonl: row 1: field 'body' is missing"),
         ("rounds: 10", "backend: {kind: onnx, model: nope}", "backend.model: "),
-        (" good", " bad", "prompt.vocabulary: list: candidates: ' bad' is repeated"),
     ],
 )
-@pytest.mark.parametrize("command", ["plan", "tune"])
 def test_a_mistake_is_one_line(
-    fedone: Fedone, folder: Path, command: str, old: str, new: str, message: str
+    fedone: Fedone, folder: Path, old: str, new: str, message: str
 ) -> None:
     path = folder / "run.yaml"
     path.write_text(RUN.replace(old, new))
-    code, out, err = fedone(command, path)
+    code, out, err = fedone("tune", path)
     assert (code, out) == (2, "")
     *progress, line = err.splitlines()
     assert line.startswith(f"{path}: {message}")
@@ -378,9 +339,6 @@ def test_a_mistake_is_one_line(
         (["tune", "run.yaml", "--cap", -1], "arguments: budget.queries: input should be greater"),
         (["score"], "arguments: give either RUN.yaml or --task"),
         (["score", "--task", "sst2"], "arguments: --data: is required"),
-        (["score", "--task", "sst3", "--data", "dev.jsonl"], "arguments: --task: no built-in"),
-        (["score", "run.yaml", "--bias", "1"], "arguments: --bias: needs 2 numbers with commas"),
-        (["score", "run.yaml", "--bias", "0,much"], "arguments: --bias: needs 2 numbers"),
         (
             ["score", "run.yaml", "--bias", "0,101"],
             "arguments: --bias: needs 2 numbers with commas, each from -100 to 100",
@@ -389,38 +347,11 @@ def test_a_mistake_is_one_line(
             ["client", "--server", "x", "--token", "t", "--data", "dev.jsonl"],
             "arguments: server: 'x' is not an http(s) URL",
         ),
-        (["client", "--server", "http://x", "--data", "nope.jsonl"], "nope.jsonl: cannot be read"),
-        (
-            ["client", "--server", "http://x", "--data", "dev.jsonl", "--model", "x"],
-            "arguments: --model and --base-url go with --backend",
-        ),
-        (
-            ["runs", "list", "--server", "http://127.0.0.1:9", "--admin-token", "secret"],
-            "http://127.0.0.1:9: cannot be reached",
-        ),
         (["tune", "run.yaml", "--store", "no/a.db"], "arguments: --store: there is no folder no"),
-        (["tune", "run.yaml", "--store", "."], "arguments: --store: . is a folder"),
-        (["tune", "run.yaml", "--store", ""], "arguments: --store: . is a folder"),
         (["runs", "export", "a", "-o", ".", "--store", "a.db"], "arguments: --output: . is a fol"),
-        (["runs", "export", "a", "-o", "", "--store", "a.db"], "arguments: --output: . is a fol"),
-        *(
-            (
-                ["runs", "list", "--server", server, "--admin-token", "secret"],
-                f"arguments: server: {server!r} is not an http(s) URL",
-            )
-            for server in ("http://h:99999", "http://[bad", f"http://{'a' * 64}.example")
-        ),
         (
-            ["runs", "list", "--server", "http://me:secret@h", "--admin-token", "secret"],
+            ["runs", "show", "--server", "http://me:secret@h", "--admin-token", "secret"],
             "arguments: server: must not have a user or password",
-        ),
-        *(
-            (
-                ["runs", *run, "--server", "http://h", "--admin-token", secret],
-                "arguments: --admin-token: holds characters that no token has; allowed is",
-            )
-            for run in (["list"], ["export", "a"])
-            for secret in ("secret\rx", "secret\u2026")
         ),
         (
             ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret\nx"],
@@ -428,7 +359,7 @@ def test_a_mistake_is_one_line(
         ),
         # What stands around it in a file or a variable is none of it.
         (
-            ["runs", "list", "--server", "http://127.0.0.1:9", "--admin-token", " secret\r\n"],
+            ["runs", "show", "--server", "http://127.0.0.1:9", "--admin-token", " secret\r\n"],
             "http://127.0.0.1:9: cannot be reached",
         ),
     ],
@@ -489,25 +420,15 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "config.yaml: auth.enrolment_tokens: needs at least one, or no device can enrol; "
             "make one with: python3 -c",
         ),
-        ("[enrol-me-please]", "enrol-me-please", "config.yaml: auth.enrolment_tokens: must be a"),
-        (
-            "enrol-me-please",
-            "[enrol-me-please]",
-            "config.yaml: auth.enrolment_tokens.0.token: must",
-        ),
         ("TEST_ADMIN_TOKEN", "NOPE", "config.yaml: auth.admin_token: the environment variable"),
         ("{env: TEST_ADMIN_TOKEN}", "enrol-me-please", "config.yaml: auth: admin_token must not"),
         ("listen:", "tls: {certificate: no.pem, key: no.key}\nlisten:", "config.yaml: tls: "),
-        ("127.0.0.1:", "", "config.yaml: listen: "),
         ("fedone.db", "other.db", None),
-        ("[run.yaml]", "[run.yaml, run.yaml]", "config.yaml: runs.1: run.yaml and run.yaml share"),
-        ("fedone.db", "mysql://x/y", "config.yaml: store: mysql is not supported"),
         (
             "fedone.db",
             "postgresql://x:hunter2@127.0.0.1:9/y",
             "config.yaml: store: 127.0.0.1/y: cannot be reached: ",
         ),
-        ("[run.yaml]", "[nope.yaml]", "nope.yaml: cannot be read"),
         ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
         (
             "store:",
@@ -541,32 +462,12 @@ def test_serve_check(
     assert "hunter2" not in out + err
 
 
-@pytest.mark.parametrize(
-    ("config", "run", "message"),
-    [
-        ("", "", "tiny: measured on 16 rows"),
-        ("", "dev: dev.jsonl, ", "tiny: not measured: RUN.yaml names no data.dev"),
-        ("", "dev.jsonl", "tiny: not measured: data.dev: there is no file gone.jsonl"),
-        (
-            "backend: null\n",
-            "",
-            "tiny: not measured: the server has no model (backend: null)",
-        ),
-    ],
-)
-def test_serve_check_reports_what_is_measured(
-    fedone: Fedone,
-    configured: Path,
-    config: str,
-    run: str,
-    message: str,
-) -> None:
-    (configured / "config.yaml").write_text(CONFIG + config)
-    other = "gone.jsonl" if run == "dev.jsonl" else ""
-    (configured / "run.yaml").write_text(RUN.replace(run, other) if run else RUN)
+def test_serve_check_reports_what_is_measured(fedone: Fedone, configured: Path) -> None:
+    (configured / "run.yaml").write_text(RUN.replace("dev.jsonl", "gone.jsonl"))
     code, out, err = fedone("serve", "config.yaml", "--check")
     assert (code, err) == (0, "")
-    assert out.splitlines()[1:] == [message]
+    line = "tiny: not measured: data.dev: there is no file gone.jsonl"
+    assert out.splitlines()[1:] == [line]
 
 
 def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: Path) -> None:
@@ -580,13 +481,6 @@ def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: P
     stored, missing = sorted(err.splitlines(), reverse=True)
     assert stored.startswith("run.yaml: name: 'tiny' is taken by a run with another description")
     assert missing.startswith("nope.yaml: cannot be read")
-
-
-def test_serve_refuses_dev_rows_that_do_not_fit(fedone: Fedone, configured: Path) -> None:
-    (configured / "dev.jsonl").write_text('{"text": "fine", "label": "maybe"}\n')
-    code, _, err = fedone("serve", "config.yaml", "--check")
-    assert code == 2
-    assert err.startswith("run.yaml: data.dev: dev.jsonl: row 1: field 'label'")
 
 
 def test_a_counted_vocabulary_needs_public_text(fedone: Fedone, configured: Path) -> None:

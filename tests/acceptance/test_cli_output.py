@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -77,26 +76,6 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
     assert done.returncode == code
     assert (full_line in done.stderr.splitlines()) == (where is full)
     assert "Traceback" not in done.stderr
-    for name in FILES:
-        (folder / name).unlink()
-    with where() as stdout:
-        done = fedone_into(stdout, folder, *tune, "--json", "-")
-    assert all((folder / name).exists() for name in (prompt, report))
-    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
-    with where() as stdout:
-        done = fedone_into(stdout, folder, "prompt", "use", prompt)
-    assert done.returncode == code
-    assert done.stderr == (f"{full_line}\n" if where is full else "")
-
-
-@pytest.mark.parametrize(
-    "command", [["plan"], ["score", "--prompt", " so"], ["tune", "--transport", "memory"]]
-)
-def test_the_json_comes_first(folder: Path, command: list[str]) -> None:
-    with unread() as stdout:
-        done = fedone_into(stdout, folder, *command, "run.yaml", "--json", "found.json")
-    assert done.returncode == 1
-    assert json.loads((folder / "found.json").read_text())
 
 
 def test_a_file_that_fails_costs_none_of_the_others(
@@ -154,18 +133,6 @@ def test_pipes_and_devices_are_written_into(tmp_path: Path) -> None:
     assert null.is_char_device()
 
 
-def test_a_pipe_without_a_name_is_written_into() -> None:
-    reader, writer = os.pipe()
-    target = Path(f"/dev/fd/{writer}")
-    check_target("--output", target)
-    write_file("--output", target, "through")
-    assert os.read(reader, 100) == b"through"
-    os.close(reader)
-    with pytest.raises(SpecError, match=r"--output: /dev/fd/\d+: Broken pipe"):
-        write_file("--output", target, "nowhere")
-    os.close(writer)
-
-
 # Servers that are no aggregators
 
 
@@ -199,12 +166,9 @@ HTML = b"<html>hi</html>"
 @pytest.mark.parametrize(
     ("command", "body"),
     [
-        (["list"], HTML),
-        (["list"], b'[{"a": 1}]'),
-        (["list"], b"{}"),
-        (["log", "tiny"], HTML),
-        (["log", "tiny"], b'{"round": 0}\n["round"]\n'),
-        (["clients", "tiny"], HTML),
+        (["show"], HTML),
+        (["show"], b'[{"a": 1}]'),
+        (["show", "tiny", "--clients"], HTML),
     ],
 )
 def test_an_answer_of_another_server_is_reported(
@@ -213,37 +177,6 @@ def test_an_answer_of_another_server_is_reported(
     with answering(body) as url:
         found = fedone("runs", *command, "--server", url, "--admin-token", "t")
     assert found == (2, "", "the server does not answer as an aggregator does\n")
-
-
-def test_a_log_is_printed_to_the_letter(fedone: Fedone) -> None:
-    log = '{"round":0,"text":"\u2028"}\n{"round":1}\n'
-    with answering(log.encode()) as url:
-        assert fedone("runs", "log", "a", "--server", url, "--admin-token", "t") == (0, log, "")
-    with answering(b"") as url:
-        assert fedone("runs", "log", "a", "--server", url, "--admin-token", "t") == (0, "", "")
-
-
-def test_only_the_runs_archive_replaces_an_archive(fedone: Fedone, folder: Path) -> None:
-    for name in "tiny", "other":
-        (folder / "run.yaml").write_text(RUN.replace("tiny", name))
-        fedone("tune", "run.yaml", "--transport", "memory", "--store", f"{name}.db")
-        assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
-    good, other = (folder / f"{name}.fedone" for name in ("tiny", "other"))
-    before = good.read_bytes()
-    export = ("runs", "export", "tiny", "--admin-token", "t", "--server")
-    for body, problem in (
-        (HTML, "the archive is damaged: Not a gzipped file (b'<h')"),
-        (other.read_bytes(), "holds run 'other', not 'tiny'"),
-    ):
-        with answering(body) as url:
-            for form in "archive", "prompt":
-                found = fedone(*export, url, "--as", form)
-                assert found == (2, "", f"{url}: {problem}\n")
-    assert good.read_bytes() == before
-    assert not (folder / "tiny.prompt.json").exists()
-    with answering(before) as url:
-        assert fedone(*export, url, "-o", "again.fedone").code == 0
-    assert (folder / "again.fedone").read_bytes() == before
 
 
 def test_each_wrong_label_word_has_a_line(

@@ -216,7 +216,7 @@ async def test_no_pending_call_is_lost(tmp_path: Path) -> None:
     assert not [line for line in lines if line["level"] == "error"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 async def test_a_second_signal_ends_at_once(tmp_path: Path, number: signal.Signals) -> None:
     async with serving(tmp_path, notice_s=30, latency_s=30) as served:
         device = asyncio.create_task(served.device("run0"))

@@ -98,7 +98,7 @@ def check(json_of: Callable[..., Any], run: Path, metric: str) -> RunResult:
     assert plan["training_queries"] == 40
     assert 30 < result.spent.queries <= 40  # a race at the end may ask fewer prompts
     assert result.evaluation.queries == plan["evaluation"]["queries"]
-    assert result.spent.requests <= plan["worst"]["requests"]
+    assert result.spent.requests <= plan["most"]["requests"]
     assert result.metric.name == metric
     assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
     assert [report.metric is not None for report in result.history].count(True) == 2
@@ -173,22 +173,18 @@ def test_the_models_that_the_examples_name(tmp_path: Path) -> None:
     [
         ("zero_one", "loss: zero_one", "loss: hinge", "task.loss: hinge needs log-probabilities, "),
         ("generation_score", "scores:", "no_such:", "task.score: cannot import 'no_such:keyword_"),
-        ("generation_score", "  score:", "  # score:", "task.score: is required for loss score"),
-        ("generation_score", "{text}", "{txt}", "data.train: train.jsonl: row 1: field 'txt' is"),
         ("generation_nll", "field: answer", "field: words", "data.train: train.jsonl: row 1: "),
-        ("generation_nll", "loss: nll", "loss: score", "task.score: is required for loss score"),
     ],
 )
-@pytest.mark.parametrize("verb", ["plan", "tune"])
 def test_a_mistake_is_one_line(
-    command: Fedone, tmp_path: Path, verb: str, name: str, old: str, new: str, message: str
+    command: Fedone, tmp_path: Path, name: str, old: str, new: str, message: str
 ) -> None:
     run = example(name, tmp_path)
     run.write_text(run.read_text().replace(old, new).replace("kind: transformers", "kind: vllm"))
     run.write_text(run.read_text().replace("  device: auto\n", ""))
     with serving(FakeOpenAI(models={"my-model": {}, "my-chat-model": {}})) as server:
         run.write_text(run.read_text().replace("http://127.0.0.1:8000/v1", server.base_url))
-        code, out, err = command(verb, run)
+        code, out, err = command("tune", run)
         assert server.received == []
     assert (code, out) == (2, "")
     (line,) = (line for line in err.splitlines() if line.startswith(str(run)))
@@ -218,22 +214,7 @@ def test_every_example_is_listed() -> None:
     names |= {path.name for path in EXAMPLES.glob("*.py")}
     names |= {f"{path.parent.name}/app.py" for path in EXAMPLES.glob("*/app.py")}
     names |= {path.parent.name for path in EXAMPLES.glob("*/pyproject.toml")}
-    assert re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE) == [
-        "edge_client.py",
-        "thread_app.py",
-        "aiohttp_app.py",
-        "companion_app/app.py",
-        "mqtt_gateway.py",
-        "stdlib_client.py",
-        "typescript_client",
-        "zero_one",
-        "generation_nll",
-        "generation_score",
-        "openai_budget.py",
-        "own_backend.py",
-        "own_metric",
-        "own_algorithm.py",
-        "flower-app",
-    ]
     names |= {path.parent.name for path in EXAMPLES.glob("*/package.json")}
-    assert names == set(re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE))
+    entries = set(re.findall(r"^\| \[([^\]]+)\]", listed, re.MULTILINE))
+    assert names <= entries
+    assert all((EXAMPLES / entry).exists() for entry in entries)

@@ -26,7 +26,6 @@ from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
-from tests.edge import stored
 from tests.processes import free_port
 from tests.runs import run_spec
 
@@ -164,22 +163,6 @@ async def test_thread_app_continues_where_it_was(tmp_path: Path) -> None:
     assert result.spent.queries == len(model.asked) + result.cache.hits
 
 
-async def test_thread_app_gets_the_error(tmp_path: Path) -> None:
-    write(tmp_path / "rows.jsonl")
-    async with (
-        asyncio.timeout(60),
-        LoopbackFederation(spec(), WORDS, backend=ScriptedBackend()) as served,
-        program(
-            *("thread_app.py", served.url, "no such token", "rows.jsonl"),
-            folder=tmp_path,
-            stderr=asyncio.subprocess.PIPE,
-        ) as process,
-    ):
-        _, err = await process.communicate()
-        assert process.returncode == 1
-    assert err.decode().splitlines()[-1].startswith("unauthorized: ")
-
-
 async def test_aiohttp_app(tmp_path: Path) -> None:
     """A user's text sent over HTTP is in the app's next work; the app outlives the runs."""
     write(tmp_path / "rows.jsonl")
@@ -219,31 +202,6 @@ async def test_aiohttp_app(tmp_path: Path) -> None:
     held = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert held == ROWS + [{"text": f"said {n}", "label": n % 2} for n in range(8)]
     assert {f"said {n}" for n in range(8)} < texts(model)
-
-
-async def test_aiohttp_app_ends_during_work(tmp_path: Path) -> None:
-    """The app waits for the model at most for its timeout; its work is kept."""
-    write(tmp_path / "rows.jsonl")
-    never = asyncio.Event()
-    asked = asyncio.Event()
-
-    async def hold(query: object) -> None:
-        asked.set()
-        await never.wait()
-
-    async with (
-        asyncio.timeout(60),
-        LoopbackFederation(spec(), WORDS, backend=ScriptedBackend(gate=hold)) as served,
-        program(
-            *("aiohttp_app.py", served.url, served.token, "rows.jsonl", free_port()),
-            folder=tmp_path,
-        ) as process,
-    ):
-        await asked.wait()
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
-        assert len(served.run.state.seats) == 1
-    assert stored(tmp_path / "app-state", "SELECT credential FROM identity")
 
 
 class Terminal:
@@ -347,12 +305,6 @@ def test_companion_conditions(
     assert conditions.hold() is (missing == [])
 
 
-def test_companion_conditions_of_a_device_without_a_battery(tmp_path: Path) -> None:
-    conditions = loaded("companion_app/conditions.py").Conditions(tmp_path)
-    assert conditions.charging()
-    assert not conditions.on_wifi()
-
-
 @asynccontextmanager
 async def mosquitto(folder: Path, port: int) -> AsyncIterator[None]:
     """A real broker on a port of this machine."""
@@ -438,9 +390,7 @@ def calibrated(labels: int) -> RunSpec:
     )
 
 
-@pytest.mark.parametrize(
-    "run", [spec(), calibrated(2), calibrated(3), calibrated(4)], ids=["plain", "2", "3", "4"]
-)
+@pytest.mark.parametrize("run", [spec(), calibrated(3)], ids=["plain", "calibrated"])
 async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
     """No package at all, and the run is the same as an `EdgeClient` makes it."""
     module = ast.parse((EXAMPLES / "stdlib_client.py").read_text())
@@ -472,7 +422,7 @@ async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
         assert served.run.result().alpha_sha256 == result.alpha_sha256
 
 
-@pytest.mark.parametrize("refused", ["/task", "/v1/score", "/update"])
+@pytest.mark.parametrize("refused", ["/update"])
 def test_the_stdlib_client_declines_refused_work(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

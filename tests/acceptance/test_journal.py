@@ -1,36 +1,36 @@
 """A server killed with -9 at a write of its journal: the run ends as without the kill.
 
-The quick form of ``python -m tests.chaos.journal``.
+The quick form of ``python -m tests.chaos.servers``.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.chaos import journal, served_runs
-from tests.chaos.databases import databases_of
+from tests.chaos import servers
+from tests.chaos.servers import databases_of
 from tests.postgres import Cluster
 
 
-@pytest.mark.parametrize("name", journal.SCENARIOS)
+@pytest.mark.parametrize("name", servers.SCENARIOS)
 async def test_killed_at_some_points(name: str) -> None:
-    figures = await journal.campaign(journal.SCENARIOS[name], numbers=range(2, 30, 7))
+    figures = await servers.kill_at_writes(servers.SCENARIOS[name], numbers=range(2, 30, 7))
     assert figures.violations == []
     assert figures.lost == 0
-    assert figures.points == figures.same >= 8
+    assert figures.runs == figures.same >= 8
     assert figures.receipts > 0
 
 
 async def test_killed_at_some_points_on_postgres(postgres: Cluster) -> None:
-    figures = await journal.campaign(
-        journal.SCENARIOS["losses"], numbers=range(3, 30, 9), databases=databases_of(postgres)
+    figures = await servers.kill_at_writes(
+        servers.SCENARIOS["losses"], numbers=range(3, 30, 9), databases=databases_of(postgres)
     )
     assert figures.violations == []
-    assert figures.points == figures.same >= 4
+    assert figures.runs == figures.same >= 4
 
 
 async def test_killed_at_random_moments() -> None:
-    figures = await served_runs.campaign(4, first_seed=0, jobs=2, databases=None)
+    figures = await servers.kill_at_moments(4, first_seed=0, jobs=2)
     assert figures.violations == []
     assert figures.kills >= 4
     assert figures.same == figures.runs
@@ -38,20 +38,20 @@ async def test_killed_at_random_moments() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("store", ["sqlite", "postgres"])
-@pytest.mark.parametrize("name", journal.SCENARIOS)
+@pytest.mark.parametrize("name", servers.SCENARIOS)
 async def test_killed_at_every_point(name: str, store: str, request: pytest.FixtureRequest) -> None:
     databases = None
     if store == "postgres":
         databases = databases_of(request.getfixturevalue("postgres"))
-    figures = await journal.campaign(journal.SCENARIOS[name], databases=databases)
+    figures = await servers.kill_at_writes(servers.SCENARIOS[name], databases=databases)
     assert figures.violations == []
     assert figures.lost == 0
-    assert figures.points == figures.same >= 30
+    assert figures.runs == figures.same >= 30
 
 
 @pytest.mark.heavy
 async def test_killed_at_random_moments_for_long() -> None:
-    figures = await served_runs.campaign(200, first_seed=1000, jobs=2, databases=None)
+    figures = await servers.kill_at_moments(200, first_seed=1000, jobs=2)
     assert figures.violations == []
     assert figures.killed_runs >= 200
     assert figures.same == figures.runs

@@ -1,6 +1,6 @@
 """Three aggregators on one PostgreSQL, some of them killed with -9.
 
-The quick form of ``python -m tests.chaos.replicas``.
+The quick form of ``python -m tests.chaos.servers``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from fedone_sdk.client.transport import HttpTransport
 from fedone_sdk.errors import TransportError
 from fedone_sdk.messages import Claim, Enrol, LossesAssignment
-from tests.chaos import replicas
-from tests.chaos.databases import databases_of
+from tests.chaos import servers
+from tests.chaos.servers import databases_of
 from tests.chaos.serving import TOKEN, Death, Deployment, Scenario
 from tests.postgres import Cluster
 
@@ -36,8 +36,14 @@ SCENARIO = Scenario(exchange="losses", clients_per_round=2, rounds=4, num_client
     ids=lambda death: f"{death.what} {death.when}",
 )
 async def test_one_dies_during_a_round(death: Death, postgres: Cluster) -> None:
-    deaths = dict.fromkeys(range(replicas.NUM_REPLICAS), death)
-    figures = await replicas.play(SCENARIO, deaths, databases_of(postgres), keep=False)
+    deaths = dict.fromkeys(range(servers.NUM_REPLICAS), death)
+    figures = await servers.play(
+        SCENARIO,
+        deaths,
+        databases=databases_of(postgres),
+        replicas=servers.NUM_REPLICAS,
+        keep=False,
+    )
     assert figures.violations == []
     assert figures.kills >= 1
     assert (figures.same, figures.lost) == (1, 0)
@@ -45,7 +51,7 @@ async def test_one_dies_during_a_round(death: Death, postgres: Cluster) -> None:
 
 
 async def test_a_seat_granted_at_one_replica_wakes_clients_at_another(postgres: Cluster) -> None:
-    found = await replicas.wakes(databases_of(postgres), rounds=30)
+    found = await servers.wakes(databases_of(postgres), rounds=30)
     assert len(found) >= 5
     # Without a signal, it would be a second or the end of the long poll.
     assert statistics.median(found) < 0.5
@@ -54,9 +60,9 @@ async def test_a_seat_granted_at_one_replica_wakes_clients_at_another(postgres: 
 async def test_deadlines_fire_when_the_leader_has_died(postgres: Cluster, tmp_path: Path) -> None:
     scenario = Scenario(exchange="losses", rounds=2, num_clients=2, deadline_s=2.0)
     with databases_of(postgres)() as url:
-        deployment = Deployment(scenario, tmp_path, store=url, replicas=replicas.NUM_REPLICAS)
+        deployment = Deployment(scenario, tmp_path, store=url, replicas=servers.NUM_REPLICAS)
         # The first life of each ends when it leads for the second time: the lead goes around.
-        deaths = {n: Death(at=2, what="lead") for n in range(replicas.NUM_REPLICAS)}
+        deaths = {n: Death(at=2, what="lead") for n in range(servers.NUM_REPLICAS)}
         tasks = deployment.start(deaths)
         transports = [HttpTransport(address) for address in deployment.urls]
         try:
@@ -109,6 +115,6 @@ async def _patiently(transports: list[HttpTransport], name: str, *args: object) 
 
 @pytest.mark.heavy
 async def test_for_long(postgres: Cluster) -> None:
-    figures = await replicas.campaign(30, first_seed=1000, databases=databases_of(postgres))
+    figures = await servers.kill_replicas(30, first_seed=1000, databases=databases_of(postgres))
     assert figures.violations == []
     assert figures.same == figures.runs

@@ -70,7 +70,7 @@ async def report(args: argparse.Namespace) -> None:
         for batch_size in args.batch:
             asked = queries(500, batch_size, masked=args.masked)
             await backend.check(asked[0].label_words)
-            requests = [await backend._request(query) for query in asked]
+            requests = [await backend._prepared(query) for query in asked]
             bodies = [(request.path, json.dumps(request.body).encode()) for request in requests]
             ask = itertools.cycle([partial(backend.score, query) for query in asked])
             post = itertools.cycle([partial(raw, session, *body) for body in bodies])

@@ -1,7 +1,6 @@
-"""Programs that kill processes at random moments, and compare or let the provider count.
+"""Programs that kill processes at random moments, and compare counts and results.
 
-``python -m tests.chaos.killed_runs`` and ``shared_budget`` watch what a provider is asked;
-``journal``, ``served_runs`` and ``replicas`` kill aggregators; ``devices`` kills an edge client and
-cuts its power. Each prints its figures, and fails
-on any violation.
+`killed_runs` and `shared_budget` compare with what a provider received, `servers` kills
+aggregators, and `devices` kills an edge client and cuts its power. Each prints its figures, and
+fails on any violation.
 """

@@ -59,7 +59,6 @@ WRITES = frozenset(
         "revoke_client",
         "revoke_token",
         "set_credential",
-        "use_nonce",
     }
 )
 """The methods of a store that change it: the points of its journal."""

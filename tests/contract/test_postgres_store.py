@@ -87,13 +87,6 @@ class TestReplicas:
             assert sum(isinstance(result, TokenRefused) for result in results) == 45
             assert (await stores[1].tokens())[0].uses_left == 0
 
-    async def test_a_nonce_is_used_once(self, url: str) -> None:
-        async with replicas(url, 2) as stores:
-            used = await asyncio.gather(
-                *(stores[n % 2].use_nonce("a", 1.0, 2.0) for n in range(20))
-            )
-        assert sum(used) == 1
-
     async def test_of_rivals_one_wins_each_version(self, url: str) -> None:
         async with replicas(url, 3) as stores:
             await stores[0].add_run(RUN)
@@ -600,14 +593,6 @@ class TestLostAnswers:
         await store.add_run(replace(RUN, run_id="run-2"))
         assert proxy.lost == 1
         assert await store.versions() == {"run-1": 0, "run-2": 0}
-
-    async def test_nonce_is_not_called_used(self, store: SqlStore, proxy: Proxy) -> None:
-        proxy.lose_answer.add(b"COMMIT;")
-        with pytest.raises(FedOneError, match="used before is unknown"):
-            await store.use_nonce("a", 1.0, 2.0)
-        proxy.lose_question.add(b"COMMIT;")
-        assert await store.use_nonce("b", 1.0, 2.0)
-        assert proxy.lost == 2
 
     async def test_chaos(self, store: SqlStore, proxy: Proxy, url: str) -> None:
         """Rivals over a bad network: each confirmed commit happened exactly once."""

@@ -103,9 +103,7 @@ class TestClients:
         assert (await store.clients())[0].seen_at == 40.0
 
     async def test_a_retired_client_keeps_its_place_and_its_name(self, store: Store) -> None:
-        client = await enrol(
-            store, 0, name="Bea's phone", enrolment_sha256="5" * 64, public_key="key"
-        )
+        client = await enrol(store, 0, name="Bea's phone", enrolment_sha256="5" * 64)
         await store.retire_client(0, 9.0)
         (kept,) = await store.clients()
         assert kept == device(

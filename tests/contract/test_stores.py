@@ -83,7 +83,7 @@ class TestClients:
     async def test_clients_come_back(self, store: Store) -> None:
         await store.put_token(replace(TOKEN, runs=("acme-*",)))
         plain = device(1, name="Bé")
-        full = device(0, enrolment_sha256="5" * 64, public_key="key", token="asked", runs=("all",))
+        full = device(0, enrolment_sha256="5" * 64, token="asked", runs=("all",))
         added = [await store.enrol(client, TOKEN.token_sha256, 1.0) for client in (plain, full)]
         assert added == [
             replace(client, index=index, token=TOKEN.name, runs=("acme-*",))
@@ -150,23 +150,15 @@ class TestClients:
         with pytest.raises(TokenRefused, match="client was revoked"):
             await store.enrol(asked, TOKEN.token_sha256, 1.0)
 
-    @pytest.mark.parametrize("key", [None, "key"])
-    async def test_a_known_nonce_does_not_take_over_the_client(
-        self, store: Store, key: str | None
-    ) -> None:
-        """Neither without its key or with another one, nor into the runs of another token."""
+    async def test_a_known_nonce_does_not_take_over_the_client(self, store: Store) -> None:
+        """Not into the runs of another token."""
         await store.put_token(replace(TOKEN, runs=("acme-*",)))
         others = replace(TOKEN, name="others", token_sha256="o", runs=("others-*",))
         await store.put_token(others)
         await store.put_token(replace(TOKEN, name="all", token_sha256="a"))
         nonce = "a" * 64
-        first = await store.enrol(
-            device(0, enrolment_sha256=nonce, public_key=key), TOKEN.token_sha256, 1.0
-        )
-        another = device(1, enrolment_sha256=nonce, public_key="another" if key is None else None)
-        with pytest.raises(TokenRefused, match="another key"):
-            await store.enrol(another, TOKEN.token_sha256, 1.0)
-        same = device(1, enrolment_sha256=nonce, public_key=key)
+        first = await store.enrol(device(0, enrolment_sha256=nonce), TOKEN.token_sha256, 1.0)
+        same = device(1, enrolment_sha256=nonce)
         for token in ("o", "a"):
             with pytest.raises(TokenRefused, match="other runs"):
                 await store.enrol(same, token, 1.0)
@@ -209,23 +201,6 @@ class TestClients:
             await store.set_credential(0, "new", None)
         with pytest.raises(IndexError):
             await store.revoke_client(0, 1.0)
-
-    async def test_nonces(self, store: Store) -> None:
-        assert await store.use_nonce("a", 1.0, 5.0)
-        assert await store.use_nonce("b", 1.0, 5.0)
-        assert not await store.use_nonce("a", 5.0, 9.0)
-        assert await store.use_nonce("a", 5.1, 9.0)
-        assert not await store.use_nonce("a", 6.0, 9.0)
-
-    async def test_a_nonce_is_used_once(self, store: Store) -> None:
-        used = await asyncio.gather(*(store.use_nonce("a", 1.0, 5.0) for _ in range(20)))
-        assert sum(used) == 1
-
-    async def test_expired_nonces_are_deleted(self, store: Store) -> None:
-        for number in range(600):
-            assert await store.use_nonce(str(number), float(number), number + 5.0)
-        assert not await store.use_nonce("599", 600.0, 605.0)
-        assert await store.use_nonce("0", 600.0, 605.0)
 
 
 class TestMembers:

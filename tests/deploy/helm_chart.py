@@ -121,7 +121,6 @@ CASES: Mapping[str, dict[str, Any]] = {
             "apiKeySecret": _KEY,
             "checkFirst": False,
             "config": {
-                "auth": {"require_signatures": True},
                 "cors": {"origins": ["https://app.example"]},
                 "log": {"requests": "info"},
             },

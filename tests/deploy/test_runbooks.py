@@ -116,14 +116,14 @@ def test_upgrade(machine: Machine) -> None:
 def _make_old(machine: Machine) -> None:
     """Makes the store one of schema 0001, as the release before would have left it."""
     store = machine.path("/var/lib/fedone/aggregator/fedone.db")
-    added = ["enrolment_sha256", "token", "public_key", "previous_sha256", "runs", "revoked_at"]
+    added = ["enrolment_sha256", "token", "previous_sha256", "runs", "revoked_at"]
     added += ["seen_at"]
     with closing(sqlite3.connect(store)) as database, database:
         for name in "credential_sha256", "previous_sha256", "enrolment_sha256":
             database.execute(f"DROP INDEX clients_{name}")
         for name in added:
             database.execute(f"ALTER TABLE clients DROP COLUMN {name}")
-        for table in "tokens", "nonces", "members", "deleted_runs":
+        for table in "tokens", "members", "deleted_runs":
             database.execute(f"DROP TABLE {table}")
         database.execute("DROP INDEX closed_work_run_id")
         database.execute("ALTER TABLE runs DROP COLUMN commits")

@@ -15,11 +15,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -30,8 +30,9 @@ from schemathesis.checks import CHECKS
 from schemathesis.core.failures import FailureGroup
 from schemathesis.generation import GenerationMode
 
-from fedone_sdk.messages import TENSORS
 from tests.fuzz.target import ADMIN, ENROLMENT, Device, Target, target
+
+T = TypeVar("T")
 
 _CHECKS = (
     "not_a_server_error",
@@ -42,12 +43,6 @@ _CHECKS = (
 )
 
 _ENDLESS = ("text/event-stream",)
-
-
-@schemathesis.serializer("application/gzip", TENSORS)
-def _as_it_is(context: Any, value: Any) -> Any:
-    """Sends a file's bytes, whatever they are."""
-    return value if isinstance(value, (bytes, str)) else repr(value).encode()
 
 
 @dataclass(slots=True)
@@ -168,17 +163,28 @@ def _media_types(operation: dict[str, Any]) -> Iterator[str]:
         yield from response.get("content", {})
 
 
+@dataclass(slots=True)
+class Serving(Target):
+    """A target for callers that are not asynchronous."""
+
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for a call to the server."""
+        return self.runner.run(work)
+
+
 @contextmanager
-def serving(*, gateway: bool = False) -> Iterator[Target]:
-    """A live server for callers that are not asynchronous."""
-    with tempfile.TemporaryDirectory() as folder:
-        runner = asyncio.Runner()
+def serving(*, gateway: bool = False) -> Iterator[Serving]:
+    """Start a live server for callers that are not asynchronous."""
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         context = target(Path(folder), gateway=gateway)
+        found = runner.run(context.__aenter__())
+        facts = {name.name: getattr(found, name.name) for name in fields(found)}
         try:
-            yield runner.run(context.__aenter__())
+            yield Serving(**facts, runner=runner)
         finally:
             runner.run(context.__aexit__(None, None, None))
-            runner.close()
 
 
 def main() -> None:
@@ -186,14 +192,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--examples", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log", type=Path, help="where the server's standard error is kept")
     parser.add_argument("--gateway", action="store_true")
     args = parser.parse_args()
     began = time.perf_counter()
     with serving(gateway=args.gateway) as found:
         result = conformance(found, args.examples, args.seed)
-        if args.log is not None:
-            args.log.write_bytes(found.store.with_name("server.log").read_bytes())
     operations: dict[str, Counter[int]] = {}
     for (label, status), count in result.answers.items():
         operations.setdefault(label, Counter())[status] += count

@@ -1,7 +1,6 @@
-"""A live aggregator in its own process, with open work, as a target.
+"""A live aggregator in its own process, with open work, as a target of bad requests.
 
-What it keeps is read from its SQLite file by other means than its own, so that "nothing has
-changed" does not rest on the code under test.
+Its SQLite file is read without the code under test, so "nothing has changed" is independent of it.
 """
 
 from __future__ import annotations
@@ -10,29 +9,20 @@ import argparse
 import array
 import asyncio
 import base64
-import hashlib
 import json
-import secrets
 import sqlite3
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from tests.fuzz.wire import Answer, Wire, request
+import aiohttp
 
 ENROLMENT, ADMIN = "fuzz-enrolment-token-1b0d", "fuzz-admin-token-77aa"
 HELD_ROUND, ROUNDS = 3, 8
-"""The round in which work is held open, and how many there are."""
-
-_VOLATILE_TABLES = frozenset({"nonces"})
-_VOLATILE_KEYS = frozenset({"counters"})
+"""The round in which work is held open, and the number of rounds."""
 
 _COMMON = {
     "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
@@ -40,7 +30,7 @@ _COMMON = {
     "rounds": ROUNDS,
     "evaluation": {"every": 0},
 }
-_PART = {"deadline_s": 86_400, "min_clients": 3}
+_PART = {"deadline_s": 86_400, "min_clients": 3, "model": "scripted"}
 _METHOD = {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"}
 
 RUNS: tuple[dict[str, Any], ...] = (
@@ -59,7 +49,7 @@ RUNS: tuple[dict[str, Any], ...] = (
     },
     {
         **_COMMON,
-        "name": "random",
+        "name": "search",
         "method": {"name": "random", "num_samples": 4, "batch_size": 2},
         "calibration": "none",
         "participation": {**_PART, "exchange": "losses", "clients_per_round": 2},
@@ -69,13 +59,13 @@ RUNS: tuple[dict[str, Any], ...] = (
 
 @dataclass(slots=True)
 class Device:
-    """A device that works by script: what it answers follows from what it is asked.
+    """A device whose answers are a function of the assignment.
 
     Attributes:
-        run: The run that it works for.
+        run: Its run.
         client_id: Its public name.
         credential: Its secret.
-        held: The work that it holds back.
+        held: The assignment that it has not answered.
     """
 
     run: str
@@ -83,16 +73,8 @@ class Device:
     credential: str
     held: dict[str, Any] | None = None
 
-    @property
-    def claim(self) -> bytes:
-        """Its request for work, which waits a while."""
-        body = {"num_examples": 4, "wait_s": 0.5, "run_id": self.run}
-        return request(
-            "POST", "/v1/assignments/claim", json.dumps(body).encode(), token=self.credential
-        )
-
     def update(self, work: dict[str, Any]) -> dict[str, Any]:
-        """Its answer to an assignment."""
+        """Return its answer to an assignment."""
         common = {"num_examples": 4, "scored": {"scored": 2}, "usage": {}, "model": "scripted"}
         if work["exchange"] == "losses":
             prompts = base64.b64decode(work["prompts"]["data"])
@@ -117,40 +99,17 @@ class Device:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Signer:
-    """A device that must sign its requests.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Status, content type and body of a response."""
 
-    Attributes:
-        client_id: Its public name.
-        credential: Its secret.
-        key: Its private key.
-    """
+    status: int
+    content_type: str
+    body: bytes
 
-    client_id: str
-    credential: str
-    key: Ed25519PrivateKey
-
-    def headers(self, method: str, path: str, body: bytes) -> dict[str, str]:
-        """A signer written from RFC 9421, independent of the code under test."""
-        digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
-        covered = '("@method" "@path" "@query" "content-digest")'
-        nonce = secrets.token_urlsafe(16)
-        params = (
-            f'{covered};created={int(time.time())};keyid="{self.client_id}";nonce="{nonce}"'
-            ';alg="ed25519"'
-        )
-        target, _, query = path.partition("?")
-        base = (
-            f'"@method": {method}\n"@path": {target}\n"@query": ?{query}\n'
-            f'"content-digest": sha-256=:{digest}:\n"@signature-params": {params}'
-        )
-        signature = base64.b64encode(self.key.sign(base.encode())).decode()
-        return {
-            "Content-Digest": f"sha-256=:{digest}:",
-            "Signature-Input": f"fedone={params}",
-            "Signature": f"fedone=:{signature}:",
-        }
+    def json(self) -> Any:
+        """Return the parsed body."""
+        return json.loads(self.body)
 
 
 @dataclass(slots=True)
@@ -161,94 +120,67 @@ class Target:
         host: Where it listens.
         port: Where it listens.
         store: Its SQLite file.
-        process: It.
+        session: Sends requests to it.
         devices: Enrolled devices; three for each run.
-        signer: A device that must sign.
-        archive: A run of the server, exported.
     """
 
     host: str
     port: int
     store: Path
-    process: psutil.Process
+    session: aiohttp.ClientSession
     devices: list[Device] = field(default_factory=list)
-    signer: Signer | None = None
-    archive: bytes | None = None
 
-    def wire(self, patience_s: float = 20.0) -> Wire:
-        """A new connection."""
-        return Wire(self.host, self.port, patience_s=patience_s)
-
-    async def ask(self, *args: Any, **more: Any) -> Answer:
-        """One well-formed request on a separate connection.
-
-        Raises:
-            ConnectionError: The server hung up.
-        """
-        answer = await self.wire().ask(request(*args, **more))
-        if answer is None:
-            raise ConnectionError("the server hung up")
-        return answer
-
-    async def enrol(self, run: str) -> Device:
-        """Enrols a device."""
-        answer = await self.ask("POST", "/v1/clients", b'{"name":"fuzz"}', token=ENROLMENT)
-        assert answer.status == 201, answer
-        document = answer.json()
-        return Device(run, document["client_id"], document["credential"])
+    async def ask(
+        self, method: str, path: str, body: bytes | None = None, *, token: str | None = None
+    ) -> Answer:
+        """Send a well-formed HTTP request."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        async with self.session.request(method, path, data=body, headers=headers) as response:
+            return Answer(
+                status=response.status,
+                content_type=response.content_type,
+                body=await response.read(),
+            )
 
     async def begin(self) -> None:
-        """Enrols the devices, and plays until every run has work open in `HELD_ROUND`."""
+        """Enrol the devices, and play until every run has open work in `HELD_ROUND`."""
         for spec in RUNS:
             for _ in range(3):
-                self.devices.append(await self.enrol(spec["name"]))
+                answer = await self.ask("POST", "/v1/clients", b'{"name":"fuzz"}', token=ENROLMENT)
+                assert answer.status == 201, answer
+                found = answer.json()
+                self.devices.append(Device(spec["name"], found["client_id"], found["credential"]))
         async with asyncio.TaskGroup() as group:
             for device in self.devices:
                 group.create_task(self._play(device, hold_at=HELD_ROUND))
 
-        self.signer = await self._enrol_signer()
-        exported = await self.ask("GET", "/v1/runs/losses/export", token=ADMIN)
-        assert exported.status == 200, exported
-        self.archive = exported.body
-
-    async def _enrol_signer(self) -> Signer:
-        key = Ed25519PrivateKey.generate()
-        public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-        body = json.dumps({"name": "signer", "public_key": public}).encode()
-        answer = await self.ask("POST", "/v1/clients", body, token=ENROLMENT)
-        assert answer.status == 201, answer
-        document = answer.json()
-        signer = Signer(document["client_id"], document["credential"], key)
-        headers = signer.headers("GET", "/v1/runs", b"")
-        answer = await self.ask("GET", "/v1/runs", token=signer.credential, headers=headers)
-        assert answer.status == 200, answer
-        return signer
-
     async def finish(self) -> dict[str, str]:
-        """Plays to the end; the ``alpha_sha256`` of every run."""
+        """Play to the end, and return the ``alpha_sha256`` of every run."""
         async with asyncio.TaskGroup() as group:
             for device in self.devices:
                 group.create_task(self._play(device, hold_at=None))
         found = {}
         for spec in RUNS:
-            answer = await self.ask("GET", f"/v1/runs/{spec['name']}", token=ADMIN)
-            result = answer.json()
+            result = (await self.ask("GET", f"/v1/runs/{spec['name']}", token=ADMIN)).json()
             assert result["status"] == "completed", result
             found[spec["name"]] = result["alpha_sha256"]
         return found
 
     def holders(self, run: str | None = None) -> list[Device]:
-        """The devices that hold work open."""
+        """Return the devices with open work."""
         return [d for d in self.devices if d.held is not None and run in (None, d.run)]
 
     async def _play(self, device: Device, hold_at: int | None) -> None:
-        wanted = {spec["name"]: _seats(spec) for spec in RUNS}[device.run]
+        seats = {spec["name"]: spec["participation"].get("clients_per_round", 1) for spec in RUNS}
+        claim = json.dumps({"num_examples": 4, "wait_s": 0.5, "run_id": device.run}).encode()
         while True:
-            answer = await self.ask_raw(device.claim)
+            answer = await self.ask("POST", "/v1/assignments/claim", claim, token=device.credential)
             if answer.status == 410:
                 return
             if answer.status == 204:
-                if hold_at is not None and len(self.holders(device.run)) == wanted:
+                if hold_at is not None and len(self.holders(device.run)) == seats[device.run]:
                     return
                 continue
             assert answer.status == 200, answer
@@ -262,56 +194,25 @@ class Target:
             receipt = await self.ask("POST", path, body, token=device.credential)
             assert receipt.status == 200, receipt
 
-    async def ask_raw(self, data: bytes) -> Answer:
-        """Sends bytes on a connection of their own.
-
-        Raises:
-            ConnectionError: The server hung up.
-        """
-        answer = await self.wire().ask(data)
-        if answer is None:
-            raise ConnectionError("the server hung up")
-        return answer
-
     def content(self) -> dict[str, list[str]]:
-        """All that the server keeps."""
-        return content_of(self.store)
-
-
-def _seats(spec: dict[str, Any]) -> int:
-    seats: int = spec["participation"].get("clients_per_round", 1)
-    return seats
-
-
-def content_of(store: Path) -> dict[str, list[str]]:
-    """Every row of every table, but for counters of traffic and nonces that were used."""
-    connection = sqlite3.connect(f"file:{store}?mode=ro", uri=True)
-    try:
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        content = {}
-        for (name,) in names:
-            if name not in _VOLATILE_TABLES:
-                cursor = connection.execute(f'SELECT * FROM "{name}"')  # our own table's name
-                columns = [column[0] for column in cursor.description]
-                content[name] = sorted(_row(columns, row) for row in cursor)
-        return content
-    finally:
-        connection.close()
-
-
-def _row(columns: list[str], row: tuple[Any, ...]) -> str:
-    values = dict(zip(columns, row, strict=True))
-    if "document" in values:
-        document = json.loads(values["document"])
-        values["document"] = {k: v for k, v in document.items() if k not in _VOLATILE_KEYS}
-    return json.dumps(values, sort_keys=True, default=lambda blob: blob.hex())
+        """Return every row of every table."""
+        connection = sqlite3.connect(f"file:{self.store}?mode=ro", uri=True)
+        try:
+            names = connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table'"
+            ).fetchall()
+            return {
+                name: sorted(repr(row) for row in connection.execute(f'SELECT * FROM "{name}"'))
+                for (name,) in names
+            }
+        finally:
+            connection.close()
 
 
 @asynccontextmanager
 async def target(folder: Path, *, gateway: bool = False) -> AsyncIterator[Target]:
-    """A server with work open in every run."""
-    store = folder / "fuzz.db"
-    log = folder / "server.log"
+    """Start a server with open work in every run."""
+    store, log = folder / "fuzz.db", folder / "server.log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.fuzz.target", str(store)),
@@ -325,9 +226,10 @@ async def target(folder: Path, *, gateway: bool = False) -> AsyncIterator[Target
         url = (await process.stdout.readline()).decode().strip()
         assert url, log.read_text(encoding="utf-8")
         host, port = url.removeprefix("http://").split(":")
-        found = Target(host, int(port), store, psutil.Process(process.pid))
-        await found.begin()
-        yield found
+        async with aiohttp.ClientSession(url) as session:
+            found = Target(host, int(port), store, session)
+            await found.begin()
+            yield found
     finally:
         process.kill()
         await process.communicate()
@@ -351,6 +253,8 @@ async def _serve(store: Path, gateway: bool) -> None:
         admin_token=ADMIN,
     ) as aggregator:
         for document in RUNS:
+            if gateway:
+                document["participation"].pop("model", None)
             spec = RunSpec.model_validate(document)
             await aggregator.add_run(spec, Vocabulary(candidates=(" x", " y", " z")))
         print(await aggregator.listen(), flush=True)

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import random
-from typing import Any
+from collections.abc import AsyncIterator
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -27,10 +26,9 @@ from fedone_sdk.errors import (
     ProblemError,
     TransportError,
 )
-from tests.fuzz.mutate import damaged, damaged_bytes, vectors
+from tests.fuzz.damage import damaged, damaged_bytes, messages
 from tests.fuzz.states import working_state
 
-SEEDS = st.integers(min_value=0, max_value=2**64 - 1)
 MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 STATE = State(
@@ -50,21 +48,20 @@ def sealed(payload: bytes) -> bytes:
 
 
 @MANY
-@given(seed=SEEDS)
-def test_saved_arrays(seed: int) -> None:
-    rng = random.Random(seed)
+@given(data=st.data())
+def test_saved_arrays(data: st.DataObject) -> None:
     for good, load in ((dump_memory(STATE.memory), load_memory), (dump_state(STATE), load_state)):
-        for bad in (damaged_bytes(rng, good), sealed(damaged_bytes(rng, good[32:]))):
+        damages = data.draw(damaged_bytes(good)), sealed(data.draw(damaged_bytes(good[32:])))
+        for bad in damages:
             with contextlib.suppress(ValueError):
                 load(bad)
 
 
 @MANY
-@given(seed=SEEDS)
-def test_stored_states(seed: int) -> None:
-    rng = random.Random(seed)
+@given(data=st.data())
+def test_stored_states(data: st.DataObject) -> None:
     document, arrays = working_state()
-    text = damaged(rng, json.dumps(document).encode())
+    text = data.draw(damaged(json.dumps(document).encode()))
     with contextlib.suppress(ValueError, RecursionError):
         bad = json.loads(text)
         with contextlib.suppress(ValueError):
@@ -72,24 +69,24 @@ def test_stored_states(seed: int) -> None:
 
 
 @MANY
-@given(seed=SEEDS)
-def test_cached_answers(seed: int) -> None:
+@given(data=st.data())
+def test_cached_answers(data: st.DataObject) -> None:
     with contextlib.suppress(ValueError, RecursionError):
-        load_answer(damaged(random.Random(seed), dump_answer(ANSWER)))
+        load_answer(data.draw(damaged_bytes(dump_answer(ANSWER))))
 
 
-PROBLEMS_SENT = [entry["body"].encode() for entry in vectors("Problem")] or [
+PROBLEMS_SENT = [entry["body"].encode() for entry in messages("Problem")] or [
     b'{"type":"urn:fedone:problem:not_found","title":"t","status":404,"code":"not_found",'
     b'"detail":"d"}'
 ]
 
 
 @MANY
-@given(seed=SEEDS, status=st.integers(300, 599))
-def test_refusals(seed: int, status: int) -> None:
-    rng = random.Random(seed)
-    headers = CIMultiDict({"Retry-After": damaged_bytes(rng, b"12").decode("latin-1")})
-    error = _refusal("/v1/x", status, headers, damaged(rng, rng.choice(PROBLEMS_SENT)))
+@given(data=st.data(), status=st.integers(300, 599))
+def test_refusals(data: st.DataObject, status: int) -> None:
+    headers = CIMultiDict({"Retry-After": data.draw(damaged_bytes(b"12")).decode("latin-1")})
+    body = data.draw(damaged(data.draw(st.sampled_from(PROBLEMS_SENT))))
+    error = _refusal("/v1/x", status, headers, body)
     assert isinstance(error, (MessageError, ProblemError, TransportError))
     str(error)
 
@@ -113,30 +110,18 @@ STREAM = (
 )
 
 
-class _Chunks:
-    """A stream that was cut into pieces."""
-
-    def __init__(self, rng: random.Random, data: bytes) -> None:
-        self._rng, self._data = rng, data
-
-    async def iter_any(self) -> Any:
-        """The pieces."""
-        at = 0
-        while at < len(self._data):
-            size = self._rng.randrange(1, 40)
-            yield self._data[at : at + size]
-            at += size
-
-
 @MANY
-@given(seed=SEEDS)
-def test_event_streams(seed: int) -> None:
-    rng = random.Random(seed)
+@given(data=st.data(), size=st.integers(1, 40))
+def test_event_streams(data: st.DataObject, size: int) -> None:
+    async def read(stream: bytes) -> list[tuple[str, bytes]]:
+        class Pieces:
+            async def iter_any(self) -> AsyncIterator[bytes]:
+                for at in range(0, len(stream), size):
+                    yield stream[at : at + size]
 
-    async def read(data: bytes) -> list[tuple[str, bytes]]:
-        return [found async for found in _server_sent(_Chunks(rng, data))]  # type: ignore[arg-type]
+        return [found async for found in _server_sent(Pieces())]  # type: ignore[arg-type]
 
     good = asyncio.run(read(STREAM))
     assert [name for name, _ in good] == ["round", "end"]
     with contextlib.suppress(MessageError):
-        asyncio.run(read(damaged_bytes(rng, STREAM)))
+        asyncio.run(read(data.draw(damaged_bytes(STREAM))))

@@ -70,12 +70,6 @@ async def test_a_token_is_made_used_and_revoked(fedone: Fedone) -> None:
     assert client["revoked_at"] is not None
 
 
-async def test_a_token_without_limits(fedone: Fedone) -> None:
-    made = await fedone.json("tokens", "create", "fleet")
-    assert made["token"].startswith("fedone_enrol_")
-    assert (made["runs"], made["uses_left"], made["expires_at"]) == (None, None, None)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

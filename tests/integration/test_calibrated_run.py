@@ -177,7 +177,7 @@ async def test_a_restarted_device_continues_with_its_state(tmp_path: Path) -> No
     assert result.alpha_sha256 == undisturbed.alpha_sha256
     assert result.prompt == undisturbed.prompt
     assert result.prompt.bias is not None
-    # A journal without log-probabilities, of an older version, is of no use here.
+    # A journal without log-probabilities is of no use here.
     result, scored = await resumed(tmp_path / "old", old_journal=True)
     assert len(scored) == 3
     assert result.prompt == undisturbed.prompt

@@ -47,7 +47,7 @@ async def test_a_page_takes_part() -> None:
             assert response.headers["Access-Control-Allow-Origin"] == origin
             assert response.headers["Access-Control-Allow-Methods"] == "GET, POST"
             allowed = response.headers["Access-Control-Allow-Headers"].lower().split(", ")
-            assert {"authorization", "content-type", "fedone-protocol", "signature"} < set(allowed)
+            assert {"authorization", "content-type", "fedone-protocol"} < set(allowed)
             assert response.headers["Access-Control-Max-Age"] == "7200"
             assert "Access-Control-Allow-Credentials" not in response.headers
             assert response.headers["Vary"] == "Origin"

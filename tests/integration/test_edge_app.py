@@ -487,8 +487,6 @@ class Endless:
         self.rounds = 0
         self._spec = spec
 
-    def sign_as(self, client_id: str, private_key: str) -> None: ...
-
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         return Enrolled(client_id="client", credential="secret")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import hashlib
 import os
 import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -628,33 +627,15 @@ class TestState:
                     await client.run_once()
         assert servers_in(tmp_path) == {"memory:a", "memory:b"}
 
-    @pytest.mark.parametrize(
-        "content",
-        [
-            "",
-            "[]",
-            "{",
-            "\0",
-            "{}",
-            '{"client_id": 1, "credential": 2, "nonce": 3, "private_key": 4}',
-            '{"client_id": "a", "credential": "b", "nonce": null, "private_key": "short"}',
-            "[" * 100_000,
-        ],
-        ids=range(8),
-    )
-    async def test_a_damaged_identity_is_put_aside(self, tmp_path: Path, content: str) -> None:
-        """The device enrols again; the damaged file is kept for inspection."""
-        folder = old_folder_of(tmp_path)
-        (folder / "identity.json").write_text(content)
-        async with serving() as service, client_of(service, state_dir=tmp_path) as client:
-            assert (await client.run_once()).outcome == "worked"
-        assert (folder / "identity.json.damaged").read_text() == content
-        (tmp_path / "state.sqlite3").unlink()
-        (folder / "identity.json").write_text(content)
+    async def test_a_damaged_identity_is_ignored(self, tmp_path: Path) -> None:
         async with serving() as service:
-            client = client_of(service, state_dir=tmp_path, token=None)
-            with pytest.raises(SpecError, match="token: is required"):
-                await client.run_once()
+            async with client_of(service, state_dir=tmp_path) as client:
+                await client.enrol()
+                first = client._session.identity.client_id
+            stored(tmp_path, "UPDATE identity SET credential = 'é'")
+            async with client_of(service, state_dir=tmp_path) as client:
+                await client.enrol()
+                assert client._session.identity.client_id not in (None, first)
 
     async def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
@@ -714,13 +695,6 @@ def servers_in(state: Path) -> set[str]:
     return {server for (server,) in stored(state, "SELECT server FROM identity")}
 
 
-def old_folder_of(state: Path) -> Path:
-    """Where an older version kept what a client of `client_of` has."""
-    folder = state / hashlib.sha256(b"memory:").hexdigest()[:16]
-    folder.mkdir()
-    return folder
-
-
 def unsent_in(state: Path) -> list[Any]:
     return stored(state, "SELECT * FROM unsent")
 
@@ -778,7 +752,6 @@ class TestWorkNotHandedIn:
 
     @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", '{"update": "{}"}'])
     async def test_a_damaged_update_is_dropped(self, tmp_path: Path, content: str) -> None:
-        (old_folder_of(tmp_path) / "unsent-a.json").write_text(content)
         open_state(tmp_path, "memory:").rows("SELECT 1")
         insert = "INSERT INTO unsent VALUES ('memory:', 'b', 'run', 1, 0, ?, '')"
         stored(tmp_path, insert, content)

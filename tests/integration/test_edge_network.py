@@ -30,7 +30,7 @@ from fedone_sdk.client.transport import _retry_after_s
 from fedone_sdk.errors import MessageError, ProblemError, SpecError, TransportError
 from fedone_sdk.messages import Claim, Enrol, Enrolled, Problem
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.testing import ScriptedBackend
 from tests.certificates import issue
 from tests.edge import edge_client
 from tests.runs import TOKEN, WORDS, run_spec
@@ -250,42 +250,6 @@ class TestProxy:
         monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
         async with aggregator() as (served, url):
             await works(served, EdgeClient(url, token=TOKEN, data=DATA))
-
-
-class TestSigning:
-    @pytest.mark.parametrize("skew_s", [0, -86_400 * 365, 86_400])
-    async def test_a_wrong_clock_corrects_itself(self, skew_s: float) -> None:
-        """Only signatures use the device's clock, and they are corrected by the server's time."""
-        import time
-
-        async with aggregator(require_signatures=True) as (served, url):
-            clock = ManualClock(time.time() + skew_s)
-            transport = HttpTransport(url, clock=clock)
-            with capture_logs() as logs:
-                await works(
-                    served,
-                    edge_client(url, token=TOKEN, data=DATA, sign=True, transport=transport),
-                )
-        wrong = [entry for entry in logs if entry["event"] == "the device's clock is wrong"]
-        assert len(wrong) == (skew_s != 0)
-
-    async def test_the_key_survives_a_restart(self, tmp_path: Path) -> None:
-        async with aggregator(require_signatures=True) as (served, url):
-            options: dict[str, Any] = {"data": DATA, "state_dir": tmp_path}
-            async with edge_client(url, token=TOKEN, sign=True, **options) as client:
-                assert (await client.run_once()).outcome == "worked"
-            kept = Identity(open_state(tmp_path, url))
-            assert kept.private_key
-            assert kept.private_key not in repr(kept)
-            await works(served, edge_client(url, **options))  # it signs: it has a key
-
-    async def test_a_device_that_does_not_sign_gets_an_error(self) -> None:
-        async with (
-            aggregator(require_signatures=True) as (_, url),
-            EdgeClient(url, token=TOKEN, data=DATA) as client,
-        ):
-            with pytest.raises(ProblemError):
-                await client.run_once()
 
 
 class TestIdentity:

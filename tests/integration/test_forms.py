@@ -15,13 +15,10 @@ from typing import Any
 import aiohttp
 import pytest
 import tenacity
-from aiohttp import web
 from yarl import URL
 
 import fedone_sdk.aggregator.http.requests as http_module
-import fedone_sdk.aggregator.routes.context as exchange_module
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.aggregator.http.requests import answer, listening
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import HttpTransport
@@ -38,8 +35,6 @@ from fedone_sdk.messages import (
     Claim,
     Enrol,
     Message,
-    Renewal,
-    Score,
     Scored,
     decode,
     encode,
@@ -122,13 +117,6 @@ class Recorded(HttpTransport):
         return [sent for sent in self.sent if sent.call == name]
 
 
-class Old(Recorded):
-    """A client from before the files of tensors."""
-
-    async def _request(self, *call: Any, **options: Any) -> Any:
-        return await super()._request(*call, **{**options, "accept": JSON})
-
-
 @asynccontextmanager
 async def serving(
     spec: RunSpec | None = None, words: Vocabulary = WORDS, **options: Any
@@ -142,12 +130,6 @@ async def serving(
 
 def run_of(aggregator: Aggregator) -> ServedRun:
     return aggregator.service.runs["run"]
-
-
-def forget_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes a server as it was before the files of tensors."""
-    monkeypatch.setattr(exchange_module, "has_arrays", lambda kind: False)
-    monkeypatch.setattr(http_module, "encode", lambda message, accept="": encode(message))
 
 
 async def completed(
@@ -181,60 +163,6 @@ class TestClient:
         shown = result.communication
         assert shown.download_bytes == sum(len(sent.answer) for sent in federated)
         assert shown.upload_bytes == sum(len(sent.content) for sent in federated)
-
-    async def test_the_run_is_the_same_in_both_forms(self) -> None:
-        found: dict[type[Recorded], Any] = {}
-        forms = {}
-        for kind in (Recorded, Old):
-            async with serving() as aggregator:
-                wire = await completed(aggregator, kind)
-                found[kind] = run_of(aggregator).result()
-                forms[kind] = {sent.form for sent in wire.calls("update")}
-        assert forms == {Recorded: {TENSORS}, Old: {JSON}}
-        assert found[Recorded].alpha_sha256 == found[Old].alpha_sha256
-        # A quarter of the bytes of base64, both ways.
-        assert found[Recorded].communication.upload_bytes < (
-            0.8 * found[Old].communication.upload_bytes
-        )
-
-    async def test_a_server_that_accepts_only_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        forget_tensors(monkeypatch)
-        async with serving() as aggregator:
-            wire = await completed(aggregator, Recorded)
-        # Its answer to the claim tells: nothing is sent in vain.
-        assert [sent.status for sent in wire.calls("update")] == [200, 200]
-        assert {sent.form for sent in wire.calls("update")} == {JSON}
-
-    async def test_a_server_that_went_back_to_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """During a rollout, the claim and the update may meet two versions."""
-        async with serving() as aggregator:
-            url = await aggregator.listen()
-            wire = Recorded(url)
-            work, credential = await claimed(wire)
-            forget_tensors(monkeypatch)
-            receipt = await wire.update(credential, work.assignment_id, update_for(work))
-            assert receipt.body_sha256 == hashlib.sha256(wire.sent[-1].content).hexdigest()
-            await wire.update(credential, work.assignment_id, update_for(work))
-            await wire.aclose()
-        statuses = [(sent.form, sent.status) for sent in wire.calls("update")]
-        assert statuses == [(TENSORS, 415), (JSON, 200), (JSON, 200)]
-
-    async def test_a_gateway_that_went_back_to_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        prompts = Array.pack([0] * 20 * 60, (60, 20), "uint8")
-        async with serving(spec_of(num_samples=60, local_steps=2)) as aggregator:
-            url = await aggregator.listen()
-            wire = Recorded(url)
-            work, credential = await claimed(wire)
-            score = Score(
-                assignment_id=work.assignment_id, prompts=prompts, examples=({"text": "a"},)
-            )
-            before = await wire.score(credential, score)
-            forget_tensors(monkeypatch)
-            again = score.model_copy(update={"examples": ({"text": "b"},)})
-            assert (await wire.score(credential, again)).model == before.model
-            await wire.aclose()
-        statuses = [(sent.form, sent.status) for sent in wire.calls("score")]
-        assert statuses == [(TENSORS, 200), (TENSORS, 415), (JSON, 200)]
 
     async def test_small_arrays_stay_json(self) -> None:
         few = Vocabulary(candidates=(" a", " b", " c"))
@@ -274,11 +202,6 @@ class TestClient:
                 await wire.claim(enrolled.credential, Claim(num_examples=6, wait_s=0))
             await wire.aclose()
 
-    async def test_signed(self, tmp_path: Path) -> None:
-        async with serving(require_signatures=True) as aggregator:
-            wire = await completed(aggregator, Recorded, sign=True, state_dir=tmp_path)
-        assert [(sent.form, sent.status) for sent in wire.calls("update")] == [(TENSORS, 200)] * 2
-
 
 class TestOutbox:
     async def test_the_same_bytes_after_a_restart(self, tmp_path: Path) -> None:
@@ -303,23 +226,6 @@ class TestOutbox:
             (TENSORS, sent[0].content, 200)
         }
         assert len({one.answer for one in sent}) == 1
-
-    async def test_sent_as_json_by_an_older_version(self, tmp_path: Path) -> None:
-        """Its answer was lost, then the device was upgraded: the update is known all the same."""
-        async with serving(spec_of(rounds=1)) as aggregator:
-            url = await aggregator.listen()
-            for wire in (Old(url, "update"), Recorded(url)):
-                client = edge_client(
-                    url, token=TOKEN, data=DATA, transport=wire, state_dir=tmp_path
-                )
-                async with client:
-                    if isinstance(wire, Old):
-                        client._session._retrying.stop = tenacity.stop_after_attempt(1)
-                        assert (await client.run_once()).outcome == "offline"
-                    else:
-                        assert (await client.run_once()).outcome == "ended"
-                        statuses = [(sent.form, sent.status) for sent in wire.calls("update")]
-                        assert statuses == [(TENSORS, 409), (JSON, 200)]
 
 
 async def claimed(wire: HttpTransport) -> tuple[AlphaAssignment, str]:
@@ -408,22 +314,6 @@ class TestServer:
             headers={"Authorization": f"Bearer {server.credential}", "Accept": TENSORS},
         ) as response:
             assert await response.json() == {"deadline_s": server.work.deadline_s}
-
-    @pytest.mark.parametrize("age", ["old", "new"])
-    async def test_a_renewal_of_any_server(self, server: Server, age: str) -> None:
-        """An older one answers with the whole assignment."""
-        renewal = Renewal(deadline_s=server.work.deadline_s)
-
-        async def renew(request: web.Request) -> web.Response:
-            assert JSON in request.headers["Accept"]
-            return answer(renewal if age == "new" else server.work, asked=request)
-
-        app = web.Application()
-        app.router.add_post("/v1/assignments/a1/renew", renew)
-        async with listening(app) as url:
-            transport = HttpTransport(url)
-            assert await transport.renew("secret", "a1") == renewal
-            await transport.aclose()
 
     @pytest.mark.parametrize("accept", [TENSORS, JSON])
     async def test_the_same_body_gets_the_same_receipt(self, server: Server, accept: str) -> None:

@@ -121,7 +121,7 @@ async def test_an_attacker_is_quarantined_and_users_see_it(tmp_path: Path) -> No
         assert (sample.labels, sample.value) == ({"run": "run"}, 1)
 
         file = tmp_path / "clients.json"
-        command = ("runs", "clients", "run", "--server", url, "--json", str(file))
+        command = ("runs", "show", "run", "--clients", "--server", url, "--json", str(file))
         shown = await invoked(*command, admin_token=VIEWER)
         assert re.search(rf"{liar} .* -\d+\.\d +- +yes\n", shown)
         assert json.loads(file.read_text()) == [one.model_dump(mode="json") for one in found]

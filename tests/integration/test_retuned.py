@@ -170,44 +170,28 @@ async def test_a_run_that_is_not_over_recommends_nothing() -> None:
 # The run
 
 
+RUN = RunSpec.model_validate({**SPEC, "data": {"train": "t.jsonl", "dev": "d.jsonl"}})
+
+
 async def test_the_run_starts_with_the_old_prompt_and_without_its_bias() -> None:
     prompt = PromptReport(text=" good bad", tokens=(" good", " bad", ""), bias=(0.0, 2.0))
     old = await artefact(prompt=prompt, calibration="labels")
-    spec = retune_spec(
-        old, OnnxSpec(), name="n", train="t.jsonl", dev="d.jsonl", num_examples=40, queries=35
-    )
+    spec = retune_spec(old, OnnxSpec(), RUN, name="n")
     assert spec.prompt.wanted == (" good", " bad", "")
-    assert spec.task.bias is None
-    assert (spec.calibration.kind, spec.rounds) == ("labels", 4)
-    assert spec.budget is not None
-    assert spec.budget.queries == 35
-    assert spec.data is not None
-    assert spec.data.num_clients == 10
-    run = RunSpec.model_validate({**SPEC, "data": {"train": "t.jsonl", "dev": "d.jsonl"}})
-    spec = retune_spec(old, OnnxSpec(), name="n", run=run)
-    assert spec.budget is not None
-    assert spec.budget.queries == 48
-    assert (spec.method, spec.rounds, spec.data) == (run.method, run.rounds, run.data)
-    longer = {**SPEC["prompt"], "length": 5}
-    run = run.model_copy(update={"prompt": PromptSpec.model_validate(longer)})
-    spec = retune_spec(old, OnnxSpec(), name="n", run=run)
+    assert (spec.method, spec.rounds, spec.data) == (RUN.method, RUN.rounds, RUN.data)
+    longer = PromptSpec.model_validate({**SPEC["prompt"], "length": 5})
+    spec = retune_spec(old, OnnxSpec(), RUN.model_copy(update={"prompt": longer}), name="n")
     assert spec.prompt.length == 5
     assert spec.prompt.vocabulary is not None
     assert spec.prompt.vocabulary.blank  # For the positions that the old prompt does not have.
-
-
-async def test_a_bias_of_the_task_is_the_old_models_too() -> None:
-    old = await artefact()
-    old = old.model_copy(update={"task": old.task.with_bias((0.0, 1.0))})
-    spec = retune_spec(old, OnnxSpec(), name="n", train="t", dev="d", num_examples=40)
-    assert spec.task.bias is None
-    assert spec.calibration.kind == "labels"
+    biased = RUN.model_copy(update={"task": RUN.task.with_bias((0.0, 1.0))})
+    assert retune_spec(old, OnnxSpec(), biased, name="n").task.bias is None
 
 
 async def test_a_text_that_its_tokens_do_not_make() -> None:
     prompt = PromptReport(text=" better", tokens=(" good",))
     with pytest.raises(SpecError, match="its tokens do not make its text"):
-        retune_spec(await artefact(prompt=prompt), OnnxSpec(), name="n", train="t", dev="d")
+        retune_spec(await artefact(prompt=prompt), OnnxSpec(), RUN, name="n")
 
 
 async def test_names() -> None:
@@ -217,7 +201,12 @@ async def test_names() -> None:
 
 def test_a_backend_file_is_a_section_or_a_run(tmp_path: Path) -> None:
     path = tmp_path / "b.yaml"
-    for text in ("kind: onnx\n", "backend: {kind: onnx}\n", "name: r\nbackend: {kind: onnx}\n"):
+    for text in (
+        "kind: onnx\n",
+        "backend: {kind: onnx}\n",
+        "name: r\nbackend: {kind: onnx}\n",
+        "task: sst2\n",
+    ):
         path.write_text(text)
         assert load_backend(path) == OnnxSpec()
 

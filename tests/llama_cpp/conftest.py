@@ -80,7 +80,7 @@ def smollm2() -> Path:
         pytest.skip("needs SmolLM2-135M-Instruct: name its GGUF file in FEDONE_SMOLLM2")
     models = import_module("fedone_sdk.backends.local_models")
     if not models.is_present(models.local_model("smollm2-135m-instruct")):
-        pytest.skip("needs SmolLM2: fedone models get smollm2-135m-instruct, or FEDONE_SMOLLM2")
+        pytest.skip("needs SmolLM2: fedone models smollm2-135m-instruct, or FEDONE_SMOLLM2")
     return Path(models.model_path("smollm2-135m-instruct"))
 
 

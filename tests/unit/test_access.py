@@ -221,14 +221,6 @@ class TestEnrolment:
         await refused(access, lost.credential)
         assert access.num_clients == 1
 
-    async def test_where_requests_are_signed_it_needs_a_key(self) -> None:
-        access = await access_of(require_signatures=True)
-        with pytest.raises(ProblemError, match="enrol with a public_key") as caught:
-            await access.enrol("fleet-secret", Enrol())
-        assert caught.value.code == "forbidden"
-        enrolled = await access.enrol("fleet-secret", Enrol(public_key="A" * 43 + "="))
-        assert access.must_sign(await access.client(enrolled.credential))
-
 
 class TestClients:
     async def test_a_revoked_client_is_shut_out_at_once(self) -> None:

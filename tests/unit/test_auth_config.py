@@ -42,8 +42,6 @@ def test_tokens_are_text_or_mappings() -> None:
                 {"token": "ops-secret", "name": "ops", "role": "operator", "runs": ["acme-*"]},
                 {"token": {"env": "PATH"}, "name": "path", "role": "viewer"},
             ],
-            "require_signatures": True,
-            "signature_window_s": 60,
         }
     )
     plain, fleet, acme, other = config.arguments()["enrolment_tokens"]
@@ -54,8 +52,6 @@ def test_tokens_are_text_or_mappings() -> None:
     assert (other.token_sha256, other.name) == (digest("root-secret"), "other")
     authority = Authority(**config.arguments())
     assert authority.check("ops-secret", "operator").runs == ("acme-*",)
-    assert authority.require_signatures
-    assert authority.signature_window_s == 60
     assert "secret" not in repr(config).replace("SecretStr", "")
 
 

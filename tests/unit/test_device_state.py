@@ -1,17 +1,10 @@
-"""A device's state file: transactions, bounds, damage, and files of older versions."""
+"""A device's state file: transactions, bounds and damage."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -157,7 +150,7 @@ class TestTransactions:
         UnfinishedWork(states[0]).forget()
         assert Journal(states[0], "same").row("key") is None
         assert Journal(states[1], "same").row("key") == ((1.0,), "m")
-        assert [Identity(state).nonce(None) for state in states] == ["nonce 0", "nonce 1"]
+        assert [Identity(state).nonce() for state in states] == ["nonce 0", "nonce 1"]
 
 
 class TestBounds:
@@ -319,103 +312,3 @@ def _output(program: str, *arguments: str) -> str:
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True
     )
     return ran.stdout.strip()
-
-
-class TestOlderVersions:
-    def write(self, folder: Path) -> None:
-        """Write what the last version with files of its own would have written."""
-        own = folder / hashlib.sha256(SERVER.encode()).hexdigest()[:16]
-        own.mkdir()
-        identity: dict[str, Any] = {
-            "server": SERVER,
-            "client_id": "c",
-            "credential": "secret",
-            "nonce": None,
-            "private_key": base64.b64encode(bytes(32)).decode(),
-        }
-        (own / "identity.json").write_text(json.dumps(identity))
-        for number in (2, 1):
-            document = {
-                "run_id": "run",
-                "assignment_id": f"u{number}",
-                "round": number,
-                "update": UPDATE.model_dump_json(),
-                "memory": base64.b64encode(b"m").decode(),
-            }
-            file = own / f"unsent-u{number}.json"
-            file.write_text(json.dumps(document))
-            os.utime(file, (number, number))
-        lines = [
-            {"step": 0, "spent": Usage(requests=9).exact()},
-            {"key": "k1", "row": [0.5, None], "model": "m"},
-            {"key": "k2", "row": [0.25], "model": "m", "log_probs": [[-1.0, -2.0]]},
-            {"step": 0, "spent": Usage(requests=3).exact()},
-            {"step": self.step(("k1", "k2")), "released": [0.1, 0.2]},
-        ]
-        text = "".join(f"{json.dumps(line)}\n" for line in lines)
-        (own / "journal-j.jsonl").write_text(text + '{"key": "cut o')
-        (own / "run.memory").write_bytes(b"moments")
-        (folder / "privacy.json").write_text(json.dumps({"losses": 0.25, "alpha": 0.5}))
-
-    @staticmethod
-    def step(keys: Sequence[str]) -> str:
-        return hashlib.sha256("".join(keys).encode()).hexdigest()[:32]
-
-    def check(self, folder: Path) -> None:
-        state = open_state(folder, SERVER)
-        identity, work = Identity(state), UnfinishedWork(state)
-        assert (identity.client_id, identity.credential) == ("c", "secret")
-        assert identity.private_key == base64.b64encode(bytes(32)).decode()
-        assert [unsent.round for unsent in work.unsent()] == [1, 2]
-        assert {unsent.update for unsent in work.unsent()} == {UPDATE}
-        assert [unsent.memory for unsent in work.unsent()] == [b"m", b"m"]
-        journal = work.journal("j")
-        assert journal.row("k1") == ((0.5, None), "m")
-        assert journal.row("k2") == ((0.25,), "m")
-        assert journal.answers("k2") == ((-1.0, -2.0),)
-        assert journal.spent(0) == Usage(requests=3)
-        assert journal.release(("k1", "k2"), forbidden) == (0.1, 0.2)
-        assert work.memory("run") == b"moments"
-        counted = state.rows("SELECT target, precision FROM privacy ORDER BY target")
-        assert counted == [("alpha", 0.5), ("losses", 0.25)]
-        state.close()
-
-    def test_files_are_imported_once(self, tmp_path: Path) -> None:
-        self.write(tmp_path)
-        for _ in range(2):
-            self.check(tmp_path)
-            assert os.listdir(tmp_path) == ["state.sqlite3"]
-
-    def test_a_client_of_another_server_leaves_them(self, tmp_path: Path) -> None:
-        """All but the count, which is of all servers."""
-        self.write(tmp_path)
-        other = open_state(tmp_path, "other")
-        assert Identity(other).credential is None
-        assert not (tmp_path / "privacy.json").exists()
-        other.close()
-        self.check(tmp_path)
-
-    @pytest.mark.parametrize("left", ["kill", "nothing", "names", "half"])
-    def test_a_death_at_any_moment_loses_nothing(self, tmp_path: Path, left: Any) -> None:
-        """The import starts again, and counts nothing twice."""
-        deaths = 0
-        for at in range(1, 1000, 3):
-            folder = tmp_path / str(at)
-            folder.mkdir()
-            self.write(folder)
-            death = Death()
-            death.comes_at = at
-            with Disk(folder, death) as disk:
-                with suppress(KeyboardInterrupt):
-                    state = open_state(folder, SERVER)
-                    state.read("SELECT 1")
-                state.close()
-                survived = not death.has_come
-                deaths += death.has_come
-                death.is_over = True
-                if left != "kill" and not survived:
-                    disk.cut(left)
-                self.check(folder)
-            if survived:
-                break
-        assert deaths > 10

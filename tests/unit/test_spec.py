@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import FedOneError, MissingExtraError, SpecError
 from fedone_sdk.glue import GLUE_TASKS, glue_task
-from fedone_sdk.spec import RunSpec, load_yaml, validate_spec
+from fedone_sdk.spec import GsBdplSpec, RunSpec, load_yaml, validate_spec
 from fedone_sdk.vocabulary import build_vocabulary
 
 # As in the design.
@@ -67,9 +67,26 @@ def test_the_design_s_run_loads(tmp_path: Path) -> None:
     assert spec.budget == Budget(queries=2000)
     assert spec.data is not None
     assert spec.data.num_clients == 100
-    # What it writes out are the defaults.
-    assert spec.method == RunSpec.model_validate(SMALL).method
-    assert spec.participation == RunSpec.model_validate(SMALL).participation
+    # What it writes out are the defaults of the paper's method.
+    assert spec == spec.model_copy(update={"method": GsBdplSpec()})
+    default = RunSpec.model_validate({**SMALL, "method": {"name": "gs-bdpl"}})
+    assert spec.participation == default.participation
+
+
+@pytest.mark.parametrize(
+    ("name", "exchange"),
+    [("thompson", "losses"), ("random", "losses"), ("tpe", "losses"), ("own", "losses"),
+     ("gs-bdpl", "alpha"), ("bdpl", "alpha"), (None, "losses")],
+)  # fmt: skip
+def test_the_exchange_follows_the_method(name: str | None, exchange: str) -> None:
+    method = {} if name is None else {"method": {"name": name}}
+    if name == "own":
+        method["method"]["object"] = "module:Method"
+    spec = RunSpec.model_validate({**SMALL, **method})
+    assert (spec.method.name, spec.participation.exchange) == (name or "thompson", exchange)
+    given = {"participation": {"clients_per_round": 1, "exchange": "losses"}}
+    assert RunSpec.model_validate({**SMALL, **method, **given}).participation.exchange == "losses"
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
@@ -128,6 +145,42 @@ def test_mistakes_in_a_chosen_method(method: dict[str, Any], line: str) -> None:
     assert problem.startswith(line), problem
 
 
+SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        ({"task": {"template": "{prompt} {mask}", "labels": 5}},
+         ["task.labels: input should be a valid dictionary"]),
+        ({"task": {"template": "{prompt} {mask}", "labels": {"list": 5}}},
+         ["task.labels.list: input should be a valid string"]),
+        ({"prompt": {"slots": SLOTS}},
+         ["prompt.slots.0.candidates.sets: input", "prompt.slots.1.candidates: is required"]),
+        ({"prompt": {"slots": [{"name": "a", "candidates": {"kind": "top", "top": 3}}]}},
+         ["prompt.slots.0.candidates.top: unknown key (allowed: blank, kind, size)"]),
+        ({"prompt": {**SMALL["prompt"], "start": [{"own": 5}]}}, ["prompt.start.0.own: input"]),
+        ({"data": {"partition": {"kind": "dirichlet", "iid": 3}}},
+         ["data.partition.alpha: is required", "data.partition.iid: unknown key (allowed: a"]),
+        ({"data": {"partition": {}}}, ["data.partition.kind: is required"]),
+        ({"backend": {"kind": "openai", "openai": 1}},
+         ["backend.model: is required", "backend.openai: unknown key (allowed: api, "]),
+        ({"backend": {"kind": "openai", "model": "m", "retry": {"attempts": 0}}},
+         ["backend.retry.attempts: input should be greater"]),
+        ({"method": {"name": "own", "object": "a:b", "options": {"own": {1}}}},
+         ["method.options.own: input was not a valid JSON value"]),
+        ({"method": {"name": "random", "random": 3}}, ["method.random: unknown key (allowed: bat"]),
+        ({"onnx": 1}, ["onnx: unknown key (allowed: backend, "]),
+    ],
+)  # fmt: skip
+def test_a_line_has_the_whole_key(change: dict[str, Any], lines: list[str]) -> None:
+    """Only members of unions are left out, also where a key has the name of a member."""
+    found = problems({**SMALL, **change})
+    for line, expected in zip(found, lines, strict=False):
+        assert line.startswith(expected), line
+    assert len(found) >= len(lines)
+
+
 CALIBRATED = {
     **SMALL,
     "method": {"name": "random"},
@@ -138,7 +191,7 @@ CALIBRATED = {
 
 def test_calibration_by_its_kind() -> None:
     assert validate_spec(RunSpec, CALIBRATED, source="x").calibration.kind == "labels"
-    assert validate_spec(RunSpec, SMALL, source="x").calibration.kind == "none"
+    assert validate_spec(RunSpec, SMALL, source="x").calibration.kind == "labels"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from fedone_sdk import assets
 from fedone_sdk.backends import (
@@ -20,7 +18,7 @@ from fedone_sdk.backends import (
     query_for,
 )
 from fedone_sdk.backends.completions import Token, label_log_probs, spellings
-from fedone_sdk.errors import BackendBlocked, LabelWordError
+from fedone_sdk.errors import BackendBlocked
 from fedone_sdk.task import Example, TaskSpec, form_of
 from tests.vllm.conftest import Serve, VllmServer
 from tests.weights import as_float32, as_folder
@@ -158,7 +156,7 @@ async def test_special_tokens_come_from_the_template_alone(
         start = backend._causal._special_id("<|im_start|>")
         for prompt, text in ((PROMPT, "Fine."), (ATTACK, ATTACK)):
             query = query_for(task, prompt, [{"text": text}], backend=backend)
-            (ids,) = (await backend._request(query)).body["prompt"]
+            (ids,) = (await backend._prepared(query)).body["prompt"]
             assert ids.count(start) == 3
 
 
@@ -167,29 +165,6 @@ async def test_without_a_tokeniser_here_a_chat_is_refused(server: VllmServer) ->
     async with backend:
         with pytest.raises(BackendBlocked, match=r"set tokenizer to its tokenizer\.json"):
             await backend.check(FORMS["asked"].label_words, form_of(FORMS["asked"]))
-
-
-async def test_label_words_are_checked_as_the_answer_spells_them(
-    folder: Path, server: VllmServer
-) -> None:
-    async with VllmBackend(server.model, base_url=server.url, tokenizer=str(folder)) as backend:
-        for task in FORMS.values():
-            await backend.check(task.label_words, form_of(task))
-        with pytest.raises(LabelWordError, match="'unspeakable' is"):
-            await backend.check((" unspeakable",), form_of(FORMS["asked"]))
-
-
-async def test_a_raw_template_gets_one_warning(folder: Path, server: VllmServer) -> None:
-    backends: list[Callable[[], LLMBackend]] = [
-        lambda: VllmBackend(server.model, base_url=server.url, tokenizer=str(folder)),
-        lambda: TransformersBackend(folder, device="cpu"),
-    ]
-    for make in backends:
-        async with make() as backend:
-            with capture_logs() as logs:
-                for _ in range(2):
-                    await backend.check((" good",), form_of(FORMS["template"]))
-            assert [line["event"] for line in logs] == ["raw_template_on_chat_model"]
 
 
 async def test_a_chat_without_a_chat_template(

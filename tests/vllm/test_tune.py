@@ -77,17 +77,3 @@ def test_the_job_runs_and_the_bill_is_the_servers(
     assert tokens_served(server) == before
     assert again["spent"]["requests"] == 0
     assert again["alpha_sha256"] == result["alpha_sha256"]
-
-
-def test_a_wrong_model_is_one_line_before_any_query(
-    llama_server: VllmServer, shared: Callable[..., Path], tmp_path: Path
-) -> None:
-    fields = {"task": QUESTION, "data": shared("data", "glue", "sst2"), "url": llama_server.url}
-    text = RUN.format(name="wrong", model="gpt-7", folder=llama_server.folder, **fields)
-    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "fedone_sdk.cli", "tune", "run.yaml"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "gpt-7" in line
-    assert llama_server.model in line

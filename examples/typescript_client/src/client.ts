@@ -32,7 +32,6 @@ import type { Unsent } from "./outbox.js";
 import { Backoff, MAX_WAIT_S, PATIENCE_S } from "./patience.js";
 import { platformRandom } from "./random.js";
 import type { Random } from "./random.js";
-import type { Signer } from "./signing.js";
 import { mismatch } from "./step.js";
 import type { EdgeStorage } from "./storage.js";
 import type { Example, Run } from "./task.js";
@@ -68,8 +67,6 @@ export interface EdgeClientOptions {
   readonly runId?: string;
   /** What people may call this device, 1 to 200 characters. */
   readonly name?: string;
-  /** Signs the device's requests (`@fedone/edge/signing`). */
-  readonly signer?: Signer;
   /** Sends requests; by default the platform's `fetch`. */
   readonly fetch?: Fetch;
   /** The platform's time. */
@@ -158,7 +155,7 @@ export class EdgeClient {
     const fetch = options.fetch ?? ((url, init) => globalThis.fetch(url, init));
     const tell = (event: ClientEvent): void => this.#tell(event);
     this.#link = new Link(
-      new Transport(server, fetch, options.signer, timeoutS),
+      new Transport(server, fetch, timeoutS),
       new Identity(storage, server, this.#random),
       options.token?.trim(),
       options.name,

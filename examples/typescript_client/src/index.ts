@@ -18,7 +18,6 @@ export type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
 export type { ScoreFunction } from "./loss.js";
 export type * as messages from "./messages.js";
 export type { Random } from "./random.js";
-export type { Signed, Signer } from "./signing.js";
 export { MemoryStorage } from "./storage.js";
 export type { EdgeStorage } from "./storage.js";
 export type { Example } from "./task.js";

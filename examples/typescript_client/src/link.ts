@@ -76,11 +76,9 @@ export class Link {
     if (token === undefined) {
       throw new ArgumentError("token: is required until the device has enrolled");
     }
-    const signer = this.transport.signer;
     const message: Enrol = {
       name: this.name ?? null,
       nonce: await this.identity.nonce(),
-      ...(signer && { public_key: await signer.publicKey() }),
     };
     const body = JSON.stringify(message);
     const request: Request = { method: "POST", path: "/v1/clients", token, body, signal };
@@ -150,9 +148,7 @@ export class Link {
   }
 
   #call(method: "GET" | "POST", path: string, options: Options): Promise<Reply> {
-    const { clientId, credential = "" } = this.identity;
-    const signs = clientId !== undefined && { clientId };
-    return this.#persist({ method, path, token: credential, ...options, ...signs });
+    return this.#persist({ method, path, token: this.identity.credential ?? "", ...options });
   }
 
   async #persist(request: Request): Promise<Reply> {

@@ -22,7 +22,6 @@ export type Message =
 export interface Enrol {
   name?: string | null;
   nonce?: string | null;
-  public_key?: string | null;
 }
 /**
  * The new identity.

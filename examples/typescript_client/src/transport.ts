@@ -1,5 +1,4 @@
 import { ArgumentError, MessageError, ProblemError, Stopped, TransportError } from "./errors.js";
-import type { Signer } from "./signing.js";
 
 /** What the client asks of `fetch`: the platform's own, or one of the app's. */
 export type Fetch = (url: string, init: RequestInit) => Promise<Response>;
@@ -23,8 +22,6 @@ export interface Request {
   readonly body?: string;
   /** How much longer than usual the answer may take, seconds. */
   readonly patienceS?: number;
-  /** The signer; undefined for an unsigned request. */
-  readonly clientId?: string;
   readonly signal?: AbortSignal | undefined;
 }
 
@@ -35,32 +32,26 @@ const MAX_RETRY_AFTER_S = 3600;
 /** The protocol over HTTP: requests in, answers or typed refusals out. */
 export class Transport {
   readonly #base: string;
-  readonly #path: string;
-  #skewS = 0;
 
   /**
    * @param server Base URL of the aggregator.
    * @param fetch Sends a request.
-   * @param signer Signs requests; undefined sends them unsigned.
    * @param timeoutS How long an answer may take, seconds.
    * @throws ArgumentError The URL cannot be used.
    */
   constructor(
     server: string,
     readonly fetch: Fetch,
-    readonly signer: Signer | undefined,
     readonly timeoutS: number,
   ) {
-    const found = /^https?:\/\/[^/?#@\s]+(\/[^?#\s]*)?$/.exec(server);
-    if (!found) {
+    if (!/^https?:\/\/[^/?#@\s]+(\/[^?#\s]*)?$/.test(server)) {
       throw new ArgumentError(`server: ${JSON.stringify(server)} is not an http(s) URL`);
     }
     this.#base = server.replace(/\/+$/, "");
-    this.#path = (found[1] ?? "").replace(/\/+$/, "");
   }
 
   /**
-   * Sends a request once; one whose clock is off is signed again by the server's.
+   * Sends a request once.
    *
    * @throws ProblemError The aggregator refuses.
    * @throws TransportError It cannot be reached, or something in between is overloaded.
@@ -68,16 +59,6 @@ export class Transport {
    * @throws Stopped The signal was aborted.
    */
   async send(request: Request): Promise<Reply> {
-    try {
-      return await this.#once(request);
-    } catch (error) {
-      if (!(error instanceof Skewed)) throw error;
-      this.#skewS = error.skewS;
-      return this.#once(request);
-    }
-  }
-
-  async #once(request: Request): Promise<Reply> {
     const { method, path, body, signal } = request;
     const headers: Record<string, string> = {
       Authorization: `Bearer ${request.token}`,
@@ -85,16 +66,6 @@ export class Transport {
       "FedOne-Protocol": PROTOCOL_VERSION,
       ...(body !== undefined && { "Content-Type": "application/json" }),
     };
-    if (this.signer && request.clientId !== undefined) {
-      const signed = await this.signer.headers({
-        method,
-        target: this.#path + path,
-        body: new TextEncoder().encode(body ?? ""),
-        clientId: request.clientId,
-        createdS: Math.floor(Date.now() / 1000 + this.#skewS),
-      });
-      Object.assign(headers, signed);
-    }
     const timeout = new AbortController();
     const abort = (): void => timeout.abort();
     const timer = setTimeout(abort, 1000 * (this.timeoutS + (request.patienceS ?? 0)));
@@ -121,7 +92,7 @@ export class Transport {
     } catch (error) {
       if (signal?.aborted) throw new Stopped("stopped");
       if (error instanceof ProblemError || error instanceof MessageError) throw error;
-      if (error instanceof TransportError || error instanceof Skewed) throw error;
+      if (error instanceof TransportError) throw error;
       const reason = timeout.signal.aborted ? "no answer in time" : String(error);
       throw new TransportError(`${this.#base}: cannot be reached: ${reason}`);
     } finally {
@@ -131,7 +102,7 @@ export class Transport {
   }
 
   #refusal(path: string, response: Response, text: string, retryAfterS?: number): Error {
-    const { status, headers } = response;
+    const { status } = response;
     let problem: { code?: unknown; detail?: unknown } | null = null;
     try {
       problem = JSON.parse(text);
@@ -144,19 +115,7 @@ export class Transport {
         ? new TransportError(`${path}: answered ${status}`, retryAfterS)
         : new MessageError(`${path}: answered ${status}, and not as an aggregator does`);
     }
-    const theirs = Date.parse(headers.get("Date") ?? "");
-    const skewS = (theirs - Date.now()) / 1000;
-    if (problem.code === "clock_skew" && Math.abs(skewS - this.#skewS) > 1) {
-      return new Skewed(skewS);
-    }
     return new ProblemError(problem.code, status, String(problem.detail), retryAfterS);
-  }
-}
-
-/** Correction of the device's clock, for signatures only. */
-class Skewed extends Error {
-  constructor(readonly skewS: number) {
-    super("clock_skew");
   }
 }
 

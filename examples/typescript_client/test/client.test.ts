@@ -12,7 +12,6 @@ import {
   UnsupportedError,
 } from "../src/index.js";
 import type { Backend, ClientEvent, EdgeClientOptions } from "../src/index.js";
-import { webCryptoSigner } from "../src/signing.js";
 import {
   assignment,
   json,
@@ -338,23 +337,6 @@ test("candidates that were added are fetched, and nothing else", async () => {
     paths.filter((path) => path.startsWith("/v1/runs/")),
     ["task", "vocabulary", "task", "vocabulary?after=1"].map((name) => `/v1/runs/demo/${name}`),
   );
-});
-
-test("a signed request whose clock is off is signed again by the server's", async () => {
-  const theirs = new Date(Date.now() + 7_200_000).toUTCString();
-  const server = new ScriptedServer().next("claim", () =>
-    problem("clock_skew", 401, { Date: theirs }),
-  );
-  const storage = new MemoryStorage();
-  const signer = await webCryptoSigner(storage, SERVER);
-  await clientOf(server, { storage, signer }).client.runOnce();
-  assert.equal(JSON.parse(server.bodies("clients")[0]!).public_key, await signer.publicKey());
-  const signed = server.received.filter(({ path }) => path.endsWith("/claim"));
-  const created = signed.map(({ headers }) =>
-    Number(/created=(\d+)/.exec(headers["Signature-Input"]!)![1]),
-  );
-  assert.equal(created.length, 2);
-  assert.ok(Math.abs(created[1]! - created[0]! - 7200) <= 2);
 });
 
 test("noise is drawn once, and the same after a restart", async () => {

@@ -7,8 +7,6 @@ import { classLosses, exampleLoss } from "../src/loss.js";
 import type { PackedArray, Slot } from "../src/messages.js";
 import { drawMinibatch, splitMix64 } from "../src/minibatch.js";
 import { exactSum, mean } from "../src/numbers.js";
-import { signatureHeaders, webCryptoSigner } from "../src/signing.js";
-import { MemoryStorage } from "../src/storage.js";
 import { readRun } from "../src/task.js";
 import type { Example } from "../src/task.js";
 import { Vocabulary } from "../src/vocabulary.js";
@@ -127,50 +125,6 @@ test("elements of arrays", () => {
       assert.deepEqual(unpack(array as PackedArray), elements, name);
     }
   }
-});
-
-test("signatures", async () => {
-  interface Signatures {
-    private_key: string;
-    public_key: string;
-    client_id: string;
-    requests: {
-      method: string;
-      target: string;
-      body: string;
-      created: number;
-      nonce: string;
-      headers: Record<string, string>;
-    }[];
-  }
-  const { private_key, public_key, client_id, requests } = vectors<Signatures>("signatures");
-  const storage = new MemoryStorage();
-  const seed = [...Buffer.from(private_key, "base64")];
-  storage.set("fedone.https___fedone.example.signing-key", JSON.stringify({ seed }));
-  const signer = await webCryptoSigner(storage, "https://fedone.example");
-  assert.equal(await signer.publicKey(), public_key);
-  for (const { method, target, body, created, nonce, headers } of requests) {
-    const request = {
-      ...{ method, target, nonce },
-      body: new TextEncoder().encode(body),
-      clientId: client_id,
-      createdS: created,
-    };
-    assert.deepEqual(await signer.headers(request), headers);
-  }
-});
-
-test("a signature works once", async () => {
-  const request = {
-    ...{ method: "GET", target: "/v1/me", clientId: "client-1", createdS: 1 },
-    body: new Uint8Array(),
-  };
-  const echo = async (bytes: Uint8Array) => bytes;
-  const [one, other] = await Promise.all([
-    signatureHeaders(request, echo, echo),
-    signatureHeaders(request, echo, echo),
-  ]);
-  assert.notEqual(one["Signature-Input"], other["Signature-Input"]);
 });
 
 function* arraysIn(value: unknown): Generator<PackedArray> {

@@ -1,3 +1,3 @@
-"""Authentication and authorisation: tokens, roles, enrolled clients, signed requests."""
+"""Authentication and authorisation: tokens, roles, enrolled clients."""
 
 __all__: list[str] = []

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import structlog
 
-from fedone_sdk.aggregator.access.signing import Signatures, SignedRequest
 from fedone_sdk.aggregator.access.tokens import (
     Authority,
     EnrolmentToken,
@@ -62,7 +61,6 @@ class Access:
         self._store = store
         self._clock = clock
         self._capacity = capacity
-        self._signatures = Signatures(store, clock, window_s=authority.signature_window_s)
         # Least recently used first.
         self._records: OrderedDict[int, ClientRecord] = OrderedDict()
         self._indices: dict[str, int] = {}
@@ -182,13 +180,10 @@ class Access:
         A repetition with the same nonce returns the same client with a new credential.
 
         Raises:
-            ProblemError: ``unauthorized``; ``forbidden`` without a public key where requests must
-                be signed.
+            ProblemError: ``unauthorized``.
         """
         if token is None:
             raise ProblemError("unauthorized", "enrolment needs a valid enrolment token")
-        if self.authority.require_signatures and message.public_key is None:
-            raise ProblemError("forbidden", "requests must be signed here: enrol with a public_key")
         credential, now = new_secret("fedone"), self._clock.now()
         client = ClientRecord(
             index=-1,
@@ -197,7 +192,6 @@ class Access:
             name=message.name,
             enrolled_at=now,
             enrolment_sha256=None if message.nonce is None else digest(message.nonce),
-            public_key=message.public_key,
         )
         wanted = client.client_id
         try:
@@ -250,18 +244,6 @@ class Access:
         now = await self.record(client.index)
         if now is not None:
             _refuse_revoked(now)
-
-    def must_sign(self, client: ClientRecord) -> bool:
-        """Whether a client must sign its requests."""
-        return client.public_key is not None or self.authority.require_signatures
-
-    async def check_signature(self, client: ClientRecord, request: SignedRequest) -> None:
-        """Refuse a request without this client's signature, or a repeated one.
-
-        Raises:
-            ProblemError: ``invalid_signature`` or ``clock_skew``.
-        """
-        await self._signatures.check(client, request)
 
     async def rotate(self, client: ClientRecord, credential: str | None) -> Rotated:
         """Give a client a new credential; the current one is valid until the new one is used.

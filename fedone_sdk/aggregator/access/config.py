@@ -1,4 +1,4 @@
-"""``auth`` in CONFIG.yaml: enrolment tokens, admin tokens, signed requests."""
+"""``auth`` in CONFIG.yaml: enrolment tokens, admin tokens."""
 
 from __future__ import annotations
 
@@ -151,9 +151,6 @@ class AuthConfig(Spec):
         admin_token: Secret of a user with role admin.
         admin_tokens: Tokens of more users, with their roles. Without any admin token, the
             administrative routes are disabled.
-        require_signatures: Whether every device must sign its requests. Devices that enrolled with
-            a key always must.
-        signature_window_s: Maximal clock difference of a signed request, seconds.
     """
 
     enrolment_tokens: Annotated[
@@ -161,8 +158,6 @@ class AuthConfig(Spec):
     ] = ()
     admin_token: Token | None = None
     admin_tokens: Annotated[tuple[AdminTokenConfig, ...], BeforeValidator(_admin_tokens)] = ()
-    require_signatures: bool = False
-    signature_window_s: Annotated[float, Field(ge=10, le=86400)] = 300.0
 
     @model_validator(mode="after")
     def _check_apart(self) -> Self:
@@ -198,8 +193,6 @@ class AuthConfig(Spec):
             "enrolment_tokens": [token.build() for token in self.enrolment_tokens],
             "admin_token": None if admin is None else admin.get_secret_value(),
             "admin_tokens": [person.build() for person in self.admin_tokens],
-            "require_signatures": self.require_signatures,
-            "signature_window_s": self.signature_window_s,
         }
 
 

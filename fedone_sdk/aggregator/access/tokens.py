@@ -116,13 +116,9 @@ class Authority:
         enrolment_tokens: Tokens with which devices enrol: secrets, or tokens with options.
         admin_token: Secret of a user with role admin.
         admin_tokens: Tokens of more users, with their roles.
-        require_signatures: Whether every device must sign its requests.
-        signature_window_s: Maximal clock difference of a signed request, seconds.
 
     Attributes:
         enrolment_tokens: The configured tokens.
-        require_signatures: Whether every device must sign its requests.
-        signature_window_s: Maximal clock difference of a signed request, seconds.
 
     Raises:
         ValueError: Two admin tokens share a secret or a name, or one is an enrolment token.
@@ -134,15 +130,11 @@ class Authority:
         enrolment_tokens: Iterable[str | EnrolmentToken] = (),
         admin_token: str | None = None,
         admin_tokens: Iterable[AdminToken] = (),
-        require_signatures: bool = False,
-        signature_window_s: float = 300.0,
     ) -> None:
         self.enrolment_tokens = tuple(
             EnrolmentToken.of(token) if isinstance(token, str) else token
             for token in enrolment_tokens
         )
-        self.require_signatures = require_signatures
-        self.signature_window_s = signature_window_s
         self._people = list(admin_tokens)
         if admin_token is not None:
             person = AdminToken(token_sha256=digest(admin_token), name="admin_token", role="admin")

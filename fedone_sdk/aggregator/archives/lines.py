@@ -54,7 +54,6 @@ class _Credential(Line):
     credential_sha256: _Sha256
     previous_sha256: _Sha256 | None = None
     enrolment_sha256: _Sha256 | None = None
-    public_key: Annotated[str, Field(max_length=200)] | None = None
     token: Annotated[str, Field(max_length=200)] | None = None
     runs: tuple[Annotated[str, Field(max_length=200)], ...] | None = None
     revoked_at: float | None = None
@@ -80,7 +79,6 @@ class Client(Line):
                 credential_sha256=client.credential_sha256,
                 previous_sha256=client.previous_sha256,
                 enrolment_sha256=client.enrolment_sha256,
-                public_key=client.public_key,
                 token=client.token,
                 runs=client.runs,
                 revoked_at=client.revoked_at,

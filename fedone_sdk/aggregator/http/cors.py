@@ -18,10 +18,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 _METHODS = "GET, POST"
-_SENT = (
-    *("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID"),
-    *("Content-Digest", "Signature", "Signature-Input"),
-)
+_SENT = ("Authorization", "Content-Type", PROTOCOL_HEADER, "X-Request-ID")
 _READ = ("Retry-After", "Date", PROTOCOL_HEADER, "X-Request-ID")
 _MAX_AGE_S = 7200
 """Lifetime of a preflight in the browser's cache: Chromium's maximum."""

@@ -128,8 +128,6 @@ class Limiter:
 
 LIMITER: web.AppKey[Limiter] = web.AppKey("limiter", Limiter)
 
-_FAILURES = {"unauthorized", "invalid_signature"}
-
 
 def guarding(
     limiter: Limiter, known: Callable[[web.Request], bool], *, free: Iterable[str] = ()
@@ -155,7 +153,7 @@ def guarding(
         try:
             return await handler(request)
         except ProblemError as exc:
-            if exc.code in _FAILURES:
+            if exc.code == "unauthorized":
                 limiter.failed(address)
             raise
 

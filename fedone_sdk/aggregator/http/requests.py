@@ -20,7 +20,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from pydantic import ValidationError
 
-from fedone_sdk.aggregator.access.signing import SignedRequest
 from fedone_sdk.aggregator.http.docs_page import PAGE_HEADERS
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.errors import ProblemError, StoreUnavailable
@@ -276,22 +275,6 @@ def _no_number(_name: str) -> NoReturn:
 
 def _too_large(limit: int) -> ProblemError:
     return ProblemError("body_too_large", f"the limit is {limit} bytes")
-
-
-async def signed_request(request: web.Request, *, max_bytes: int | None = None) -> SignedRequest:
-    """Return the signed parts of a request.
-
-    Raises:
-        ProblemError: One of `body_of`.
-    """
-    body = await body_of(request, max_bytes=max_bytes)
-    names = ("content-digest", "signature", "signature-input")
-    return SignedRequest(
-        method=request.method,
-        target=request.raw_path,
-        body=body,
-        headers={name: tuple(request.headers.getall(name, ())) for name in names},
-    )
 
 
 def answer(

@@ -120,7 +120,6 @@ def _info(client: ClientRecord) -> ClientInfo:
         name=client.name,
         token=client.token,
         runs=client.runs,
-        signs=client.public_key is not None,
         enrolled_at=client.enrolled_at,
         revoked_at=client.revoked_at,
         seen_at=client.seen_at,

@@ -23,7 +23,6 @@ from fedone_sdk.aggregator.http.requests import (
     bearer_token,
     body_of,
     read,
-    signed_request,
 )
 from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.routes.route import Route
@@ -157,8 +156,8 @@ async def authorize(request: web.Request, route: Route) -> None:
     """Authenticate and authorise a request.
 
     Raises:
-        ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, an error of a signature, or
-            ``store_unavailable`` for a device while the service is starting.
+        ProblemError: ``unauthorized``, ``forbidden``, ``rate_limited``, or ``store_unavailable``
+            for a device while the service is starting.
     """
     service, token, context = request.app[SERVICE], bearer_token(request), CONTEXT.get()
     access = service.access
@@ -172,9 +171,6 @@ async def authorize(request: web.Request, route: Route) -> None:
         client = await access.client(token)
         context.set_client(client)
         request.app[LIMITER].client(client.index)
-        if access.must_sign(client):
-            signed = await signed_request(request, max_bytes=route.max_body)
-            await access.check_signature(client, signed)
         await service.wait_until_open()
 
 

@@ -81,15 +81,6 @@ class Route:
             codes |= {"upgrade_required", "rate_limited"}
         if self.access != "public":
             codes.add("unauthorized")
-        if self.access in ("device", "member"):
-            codes |= {"clock_skew", "invalid_signature"}
-            # The signature check reads the body even on routes without one.
-            codes |= {
-                "body_too_large",
-                "invalid_message",
-                "request_timeout",
-                "unsupported_encoding",
-            }
         if self.access in ("viewer", "operator", "admin"):
             codes.add("forbidden")
         if self.names:

@@ -293,7 +293,7 @@ class RunView:
         """Description of the run for clients."""
         method = self.spec.method
         return RunTask(
-            # Devices do not use the description, and older ones reject it.
+            # Devices do not use the description.
             task=self.spec.task.model_copy(update={"description": None}),
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,

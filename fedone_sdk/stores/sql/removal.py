@@ -93,7 +93,7 @@ def idle_clients(connection: Connection, before: float, limit: int) -> list[int]
 
 def retire_client(connection: Connection, index: int, now: float) -> None:
     """See `Store.retire_client`."""
-    nothing = ("name", "enrolment_sha256", "token", "public_key", "previous_sha256")
+    nothing = ("name", "enrolment_sha256", "token", "previous_sha256")
     c = t.clients.c
     change_client(
         connection,

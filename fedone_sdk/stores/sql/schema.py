@@ -84,20 +84,12 @@ clients = Table(
     Column("enrolment_sha256", String),
     Column("token", String),
     Column("runs", _Patterns),
-    Column("public_key", String),
     Column("previous_sha256", String),
     Column("revoked_at", Double),
     Column("seen_at", Double),
     Index("clients_credential_sha256", "credential_sha256"),
     Index("clients_previous_sha256", "previous_sha256"),
     Index("clients_enrolment_sha256", "enrolment_sha256", unique=True),
-)
-nonces = Table(
-    "nonces",
-    metadata,
-    Column("nonce", String, primary_key=True),
-    Column("until", Double, nullable=False),
-    Index("nonces_until", "until"),
 )
 members = Table(
     "members",

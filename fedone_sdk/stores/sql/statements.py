@@ -29,7 +29,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from fedone_sdk.errors import FedOneError
 from fedone_sdk.stores.records import (
     ClientRecord,
     ClosedWork,
@@ -189,26 +188,6 @@ def revoke_client(connection: Connection, index: int, now: float) -> None:
     """See `Store.revoke_client`."""
     first = func.coalesce(t.clients.c.revoked_at, now)
     removal.change_client(connection, index, revoked_at=first)
-
-
-def use_nonce(connection: Connection, again: bool, nonce: str, now: float, until: float) -> bool:
-    """See `Store.use_nonce`."""
-    row = {"nonce": nonce, "until": until}
-    keys = [t.nonces.c.nonce]
-    over = t.nonces.c.until < now
-    statement: Any = _insert(connection, t.nonces).values(row)
-    statement = statement.on_conflict_do_update(
-        index_elements=keys, set_={"until": until}, where=over
-    ).returning(t.nonces.c.nonce)
-    first = connection.execute(statement).first() is not None
-    if again and not first:
-        raise FedOneError("whether this nonce was used before is unknown")
-    return first
-
-
-def forget_nonces(connection: Connection, now: float) -> None:
-    """Delete expired nonces."""
-    connection.execute(delete(t.nonces).where(t.nonces.c.until < now))
 
 
 def _token(connection: Connection, which: Any) -> TokenRecord | None:

@@ -19,8 +19,6 @@ from fedone_sdk.stores.sql import removal, statements
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
 
-_NONCES_PER_SWEEP = 256
-
 P = ParamSpec("P")
 T = TypeVar("T")
 M = TypeVar("M")
@@ -154,7 +152,6 @@ class SqlStore:
             ) from None
         self._url = url
         self._serving = serving
-        self._num_nonces = 0
         self._database: Database
         if url.drivername in ("sqlite", "sqlite+aiosqlite"):
             self._database = SqliteDatabase(url, busy_timeout_s=busy_timeout_s)
@@ -235,15 +232,6 @@ class SqlStore:
     see_client = _writes(removal.see_client)
     idle_clients = _reads(removal.idle_clients)
     retire_client = _writes(removal.retire_client)
-
-    async def use_nonce(self, nonce: str, now: float, until: float) -> bool:
-        """Return whether this nonce is new; see `Store.use_nonce`."""
-        self._num_nonces += 1
-        if self._num_nonces % _NONCES_PER_SWEEP == 0:
-            await self._database.write(lambda c: statements.forget_nonces(c, now))
-        return await self._use_nonce(nonce, now, until)
-
-    _use_nonce = _writes_once(statements.use_nonce)
 
     # Waiting clients
 

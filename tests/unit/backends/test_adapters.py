@@ -21,7 +21,7 @@ from fedone_sdk.backends.onnx import OnnxBackend
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.backends.vllm import VllmBackend
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import BackendError, LabelWordError
+from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part, Rendered
 from tests.weights import random_model
 
@@ -197,6 +197,8 @@ async def test_a_label_word_is_one_token(case: Case) -> None:
             await case.backend.check((" great", word))
         assert caught.value.word == word
         assert len(caught.value.tokens) != 1
+    with pytest.raises((BackendError, SpecError), match="same"):
+        await case.backend.check((" great", " bad", " great"))
 
 
 async def test_the_fingerprint_names_kind_and_model(case: Case) -> None:

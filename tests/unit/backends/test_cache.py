@@ -236,14 +236,7 @@ async def test_an_error_reaches_all_waiters_and_is_not_cached() -> None:
 
 
 async def test_no_query_is_refused_by_the_budget_of_another() -> None:
-    class Metered(Oracle):
-        async def score(self, query: Query) -> Answer:
-            await super().score(query)
-            assert query.payer is not None
-            async with query.payer.reserve(Usage(requests=1)):
-                return await Oracle().score(query)
-
-    inner = Metered()
+    inner = Oracle()
     inner.gate.clear()
     cached = Caching(inner)
     poor, rich = BudgetGuard(Budget(requests=0)), BudgetGuard(Budget(requests=1))
@@ -282,21 +275,6 @@ async def test_an_answer_with_a_failed_input_is_not_remembered() -> None:
     assert cached.cache.misses == 2
 
 
-async def test_an_answer_with_a_failed_text_is_not_remembered() -> None:
-    cached = Caching(Told(Answer(log_probs=((),), texts=(None,), usage=PAID)))
-    query = replace(ask("a", ()), want="text", max_tokens=5)
-    await cached.score(query)
-    assert not (await cached.score(query)).cached
-
-
-async def test_a_generated_text_is_remembered() -> None:
-    cached = Caching(Told(Answer(log_probs=((),), texts=("fine",), usage=PAID)))
-    query = replace(ask("a", ()), want="text", max_tokens=5)
-    await cached.score(query)
-    assert (await cached.score(query)).texts == ("fine",)
-    assert cached.cache.hits == 1
-
-
 async def test_a_cached_answer_is_quoted_as_one_query() -> None:
     inner = Oracle()
     cached = Caching(inner)
@@ -305,22 +283,6 @@ async def test_a_cached_answer_is_quoted_as_one_query() -> None:
     assert await cached.quote(ask("a")) == Usage(queries=1)
     assert await cached.quote(ask("b")) == Usage(queries=1, requests=1)
     assert (cached.cache.hits, cached.cache.misses) == (0, 1)
-
-
-async def test_the_rest_is_the_inner_backends() -> None:
-    inner = Oracle()
-    async with Caching(inner) as cached:
-        assert cached.fingerprint == "oracle:1"
-        assert cached.bounds == inner.bounds
-        assert cached.worst_case(3) == inner.worst_case(3)
-        with pytest.raises(LabelWordError):
-            await cached.check(WORDS)
-    assert inner.closed
-
-
-def test_a_cache_must_hold_something() -> None:
-    with pytest.raises(ValueError, match="max_entries"):
-        Caching(Oracle(), max_entries=0)
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -376,24 +338,6 @@ class TestFile:
             for text in "abcabc":
                 await cached.score(ask(text))
         assert (cached.cache.hits, cached.cache.misses, inner.asked.total()) == (3, 3, 3)
-
-    async def test_equal_queries_under_way_share_one_call(self, tmp_path: Path) -> None:
-        inner = Oracle()
-        async with Caching(inner, file=tmp_path / "a") as cached:
-            answers = await asyncio.gather(*(cached.score(ask("a")) for _ in range(5)))
-        assert [answer.cached for answer in answers] == [False, True, True, True, True]
-        assert inner.asked.total() == 1
-
-    async def test_errors_and_failed_inputs_are_not_kept(self, tmp_path: Path) -> None:
-        inner = Oracle()
-        inner.error = BackendUnavailable("busy")
-        async with Caching(inner, file=tmp_path / "a") as cached:
-            with pytest.raises(BackendUnavailable):
-                await cached.score(ask("a"))
-            inner.error, inner.failed_input = None, True
-            await cached.score(ask("a"))
-        async with Caching(Oracle(), file=tmp_path / "a") as cached:
-            assert not (await cached.score(ask("a"))).cached
 
     async def test_the_answer_of_a_cancelled_caller_is_kept(self, tmp_path: Path) -> None:
         file = tmp_path / "a"
@@ -458,13 +402,6 @@ class TestFile:
         assert row[0] == "oracle:1"
         assert b"oracle-2026" in row[1]
         assert list(modes(tmp_path)) == ["a"]  # Closing leaves one file.
-
-    async def test_closing_twice_is_allowed(self, tmp_path: Path) -> None:
-        inner = Oracle()
-        cached = Caching(inner, file=tmp_path / "a")
-        await cached.aclose()
-        await cached.aclose()
-        assert inner.closed
 
     def test_a_file_of_something_else_is_refused_and_left_alone(self, tmp_path: Path) -> None:
         def refused(file: Path, match: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk.backends.gguf import read_gguf
+from fedone_sdk.backends.llama_engine import read_gguf
 from fedone_sdk.errors import SpecError
 
 

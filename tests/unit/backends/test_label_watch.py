@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,22 +70,6 @@ def test_it_refuses_as_soon_as_the_majority_is_certain() -> None:
         watched.admit(UNSEEN)
     assert caught.value.usage == NOTHING
     assert "\n" not in str(caught.value)
-
-
-def test_half_of_the_watched_answers_is_no_majority() -> None:
-    watched = watch()
-    for number in range(10 * NUM_WATCHED):
-        watched.admit(UNSEEN)
-        # Half of those that count, and all after them.
-        watched.note(UNSEEN, 2 * (number % 2 or number >= NUM_WATCHED), TOP)
-    watched.admit(UNSEEN)
-
-
-def test_one_label_word_that_is_shown_is_enough() -> None:
-    watched = watch()
-    for _ in range(NUM_WATCHED):
-        watched.note(UNSEEN, 1, TOP)
-    watched.admit(UNSEEN)
 
 
 def test_each_set_of_label_words_counts_for_itself() -> None:
@@ -159,21 +142,6 @@ async def test_answers_from_the_cache_do_not_count_again(
         with pytest.raises(LabelsNotShown):
             await resumed.score(query(70))
         assert (await resumed.score(query(0))).cached
-
-
-async def test_pending_requests_keep_their_answers(server: FakeOpenAI) -> None:
-    async with backend(server, limits={"concurrency": 16}) as asked:
-        answers, failures = await ask_each(asked.score, map(query, range(300)), concurrency=16)
-        assert failures
-        assert {type(failure) for failure in failures} == {LabelsNotShown}
-        assert MAJORITY <= len(answers) == len(server.received) < MAJORITY + 16
-
-
-async def test_other_questions_are_not_concerned(server: FakeOpenAI) -> None:
-    async with backend(server) as asked:
-        await ask_each(asked.score, map(query, range(40)), concurrency=1)
-        text = replace(query(1), want="text", label_words=(), max_tokens=2)
-        assert (await asked.score(text)).texts[0]
 
 
 def test_score_shows_the_same_line(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_fetched_model_is_its_file(cache: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SpecError) as caught:
         model_path("tiny")
     assert caught.value.problems == [
-        f"{file} has 3 bytes, and tiny has 4; fetch it again with: fedone models get tiny"
+        f"{file} has 3 bytes, and tiny has 4; fetch it again with: fedone models tiny"
     ]
 
 
@@ -75,7 +75,7 @@ def test_a_model_that_is_not_there(cache: Path) -> None:
     with pytest.raises(SpecError) as caught:
         model_path(SMOLLM2)
     assert caught.value.problems == [
-        f"{SMOLLM2} is not on this machine; fetch it with: fedone models get {SMOLLM2}"
+        f"{SMOLLM2} is not on this machine; fetch it with: fedone models {SMOLLM2}"
     ]
     (cache / "models").write_text("a file where a folder belongs")
     assert not is_present(LOCAL_MODELS[SMOLLM2])

@@ -10,13 +10,13 @@ import pytest
 
 from fedone_sdk import assets
 from fedone_sdk.backends import OnnxBackend, TransformersBackend, VllmBackend
-from fedone_sdk.backends.openai_http import make_client
+from fedone_sdk.backends.openai_http import ModelServer
 from fedone_sdk.backends.tokens import token_counter
 from fedone_sdk.errors import MissingExtraError
 
 
 def client() -> object:
-    return make_client(base_url=None, api_key_env=None, timeout_s=1)
+    return ModelServer("x", base_url=None, api_key_env=None, timeout_s=1)
 
 
 def counter() -> object:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import struct
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
 from fedone_sdk import assets
 from fedone_sdk.backends import LOG_ZERO, AnswerCache, ModelClient, Query
@@ -357,15 +354,6 @@ async def test_openai_itself_gets_the_newer_name(monkeypatch: pytest.MonkeyPatch
         assert backend.worst_case(1).prompt_tokens == 1024 + 16
 
 
-async def test_the_older_name_is_learned_too(make: Make) -> None:
-    async with FakeOpenAI(max_name="max_tokens") as server:
-        backend = make(server)
-        backend._max_name = "max_completion_tokens"
-        with pytest.raises(BackendUnavailable):
-            await backend.score(ask())
-        await backend.score(ask())
-
-
 @pytest.mark.parametrize("api", ["chat", "completions"])
 async def test_a_server_that_shows_five_tokens_is_asked_for_five(make: Make, api: str) -> None:
     async with FakeOpenAI(max_top=5) as server:
@@ -513,16 +501,6 @@ async def test_a_failure_is_of_its_kind_and_does_not_last(
         assert len(server.received) == 2
 
 
-@pytest.mark.parametrize("behaviour", ["hang", "slow_body"])
-async def test_a_server_that_does_not_end_its_answer_is_given_up(
-    make: Make, behaviour: str
-) -> None:
-    async with FakeOpenAI(script=Script(default=behaviour)) as server:
-        with pytest.raises(BackendUnavailable, match="no answer in time") as caught:
-            await make(server, timeout_s=0.3).score(ask())
-    assert caught.value.usage is None
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -547,19 +525,6 @@ async def test_an_answer_of_another_shape_is_a_clear_error(
         with pytest.raises(BackendUnavailable, match="not a completion") as caught:
             await make(server).score(ask())
     assert caught.value.usage is None
-
-
-async def test_a_bill_beyond_the_quote_is_reported_once(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeModel, "count", staticmethod(lambda text: 5000))
-    async with FakeOpenAI() as server:
-        backend = make(server)
-        with capture_logs() as logs:
-            answer = await backend.score(ask())
-            await backend.score(ask())
-    assert answer.usage.prompt_tokens == 5007
-    assert [log["event"] for log in logs].count("usage_beyond_quote") == 1
 
 
 # Its name
@@ -673,17 +638,6 @@ async def test_two_files_under_one_name_share_no_cache(make: Make, tmp_path: Pat
     assert asked == [1, 2, 2]
 
 
-@pytest.mark.parametrize(("context", "warned"), [(1151, True), (1152, False)])
-async def test_a_context_shorter_than_the_longest_input_is_warned_of(
-    make: Make, context: int, warned: bool
-) -> None:
-    async with FakeOpenAI(models={"fake-1": {"meta": {"n_ctx": context}}}) as server:
-        with capture_logs() as logs:
-            await make(server).check(WORDS)
-    events = [log["event"] for log in logs]
-    assert ("context_shorter_than_max_input_tokens" in events) == warned
-
-
 async def test_a_server_without_a_list_is_tolerated(make: Make) -> None:
     async with FakeOpenAI(lists_models=False) as server:
         await make(server).check(WORDS)
@@ -698,54 +652,6 @@ async def test_a_wrong_key_is_seen_before_anything_is_paid(
             await make(server, api_key_env="MY_KEY").check(WORDS)
         assert not server.received
     assert "sk-wrong" not in str(caught.value)
-
-
-async def test_a_dead_server_is_named(make: Make) -> None:
-    with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:9/v1: no connection"):
-        await make(None).check(WORDS)
-
-
-def day(days: int) -> str:
-    return str((datetime.now(UTC) + timedelta(days=days)).date())
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"shutdown_date": day(30)},
-        {"shutdown_date": day(30) + "T00:00:00Z"},
-        {"deprecation": {"shutdown_date": day(30)}},
-        {"deprecation": {"inference": int(datetime.now(UTC).timestamp()) + 30 * 86_400}},
-    ],
-)
-async def test_a_shutdown_to_come_is_a_warning(make: Make, entry: dict[str, object]) -> None:
-    async with FakeOpenAI(models={"fake-1": entry}) as server:
-        backend = make(server)
-        with capture_logs() as logs:
-            await backend.check(WORDS)
-    (warning,) = [log for log in logs if log["event"] == "model_shutdown_announced"]
-    assert warning["log_level"] == "warning"
-    assert day(29) <= warning["shutdown_date"] <= day(31)
-
-
-@pytest.mark.parametrize("lists_models", [True, "list"])
-async def test_a_shutdown_that_is_past_blocks(make: Make, lists_models: Any) -> None:
-    models = {"fake-1": {"shutdown_date": day(-2)}}
-    async with FakeOpenAI(models=models, lists_models=lists_models) as server:
-        with pytest.raises(BackendBlocked, match=r"was shut down on .*: take another model"):
-            await make(server).check(WORDS)
-
-
-@pytest.mark.parametrize("value", [None, "soon", 1e300, [], True])
-async def test_a_shutdown_date_that_is_none_is_no_trouble(make: Make, value: object) -> None:
-    entry = {"shutdown_date": value, "deprecation": "yes"}
-    async with FakeOpenAI(models={"fake-1": entry}) as server:
-        await make(server).check(WORDS)
-
-
-def test_a_tokeniser_that_is_not_there_is_seen_at_once(make: Make) -> None:
-    with pytest.raises(SpecError, match="no file"):
-        make(None, tokenizer="/nowhere")
 
 
 def test_the_options_are_those_of_the_spec() -> None:
@@ -764,9 +670,3 @@ def test_the_options_are_those_of_the_spec() -> None:
     for name, default in fields.items():
         if name != "model":
             assert options[name].default == default
-
-
-def test_the_fakes_numbers_are_a_distribution() -> None:
-    log_probs = FakeModel().log_probs("x")
-    assert math.fsum(map(math.exp, log_probs.values())) == pytest.approx(1)
-    assert json.dumps(log_probs) == json.dumps(FakeModel().log_probs("x"))

@@ -163,15 +163,6 @@ async def test_a_request_above_the_token_limit_goes_alone() -> None:
 
 
 @on_virtual_time
-async def test_tokens_that_were_not_used_are_free_for_others() -> None:
-    model = Model(takes_s=1)
-    model.used = lambda tokens: tokens // 10
-    backend = limited(model, tokens_per_minute=100)
-    await asyncio.gather(*(backend.score(ask(f"{n}:90")) for n in range(3)))
-    assert model.times == [0, 1, 60]  # 9 + 90 fit, 9 + 9 + 90 do not before a minute is over
-
-
-@on_virtual_time
 async def test_payers_take_turns() -> None:
     model = Model(takes_s=1)
     backend = limited(model, concurrency=1)
@@ -198,19 +189,6 @@ async def test_the_provider_s_remaining_limit_is_not_exceeded() -> None:
     await asyncio.gather(*(backend.score(ask()) for _ in range(5)))
     # Two were left; the rest waits until it is full again, 30 s after the answer.
     assert model.times == [0, 1, 1, 31, 31, 32]
-
-
-@on_virtual_time
-async def test_requests_sent_meanwhile_count_against_what_is_left() -> None:
-    model = Model(takes_s=1)
-    model.limits = lambda text: RateLimits(requests=3, requests_reset_s=10) if text == "1" else None
-    backend = limited(model)
-    first = asyncio.create_task(backend.score(ask("1")))
-    await asyncio.sleep(0.5)
-    others = [asyncio.create_task(backend.score(ask("2"))) for _ in range(2)]
-    await first
-    await asyncio.gather(*others, *(backend.score(ask("3")) for _ in range(2)))
-    assert model.times == [0, 0.5, 0.5, 1, 11]
 
 
 @on_virtual_time

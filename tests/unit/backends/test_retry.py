@@ -67,22 +67,6 @@ async def outcomes(tasks: list[asyncio.Task[Answer]]) -> list[Answer | BaseExcep
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@on_virtual_time
-async def test_unavailable_models_are_queried_again() -> None:
-    model = Model(down_until(3))
-    answer = await retrying(model, attempts=4).score(ask())
-    assert answer.usage == ONE
-    assert len(model.sent) == 4
-
-
-@on_virtual_time
-async def test_the_last_error_is_the_callers() -> None:
-    model = Model(lambda number: BackendUnavailable(f"failure {number}"))
-    with pytest.raises(BackendUnavailable, match="failure 3"):
-        await retrying(model, attempts=3).score(ask())
-    assert len(model.sent) == 3
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -123,15 +107,6 @@ async def test_the_provider_is_waited_for_as_it_asks() -> None:
     )
     await retrying(model, max_wait_s=60).score(ask())
     assert 20 <= model.sent[1] <= 20.5
-
-
-@on_virtual_time
-async def test_but_no_longer_than_max_wait() -> None:
-    model = Model(
-        lambda number: BackendUnavailable("429", retry_after_s=3600) if number == 1 else None
-    )
-    await retrying(model, max_wait_s=9).score(ask())
-    assert model.sent[1] == pytest.approx(9)
 
 
 @on_virtual_time
@@ -285,15 +260,6 @@ async def test_reset_spares_the_pause() -> None:
     backend.reset()
     assert all(isinstance(answer, Answer) for answer in await outcomes(many(backend, 10)))
     assert len(model.sent) == 12
-
-
-@on_virtual_time
-async def test_reset_of_a_closed_breaker_changes_nothing() -> None:
-    model = Model(down_until(2))
-    backend = retrying(model)
-    backend.reset()
-    await backend.score(ask())
-    assert len(model.sent) == 3
 
 
 @on_virtual_time

@@ -108,23 +108,6 @@ async def test_the_answer_is_that_of_the_whole_query(
     assert await split.quote(query) == quote == split.worst_case(num_inputs)
 
 
-async def test_what_fits_is_passed_on_as_it_is() -> None:
-    for inner in (Narrow(None), Narrow(2)):
-        query = ask("ab")
-        split = ModelClient(inner)
-        await split.score(query)
-        assert inner.asked == [query]
-        assert inner.asked[0] is query
-        assert split.worst_case(2) == inner.worst_case(2)
-        assert await split.quote(query) == await inner.quote(query)
-
-
-async def test_a_model_without_a_limit_gets_the_whole_query() -> None:
-    inner = Narrow(None)
-    await ModelClient(inner).score(ask("a" * 1000))
-    assert len(inner.asked) == 1
-
-
 async def test_the_parts_keep_all_queries_and_the_payer() -> None:
     payer = BudgetGuard(Budget(requests=9))
     query = ask("abc", want="reference", references=("x", "y", "z"), label_words=(), payer=payer)
@@ -236,13 +219,3 @@ async def test_a_cancellation_cancels_all_parts() -> None:
         await call
     assert inner.under_way == 0
     assert len(inner.asked) == 3
-
-
-async def test_many_large_queries_at_once() -> None:
-    inner = Narrow(1)
-    split = ModelClient(inner, limits=LimitsSpec(concurrency=16))
-    query = ask("ab" * 512)
-    answers = await asyncio.gather(*(split.score(query) for _ in range(4)))
-    assert len({answer.log_probs for answer in answers}) == 1
-    assert len(inner.asked) == 4096
-    assert inner.most_under_way == 64

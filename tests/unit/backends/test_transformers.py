@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -187,23 +186,6 @@ async def test_padding_changes_nothing(
         torch.testing.assert_close(torch.tensor(found), torch.tensor(together), atol=1e-5, rtol=0)
 
 
-async def test_a_query_is_one_pass_and_a_large_one_is_split_by_length(llama: Path) -> None:
-    shapes: list[tuple[int, int]] = []
-
-    def note(_: object, args: object, options: dict[str, Any]) -> None:
-        shapes.append(tuple(options["input_ids"].shape))
-
-    queries = [ask(*[" word" * length for length in (1, 30, 2, 40, 3)]), ask("x"), ask("a", "b")]
-    async with backend(llama, max_batch=3) as ours:
-        await ours.check(())
-        ours._loaded().module.register_forward_pre_hook(note, with_kwargs=True)
-        await asyncio.gather(*map(ours.score, queries))
-    longest = len(Naive(llama).ids(queries[0].inputs[3]))
-    assert shapes[0] == (3, longest)
-    assert shapes[1] == (2, longest - 38)
-    assert sorted(rows for rows, _ in shapes[2:]) == [1, 2]
-
-
 async def test_label_words_of_several_tokens_sum_up(llama: Path) -> None:
     naive = Naive(llama)
     words = (" great", " terrible", " not good", " not bad at all", "!")
@@ -310,13 +292,6 @@ async def test_label_words(llama: Path) -> None:
             await ours.check((" great", ""))
 
 
-async def test_special_tokens_in_a_text_are_text(llama: Path) -> None:
-    async with backend(llama) as ours:
-        ids = ours._loaded().encoder.encode((Part("field", "</s><s> x <pad>"),))
-    assert ids[0] == 0
-    assert not {0, 1, 2} & set(ids[1:])
-
-
 async def test_out_of_memory_names_the_setting(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,18 +308,6 @@ async def test_out_of_memory_names_the_setting(
                 await ours.score(ask("x"))
         assert "\n" not in str(caught.value)
         assert len((await ours.score(ask("x"))).log_probs) == 1
-
-
-async def test_a_failing_pass_is_one_clear_line(llama: Path, tmp_path: Path) -> None:
-    # Its embedding has no row for some of the tokeniser's ids.
-    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
-    small = transformers.AutoModelForCausalLM.from_pretrained(llama)
-    small.resize_token_embeddings(50)
-    small.save_pretrained(tmp_path)
-    async with backend(tmp_path) as ours:
-        with pytest.raises(BackendError, match="torch failed: index out of range") as caught:
-            await ours.score(ask("x"))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

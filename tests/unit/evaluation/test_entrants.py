@@ -137,7 +137,7 @@ def test_default() -> None:
             ["random"],
             {
                 "method": {"name": "gs-bdpl"},
-                "participation": {"clients_per_round": 2},
+                "participation": {"clients_per_round": 2, "exchange": "alpha"},
             },
             "--methods: random cannot run RUN.yaml (participation.clients_per_round: ",
         ),

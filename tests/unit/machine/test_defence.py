@@ -291,7 +291,11 @@ def test_a_majority_is_never_put_out() -> None:
             "participation.aggregation: must be plain",
         ),
         (
-            {"defence": "standard", "method": {"name": "random"}},
+            {
+                "defence": "standard",
+                "method": {"name": "random"},
+                "participation": {"exchange": "alpha"},
+            },
             "defence: needs participation.exchange losses",
         ),
         (

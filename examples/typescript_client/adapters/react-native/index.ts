@@ -20,7 +20,7 @@ export interface SecureStore {
  * of a keychain, in MMKV.
  */
 export function secureStorage(mmkv: Mmkv, secure: SecureStore): EdgeStorage {
-  const isSecret = (key: string): boolean => /\.(identity|signing-key)$/.test(key);
+  const isSecret = (key: string): boolean => /\.identity$/.test(key);
   return {
     get: (key) => (isSecret(key) ? secure.getItemAsync(key) : mmkv.getString(key)),
     set: (key, value) => (isSecret(key) ? secure.setItemAsync(key, value) : mmkv.set(key, value)),

@@ -1,4 +1,4 @@
-"""Enrolment tokens, clients that may be revoked, nonces, who waits, and names of commits."""
+"""Enrolment tokens, clients that may be revoked, who waits, and names of commits."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -20,19 +20,13 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Double, nullable=False),
         sa.Column("revoked_at", sa.Double),
     )
-    for name in ("enrolment_sha256", "token", "public_key", "previous_sha256"):
+    for name in ("enrolment_sha256", "token", "previous_sha256"):
         op.add_column("clients", sa.Column(name, sa.String))
     op.add_column("clients", sa.Column("runs", sa.Text))
     op.add_column("clients", sa.Column("revoked_at", sa.Double))
     for name in ("credential_sha256", "previous_sha256"):
         op.create_index(f"clients_{name}", "clients", [name])
     op.create_index("clients_enrolment_sha256", "clients", ["enrolment_sha256"], unique=True)
-    op.create_table(
-        "nonces",
-        sa.Column("nonce", sa.String, primary_key=True),
-        sa.Column("until", sa.Double, nullable=False),
-    )
-    op.create_index("nonces_until", "nonces", ["until"])
     op.create_table(
         "members",
         sa.Column("client_index", sa.Integer, primary_key=True, autoincrement=False),

@@ -1,4 +1,4 @@
-"""`fedone tokens`: enrolment tokens of devices."""
+"""`fedone tokens` and `fedone clients`: enrolment tokens, and enrolled devices."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from fedone_sdk.cli._options import JsonFile, Server, Token, call, group
 from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import NewToken, TokenInfo
+from fedone_sdk.messages import ClientInfo, NewToken, TokenInfo
 from fedone_sdk.spec import validate_spec
 
-app = group(
+tokens = group(
     "Create and revoke enrolment tokens of devices.",
     example="fedone tokens create fleet --run 'acme-*' --server https://fedone.example",
+)
+
+clients = group(
+    "List enrolled devices, and revoke them.",
+    example="fedone clients list --server https://fedone.example",
 )
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -24,7 +29,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 
-@app.command(
+@tokens.command(
     epilog="Example: fedone tokens create one-phone --uses 1 --expires-in 7d "
     "--server https://fedone.example"
 )
@@ -61,10 +66,10 @@ def create(
     try:
         output.write_json(made)
     finally:  # no other response contains it
-        output.facts({"token": made.token, **_facts(made)})
+        output.facts({"token": made.token, **_token_facts(made)})
 
 
-@app.command("list", epilog="Example: fedone tokens list --server https://fedone.example")
+@tokens.command("list", epilog="Example: fedone tokens list --server https://fedone.example")
 def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> None:
     """List the tokens, without their secrets."""
     output = Output(json_file)
@@ -72,25 +77,66 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
     output.write_json(found)
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
-        ([one.name, *_facts(one).values()] for one in found),
+        ([one.name, *_token_facts(one).values()] for one in found),
     )
 
 
-@app.command(epilog="Example: fedone tokens revoke fleet --server https://fedone.example")
-def revoke(name: Name, server: Server, token: Token, json_file: JsonFile = None) -> None:
+@tokens.command(
+    "revoke", epilog="Example: fedone tokens revoke fleet --server https://fedone.example"
+)
+def revoke_token(name: Name, server: Server, token: Token, json_file: JsonFile = None) -> None:
     """Revoke a token; devices that enrolled with it stay enrolled."""
     output = Output(json_file)
     revoked = call(server, token, lambda admin: admin.revoke_token(name))
     output.write_json(revoked)
-    output.facts(_facts(revoked))
+    output.facts(_token_facts(revoked))
 
 
-def _facts(token: TokenInfo) -> dict[str, str]:
+@clients.command("list", epilog="Example: fedone clients list --server https://fedone.example")
+def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> None:
+    """List the clients."""
+    output = Output(json_file)
+    found = call(server, token, AdminClient.clients)
+    output.write_json(found)
+    output.table(
+        ["client", "name", "token", "runs", "enrolled", "revoked"],
+        ([client.client_id, *_client_facts(client).values()] for client in found),
+    )
+
+
+@clients.command(
+    "revoke",
+    epilog="Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example",
+)
+def revoke_client(
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID")],
+    server: Server,
+    token: Token,
+    json_file: JsonFile = None,
+) -> None:
+    """Revoke a client permanently."""
+    output = Output(json_file)
+    revoked = call(server, token, lambda admin: admin.revoke_client(client_id))
+    output.write_json(revoked)
+    output.facts(_client_facts(revoked))
+
+
+def _token_facts(token: TokenInfo) -> dict[str, str]:
     return {
         "runs": "all" if token.runs is None else " ".join(token.runs),
         "uses left": "any" if token.uses_left is None else str(token.uses_left),
         "expires": "never" if token.expires_at is None else moment(token.expires_at),
         "revoked": "no" if token.revoked_at is None else moment(token.revoked_at),
+    }
+
+
+def _client_facts(client: ClientInfo) -> dict[str, str]:
+    return {
+        "name": client.name or "-",
+        "token": client.token or "-",
+        "runs": "all" if client.runs is None else " ".join(client.runs),
+        "enrolled": moment(client.enrolled_at),
+        "revoked": "no" if client.revoked_at is None else moment(client.revoked_at),
     }
 
 

@@ -1,0 +1,138 @@
+"""Bad requests to a live server with open work; ``python -m tests.fuzz.openapi`` is longer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from fedone_sdk.errors import PROBLEMS
+from fedone_sdk.messages import UPDATE, Claim, Decline, Enrol, Problem, Score
+from tests.fuzz.damage import damaged, messages
+from tests.fuzz.openapi import conformance, serving
+from tests.fuzz.target import ENROLMENT, Target, target
+
+EXAMPLES = int(os.environ.get("FEDONE_FUZZ_EXAMPLES", "8"))
+
+
+def test_every_answer_is_one_that_the_contract_names() -> None:
+    with serving() as found:
+        result = conformance(found, EXAMPLES)
+    assert not result.broken
+    assert {status for _, status in result.answers} >= {200, 401, 404, 422}
+    assert not [key for key in result.answers if key[1] >= 500]
+
+
+@pytest.mark.parametrize("gateway", [False, True], ids=["own models", "gateway"])
+def test_bad_messages_change_nothing(gateway: bool) -> None:
+    with serving(gateway=True) as undisturbed:
+        expected = undisturbed.run(undisturbed.finish())
+    with serving(gateway=gateway) as found:
+        before, calls = found.content(), _calls(found)
+
+        @settings(max_examples=40 * EXAMPLES, deadline=None, suppress_health_check=[*HealthCheck])
+        @given(data=st.data())
+        def ask(data: st.DataObject) -> None:
+            path, body, token, parse = data.draw(st.sampled_from(calls))
+            body = data.draw(damaged(body))
+            assume(not _is_valid(parse, body))
+            answer = found.run(found.ask("POST", path, body, token=token))
+            assert 400 <= answer.status < 500, answer
+            problem = Problem.model_validate_json(answer.body)
+            assert PROBLEMS[problem.code][0] == answer.status
+
+        ask()
+        assert found.content() == before
+        assert found.run(found.finish()) == expected
+
+
+Call = tuple[str, bytes, str, Callable[[bytes], object]]
+
+
+def _calls(found: Target) -> list[Call]:
+    """Return valid messages, each with the token of a caller that may send it."""
+    stranger = next(device for device in found.devices if device.held is None)
+    calls: list[Call] = []
+
+    def add(
+        kind: type[Any], path: str, token: str, change: Callable[[str], str] = lambda body: body
+    ) -> None:
+        parse = TypeAdapter(kind).validate_json
+        for vector in messages(kind.__name__):
+            calls.append((path, change(vector["body"]).encode(), token, parse))
+
+    add(Enrol, "/v1/clients", ENROLMENT)
+    add(Claim, "/v1/assignments/claim", stranger.credential)
+    for device in found.holders():
+        assert device.held is not None
+        work_id = device.held["assignment_id"]
+        path, token = f"/v1/assignments/{work_id}", device.credential
+        update = json.dumps(device.update(device.held)).encode()
+        calls.append((f"{path}/update", update, token, UPDATE.validate_json))
+        add(Decline, f"{path}/decline", token)
+        add(Score, "/v1/score", token, partial(_named, work_id))
+    return calls
+
+
+def _named(assignment_id: str, body: str) -> str:
+    return json.dumps({**json.loads(body), "assignment_id": assignment_id})
+
+
+def _is_valid(parse: Callable[[bytes], object], body: bytes) -> bool:
+    try:
+        parse(body)
+    except ValidationError:
+        return False
+    return True
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Target]:
+    async with target(tmp_path) as found:
+        yield found
+
+
+async def test_slow_senders_do_not_hold_up_others(server: Target) -> None:
+    head = b"POST /v1/clients HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    slow = [await asyncio.open_connection(server.host, server.port) for _ in range(200)]
+    try:
+        for number, (_, writer) in enumerate(slow):
+            writer.write(head[: number % len(head) + 1])
+        async with asyncio.timeout(20):
+            answer = await server.ask("POST", "/v1/clients", b"{}", token=ENROLMENT)
+        assert answer.status == 201
+    finally:
+        for _, writer in slow:
+            writer.transport.abort()
+
+
+async def test_half_an_update_does_not_count(server: Target) -> None:
+    device = server.holders("losses")[0]
+    assert device.held is not None
+    path = f"/v1/assignments/{device.held['assignment_id']}/update"
+    body = json.dumps(device.update(device.held)).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {device.credential}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    before = server.content()
+    for size in (1, len(head) + len(body) // 2, len(head) + len(body) - 1):
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write((head + body)[:size])
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await reader.readline()
+        writer.transport.abort()
+    assert server.content() == before
+    answers = [await server.ask("POST", path, body, token=device.credential) for _ in range(2)]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].body == answers[1].body
