@@ -28,6 +28,8 @@ import fedone_sdk
 from fedone_sdk.errors import ArgumentError, FedOneError, needs_extra, one_line
 from fedone_sdk.files import replace_file, sync_path
 
+__all__ = ["Progress", "Record", "Records", "Result", "Session", "Trial", "Workspace", "write_whole"]
+
 Result = dict[str, Any]
 """A trial's result, as JSON holds it. A ``note`` is shown when the trial ends."""
 
