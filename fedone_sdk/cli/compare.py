@@ -22,7 +22,7 @@ from fedone_sdk.cli._state import RunState
 from fedone_sdk.cli._tuning import same_command
 from fedone_sdk.cli.progress import trial_progress
 from fedone_sdk.cli.report import check_page
-from fedone_sdk.errors import ArgumentError
+from fedone_sdk.errors import ArgumentError, FedOneError
 
 if TYPE_CHECKING:
     from fedone_sdk.evaluation.engine import Session, Trial
@@ -123,15 +123,17 @@ def compare(
         watch = stack.enter_context(trial_progress("compare"))
         kept = Records(place.folder.parent, place.folder.name)
         session = Session(kept, workers=None if ray else 1, ray=ray, watch=watch)
-        ahead = asyncio.run(_plan(run, found, session, caps, yes=yes or only_report))
-        if ahead and not only_report:
+        ahead = asyncio.run(_missing(run, found, session, caps, only_report=only_report, yes=yes))
+        if ahead:
             stopped = f"stopped; trials are kept in {place.folder}, and the same command continues"
             with interruptible(f"{stopped} from there"):
                 session.run(ahead, stop_at_failure=True)
     records = [TrialRecord.model_validate(result) for result in session.results.values()]
     for failure in session.failures.values():
-        if not records or not failure.startswith("budget of"):
-            raise ArgumentError(failure)
+        if not failure.startswith("budget of"):
+            raise FedOneError(failure)
+        if not records:
+            raise ArgumentError(f"--requests, --usd: {failure}")
         note(f"--requests, --usd: {failure}")
     if not records:
         raise ArgumentError(f"there is nothing to report in {place.folder}")
@@ -205,28 +207,33 @@ class _Place:
             yield
 
 
-async def _plan(
-    run: RunFile, found: list[Contest], session: Session, caps: _Caps, *, yes: bool
+async def _missing(
+    run: RunFile,
+    found: list[Contest],
+    session: Session,
+    caps: _Caps,
+    *,
+    only_report: bool,
+    yes: bool,
 ) -> list[Trial]:
     """Find the kept trials, print the costs of the others, and return those to run."""
     from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.local.comparison import affordable, costs_of, is_free
     from fedone_sdk.task import form_of
 
-    async with run.backend() as backend:
+    async with run.backend(cache=found[0].cache) as backend:
         with naming(str(run.path)):
             await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             if caps.usd is not None and "usd" not in backend.bounds:
                 raise ArgumentError(
                     "--usd: the price of this model is not known; backend.prices names it"
                 )
-            trials = {one.trial(backend.fingerprint).key: one for one in found}
-            missing = {
-                trial.key: trial
-                for trial in session.find([one.trial(backend.fingerprint) for one in found])
-            }
+            trials = {id(one): one.trial(backend.fingerprint) for one in found}
+            missing = session.find([*trials.values()])
+            if only_report:
+                return []
+            left = [one for one in found if trials[id(one)] in missing]
             spent = sum(result["queries"] for result in session.results.values())
-            left = [one for key, one in trials.items() if key in missing]
             ahead = affordable(found, left, caps.queries, spent)
             costs = await costs_of(ahead, backend) if ahead else None
         if costs is None:
@@ -240,7 +247,7 @@ async def _plan(
             note(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
             raise ArgumentError("--yes: is required to begin, because this model may cost money")
-        return [missing[one.trial(backend.fingerprint).key] for one in ahead]
+        return [trials[id(one)] for one in ahead]
 
 
 def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:

@@ -28,7 +28,16 @@ import fedone_sdk
 from fedone_sdk.errors import ArgumentError, FedOneError, needs_extra, one_line
 from fedone_sdk.files import replace_file, sync_path
 
-__all__ = ["Progress", "Record", "Records", "Result", "Session", "Trial", "Workspace", "write_whole"]
+__all__ = [
+    "Progress",
+    "Record",
+    "Records",
+    "Result",
+    "Session",
+    "Trial",
+    "Workspace",
+    "write_whole",
+]
 
 Result = dict[str, Any]
 """A trial's result, as JSON holds it. A ``note`` is shown when the trial ends."""
@@ -302,7 +311,6 @@ class Session:
                 self.found[trial.key] = record
                 self.kept += 1
         self._seen.update(trial.key for trial in trials)
-        self._tell(None)
         return missing
 
     def run(self, trials: Sequence[Trial], *, stop_at_failure: bool = False) -> None:
@@ -313,6 +321,7 @@ class Session:
             SpecError: The Ray cluster cannot be reached.
         """
         self._began = time.monotonic()
+        self._tell(None)
         by_key = {trial.key: trial for trial in trials}
         jobs = [_Job(one.key, one.run, one.options, self._records.workspace(one)) for one in trials]
         if self._ray is None:

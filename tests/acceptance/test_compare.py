@@ -241,7 +241,7 @@ def test_requests_of_all_trials_are_capped(compare: Fedone, folder: Path) -> Non
 
     first = compare("--seeds", 2, "--requests", 20)
     assert first.code == 2
-    assert "arguments: --requests, --usd: budget of 20 requests exhausted" in first.err
+    assert "--requests, --usd: budget of 20 requests exhausted" in first.err
     assert spent() == 20
     # More may be spent, and what was paid for is not paid for again.
     code, _, err = compare("--seeds", 2, "--requests", 60)
@@ -273,7 +273,6 @@ def test_one_process_at_a_time(compare: Fedone, folder: Path) -> None:
     [
         (["--methods", "magic"], "arguments: --methods: 'magic' is not known; allowed: gs-bdpl, "),
         (["--methods", "random,random"], "arguments: --methods: each name may occur only once"),
-        (["--methods", "bbt"], "run.yaml: method: bbt needs a backend that takes embeddings"),
         (["--html", "c.pdf"], "arguments: --html: c.pdf must end in .html"),
         (["--html", "absent/c.html"], "arguments: --html: there is no folder absent"),
         (["--json", "absent/c.json"], "arguments: --json: there is no folder absent"),

@@ -68,7 +68,7 @@ def run_experiment(
     ]:
         tried.update(trial.key for trial in new)
         missing = session.find(new)
-        if missing and run_missing:
+        if run_missing:
             session.run(missing)
     document: dict[str, object] | None = None
     report, files = None, tuple[Path, ...]()
