@@ -221,7 +221,7 @@ async def _missing(
     from fedone_sdk.local.comparison import affordable, costs_of, is_free
     from fedone_sdk.task import form_of
 
-    async with run.backend(cache=found[0].cache) as backend:
+    async with run.backend(cache=None if only_report else found[0].cache) as backend:
         with naming(str(run.path)):
             await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             if caps.usd is not None and "usd" not in backend.bounds:
