@@ -123,8 +123,6 @@ class LlamaCppBackend(LocalBackend):
             ValueError: The query has no inputs, or no label words.
         """
         self.check_query(query)
-        if query.soft_prompt is not None:
-            raise BackendError("a GGUF model takes no soft prompts")
         return await self._in(self._model_thread, lambda model: model.answer(query))
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:

@@ -35,6 +35,7 @@ __all__ = [
     "Result",
     "Session",
     "Trial",
+    "TrialFunction",
     "Workspace",
     "write_whole",
 ]
@@ -78,13 +79,17 @@ class Workspace:
         return self.folder / name
 
 
+TrialFunction = Callable[[dict[str, Any], Workspace], Result]
+"""Runs a trial in a separate process: a function at the top of a module."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One piece of work, such as one method on one task with one seed.
 
     Attributes:
         key: Its name among the trials, also that of its file.
-        run: A function at the top of a module; it runs in another process.
+        run: The function.
         options: All that its result depends on besides `inputs`, as JSON holds it, without paths.
             A result is used again only with the same options.
         inputs: Files and folders that it reads; their contents are part of its identity.
@@ -93,7 +98,7 @@ class Trial:
     """
 
     key: str
-    run: Callable[[dict[str, Any], Workspace], Result]
+    run: TrialFunction
     options: dict[str, Any]
     inputs: Mapping[str, Path] = field(default_factory=dict)
     context: Any = None
@@ -372,7 +377,7 @@ class _Job:
     """A trial as a worker receives it."""
 
     key: str
-    run: Callable[[dict[str, Any], Workspace], Result]
+    run: TrialFunction
     options: dict[str, Any]
     workspace: Workspace
 
