@@ -22,7 +22,7 @@ from fedone_sdk.data import load_examples
 from fedone_sdk.evaluation.engine import Workspace
 from fedone_sdk.local.comparison import AnswerRecorder, contests
 from fedone_sdk.local.entrants import entrants_of
-from fedone_sdk.spec import OnnxSpec, RunSpec, load_yaml
+from fedone_sdk.spec import BackendSpec, RunSpec, load_yaml
 from tests.acceptance.tiny import write_sentences
 from tests.console import Fedone, Outcome
 
@@ -117,7 +117,7 @@ def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
 async def _check(trials: Iterable[dict[str, Any]]) -> None:
     """Asks about each deployed prompt again."""
     spec, dev = RunSpec.load("run.yaml"), list(load_examples("dev.jsonl"))
-    async with build_backend(OnnxSpec()) as backend:
+    async with build_backend(BackendSpec()) as backend:
         for trial in trials:
             task = spec.task if trial["bias"] is None else spec.task.with_bias(trial["bias"])
             again = await predict(backend, task, trial["prompt"], dev, 4)
