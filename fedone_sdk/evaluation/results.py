@@ -1,0 +1,463 @@
+"""The results of a comparison: trials of methods and baselines, their table and a conclusion."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.evaluation.statistics import RESAMPLED, Estimate, difference
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.task import TaskSpec
+
+BASELINES: Mapping[str, str] = {
+    "no-prompt": "No prompt",
+    "no-prompt-bias": "No prompt, fitted label bias",
+}
+"""Baselines, by name, and their labels."""
+
+INSTRUCTION = "instruction"
+"""RUN.yaml's own method, with the shipped instructions as its only slot choice."""
+
+_HEADER = (
+    "method",
+    "trials",
+    "{metric}",
+    "vs {first} [95 %]",
+    "loss",
+    "vs {first} [95 %]",
+    "to target",
+    "queries",
+    "example calls",
+    "requests",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """One row of a comparison.
+
+    Attributes:
+        name: As given by the user.
+        kind: A ``method`` is tuned; a ``baseline`` is only measured.
+        spec: Its run, with the seed of RUN.yaml. A baseline has the run of RUN.yaml.
+        notes: Differences from RUN.yaml other than the method itself.
+    """
+
+    name: str
+    kind: Literal["method", "baseline"]
+    spec: RunSpec
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The display name."""
+        if self.name == INSTRUCTION:
+            return "Instruction alone"
+        return BASELINES.get(self.name, self.name)
+
+    def seeded(self, seed: int) -> RunSpec:
+        """Return the run with another seed."""
+        return self.spec.model_copy(update={"seed": seed})
+
+
+class Point(BaseModel):
+    """A deployable prompt during training.
+
+    Attributes:
+        queries: Training queries so far.
+        metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
+        loss: The task's mean loss there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    queries: int
+    metric: float
+    loss: float
+
+
+class TrialRecord(BaseModel):
+    """One entrant with one seed. It contains no text of examples.
+
+    Attributes:
+        entrant: The method or baseline.
+        seed: Of the run.
+        model: Fingerprint of the model.
+        status: How the run ended; ``measured`` for a baseline.
+        rounds: Rounds that ran.
+        queries: Training queries.
+        example_calls: Training queries times the examples of a query.
+        evaluation_queries: Queries on the dev split.
+        spent: Usage of the trial; cached answers cost nothing.
+        prompt: The deployable prompt.
+        bias: Its label bias.
+        metric: On the dev split.
+        loss: The task's mean loss there, with the bias.
+        predicted: Index of the predicted label per example of the dev split: -1 for no label,
+            null where the model failed. Empty for tasks without labels.
+        targets: Index of the true label per example. Empty for tasks without labels.
+        losses: The task's loss per example, null where the model failed.
+        curve: The untrained prompt, points during training, and the final prompt.
+        wall_s: Seconds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    entrant: str
+    seed: int
+    model: str
+    status: str
+    rounds: int = 0
+    queries: int = 0
+    example_calls: int = 0
+    evaluation_queries: int
+    spent: Usage
+    prompt: str = ""
+    bias: tuple[float, ...] | None = None
+    metric: float
+    loss: float
+    predicted: tuple[int | None, ...] = ()
+    targets: tuple[int, ...] = ()
+    losses: tuple[float | None, ...]
+    curve: tuple[Point, ...] = Field(min_length=1)
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One entrant's results.
+
+    Attributes:
+        entrant: The entrant.
+        trials: By seed.
+        difference: Its metric minus the first entrant's, paired; None for the first, without
+            pairs, or for a metric that cannot be resampled.
+        loss_difference: The same for the loss.
+        reached: Training queries to the target by seed; None if it was not reached.
+    """
+
+    entrant: Entrant
+    trials: Mapping[int, TrialRecord]
+    difference: Estimate | None
+    loss_difference: Estimate | None
+    reached: Mapping[int, int | None]
+
+    @property
+    def metric(self) -> float | None:
+        """Mean over the seeds; None without trials."""
+        return self.mean("metric")
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the seeds; None without trials."""
+        return self.mean("loss")
+
+    @property
+    def queries_to_target(self) -> float | None:
+        """The lower median over the seeds, infinite if most did not reach it; None: no trial."""
+        found = sorted(math.inf if one is None else one for one in self.reached.values())
+        return found[(len(found) - 1) // 2] if found else None
+
+    @property
+    def spent(self) -> Usage:
+        """Usage of all trials."""
+        return sum((one.spent for one in self.trials.values()), NOTHING)
+
+    def mean(self, name: str) -> float | None:
+        """Return the mean of a number over the seeds; None without trials."""
+        found = [float(getattr(one, name)) for one in self.trials.values()]
+        return math.fsum(found) / len(found) if found else None
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        median = self.queries_to_target
+        return {
+            "name": self.entrant.name,
+            "label": self.entrant.label,
+            "kind": self.entrant.kind,
+            "settings": self.entrant.spec.method.model_dump(mode="json")
+            if self.entrant.kind == "method"
+            else None,
+            "notes": list(self.entrant.notes),
+            "trials": len(self.trials),
+            "metric": self._numbers("metric"),
+            "loss": self._numbers("loss"),
+            "difference": self.difference and self.difference._asdict(),
+            "loss_difference": self.loss_difference and self.loss_difference._asdict(),
+            "queries_to_target": {
+                "median": None if median is None or math.isinf(median) else median,
+                "reached": sum(one is not None for one in self.reached.values()),
+                "by_seed": {str(seed): one for seed, one in self.reached.items()},
+            },
+            "queries": self.mean("queries"),
+            "example_calls": self.mean("example_calls"),
+            "evaluation_queries": self.mean("evaluation_queries"),
+            "spent": self.spent.model_dump(mode="json"),
+            "prompts": {str(seed): one.prompt for seed, one in self.trials.items()},
+            "curves": {
+                str(seed): [point.model_dump() for point in one.curve]
+                for seed, one in self.trials.items()
+            },
+        }
+
+    def _numbers(self, name: str) -> dict[str, Any]:
+        by_seed = {str(seed): getattr(one, name) for seed, one in self.trials.items()}
+        values = list(by_seed.values())
+        return {
+            "mean": self.mean(name),
+            "sd": statistics.stdev(values) if len(values) > 1 else None,
+            "by_seed": by_seed,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """The results of a comparison.
+
+    Attributes:
+        name: Of the run.
+        task: The task.
+        seeds: All requested seeds.
+        standings: In the order of the table; the others are compared with the first.
+        target: The metric to reach; None is the first entrant's final metric, seed by seed.
+        models: Fingerprints of the models.
+        num_examples: Examples of the dev split.
+        missing: Trials without a record.
+    """
+
+    name: str
+    task: TaskSpec
+    seeds: tuple[int, ...]
+    standings: tuple[Standing, ...]
+    target: float | None
+    models: tuple[str, ...]
+    num_examples: int
+    missing: tuple[str, ...]
+
+    @property
+    def spent(self) -> Usage:
+        """Usage of all trials."""
+        return sum((one.spent for one in self.standings), NOTHING)
+
+    @property
+    def judged(self) -> str:
+        """The measure behind the conclusion: the loss if the metric has no interval."""
+        return self.task.metric if self.task.metric in RESAMPLED else "loss"
+
+    @property
+    def target_text(self) -> str:
+        """The target as text."""
+        first = self.standings[0].entrant.name
+        metric = self.task.metric
+        return (
+            f"what {first} has at its end, seed by seed"
+            if self.target is None
+            else f"{metric} {'at most' if metric == 'loss' else 'at least'} {self.target:g}"
+        )
+
+    @property
+    def conclusion(self) -> str:
+        """Return which entrant is better, in one or two sentences."""
+        first, *others = self.standings
+        by_loss = self.judged == "loss"
+        compared = [(one, one.loss_difference if by_loss else one.difference) for one in others]
+        sides: dict[str, list[str]] = {"better": [], "worse": [], "open": []}
+        for one, estimate in compared:
+            if estimate is not None:
+                sides[self._side(estimate)].append(one.entrant.name)
+        pairs = max((estimate.pairs for _, estimate in compared if estimate), default=0)
+        if not pairs:
+            return "Nothing is compared yet: no seed has two trials."
+        parts = []
+        if sides["better"]:
+            # The others are better than the first.
+            parts.append(f"worse than {_names(sides['better'])}")
+        if sides["worse"]:
+            parts.append(f"better than {_names(sides['worse'])}")
+        basis = f"{self.judged}, 95 % intervals, {_counted(pairs, 'seed')}, "
+        basis += _counted(self.num_examples, "dev example")
+        name = first.entrant.name
+        if not parts:
+            text = f"No difference from {name} was seen: {_names(sides['open'])} ({basis})."
+        else:
+            text = f"{name} is {' and '.join(parts)} ({basis})."
+            if sides["open"]:
+                text += f" No difference from {_names(sides['open'])} was seen."
+        if self.judged != "loss":
+            text += self._by_loss(sides["open"])
+        if pairs == 1:
+            text += " One seed gives no interval over seeds."
+        return text
+
+    def document(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "metric": self.task.metric,
+            "judged": self.judged,
+            "models": list(self.models),
+            "seeds": list(self.seeds),
+            "examples": self.num_examples,
+            "target": self.target,
+            "conclusion": self.conclusion,
+            "methods": [one.document() for one in self.standings],
+            "spent": self.spent.model_dump(mode="json"),
+            "missing": list(self.missing),
+        }
+
+    def _by_loss(self, names: Sequence[str]) -> str:
+        """Return a sentence on the losses of entrants whose metrics do not differ."""
+        parts = []
+        for verdict, word in ("less", "lower"), ("more", "higher"):
+            found = [
+                one.entrant.name
+                for one in self.standings
+                if one.entrant.name in names
+                and one.loss_difference is not None
+                and one.loss_difference.verdict == verdict
+            ]
+            if found:
+                parts.append(f"of {_names(found)} is {word}")
+        return f" The loss {' and that '.join(parts)}." if parts else ""
+
+    def _side(self, estimate: Estimate) -> str:
+        """Return whether an entrant is better or worse than the first."""
+        if estimate.verdict == "open":
+            return "open"
+        more_is_better = self.judged != "loss"
+        return "better" if (estimate.verdict == "more") is more_is_better else "worse"
+
+
+def results_of(
+    *,
+    name: str,
+    task: TaskSpec,
+    entrants: Sequence[Entrant],
+    seeds: Sequence[int],
+    records: Mapping[tuple[str, int], TrialRecord],
+    num_examples: int,
+    target: float | None = None,
+) -> Results:
+    """Compute the results of trials.
+
+    Args:
+        name: Of the run.
+        task: The task.
+        entrants: In the order of the table.
+        seeds: All requested seeds.
+        records: The existing records, by entrant and seed.
+        num_examples: Examples of the dev split.
+        target: The metric to reach; None is the first entrant's final metric.
+    """
+    by_name = {
+        entrant.name: {
+            seed: record
+            for seed in seeds
+            if (record := records.get((entrant.name, seed))) is not None
+        }
+        for entrant in entrants
+    }
+    first = by_name[entrants[0].name]
+    lower = task.metric == "loss"
+    standings = []
+    for place, entrant in enumerate(entrants):
+        own = by_name[entrant.name]
+        common = [seed for seed in own if seed in first] if place else []
+        pair = [own[seed] for seed in common], [first[seed] for seed in common]
+        standings.append(
+            Standing(
+                entrant=entrant,
+                trials=own,
+                difference=difference(task.metric, *pair, len(task.labels)),
+                loss_difference=difference("loss", *pair),
+                reached={
+                    seed: _reached(record, bar, lower=lower)
+                    for seed, record in own.items()
+                    if (bar := _bar(first.get(seed), target)) is not None
+                },
+            )
+        )
+    return Results(
+        name=name,
+        task=task,
+        seeds=tuple(seeds),
+        standings=tuple(standings),
+        target=target,
+        models=tuple(dict.fromkeys(record.model for record in records.values())),
+        num_examples=num_examples,
+        missing=tuple(
+            f"{entrant.name}, seed {seed}"
+            for seed in seeds
+            for entrant in entrants
+            if seed not in by_name[entrant.name]
+        ),
+    )
+
+
+def _bar(first: TrialRecord | None, target: float | None) -> float | None:
+    if target is not None:
+        return target
+    return None if first is None else first.metric
+
+
+def _reached(record: TrialRecord, bar: float, *, lower: bool) -> int | None:
+    """Return the training queries at the first point of a curve that reaches the target."""
+    for point in record.curve:
+        if (point.metric <= bar) if lower else (point.metric >= bar):
+            return point.queries
+    return None
+
+
+def _names(names: Sequence[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def header_of(results: Results) -> list[str]:
+    """Return the columns of the table."""
+    first = results.standings[0].entrant.name
+    return [name.format(metric=results.task.metric, first=first) for name in _HEADER]
+
+
+def row_of(results: Results, standing: Standing) -> list[str]:
+    """One line of the table."""
+    median = standing.queries_to_target
+    reached = sum(one is not None for one in standing.reached.values())
+    count = len(standing.reached)
+    queries = "-" if median is None else f"{median:.0f}" if math.isfinite(median) else "never"
+    if 0 < reached < count:
+        queries += f" ({reached} of {count})"
+    return [
+        standing.entrant.name,
+        str(len(standing.trials)),
+        _number(standing.metric),
+        _estimate(standing.difference),
+        _number(standing.loss),
+        _estimate(standing.loss_difference),
+        queries,
+        _count(standing.mean("queries")),
+        _count(standing.mean("example_calls")),
+        f"{standing.spent.requests:,}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _estimate(found: Estimate | None) -> str:
+    return "-" if found is None else f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"

@@ -1,0 +1,138 @@
+"""Entrants of a comparison: methods with their settings, and baselines without tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from fedone_sdk.candidates import InstructionsSource
+from fedone_sdk.errors import ArgumentError, SpecError
+from fedone_sdk.evaluation.results import BASELINES, INSTRUCTION, Entrant
+from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
+from fedone_sdk.vocabulary import LABELS
+
+_PEERS = ("random", "gs-bdpl")
+"""Default opponents of RUN.yaml's own method."""
+
+_MODELS: Mapping[str, Any] = {
+    name: model
+    for model in get_args(get_args(MethodSpec)[0])
+    for name in get_args(model.model_fields["name"].annotation)
+}
+
+METHODS = tuple(_MODELS)
+"""The black-box methods, by their names in RUN.yaml."""
+
+
+def default_names(spec: RunSpec) -> tuple[str, ...]:
+    """Return RUN.yaml's own method, its peers, and the baselines that the task allows."""
+    names = [spec.method.name, *(name for name in _PEERS if name in METHODS), *BASELINES]
+    if _against_bias(spec):
+        names.remove("no-prompt-bias")
+    return tuple(dict.fromkeys(names))
+
+
+def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]) -> list[Entrant]:
+    """Return one entrant per method or baseline.
+
+    A method takes the settings of RUN.yaml's method that it has in common. If ``calibration`` is
+    not valid with it, the SDK's default is used, and noted.
+
+    Args:
+        document: RUN.yaml as parsed.
+        base: The same, validated, with the changes of the command line.
+        names: Of methods and baselines, in the order of the table.
+
+    Raises:
+        SpecError: There is no such method, or it cannot run RUN.yaml.
+    """
+    if not names or len(set(names)) < len(names):
+        raise ArgumentError("--methods: each name may occur only once")
+    return [_entrant(document, base, name) for name in names]
+
+
+def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
+    if name in BASELINES:
+        if name == "no-prompt-bias" and (problem := _against_bias(base)):
+            raise ArgumentError(f"--methods: {name} {problem}")
+        return Entrant(name=name, kind="baseline", spec=base)
+    if name == INSTRUCTION:
+        return _instruction(document, base)
+    if name not in METHODS:
+        known = ", ".join((*METHODS, INSTRUCTION, *BASELINES))
+        raise ArgumentError(f"--methods: {name!r} is not known; allowed: {known}")
+    if name == base.method.name:
+        return Entrant(name=name, kind="method", spec=base)
+    changed = {
+        **document,
+        "method": _settings(document.get("method") or {}, name),
+        "seed": base.seed,
+        "budget": base.budget and base.budget.model_dump(),
+    }
+    spec = _valid(changed, name)
+    notes = (
+        note
+        for note in base.differences(spec)
+        if note.split(" ")[0].partition(".")[0] not in ("method", "seed")
+    )
+    return Entrant(name=name, kind="method", spec=spec, notes=tuple(notes))
+
+
+def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
+    """Return the run with the shipped instructions as choices; other slots are `_plain`."""
+    slots = [slot for slot in base.prompt.slots if slot.name != LABELS]
+    chosen = next((s for s in slots if isinstance(s.candidates, InstructionsSource)), None)
+    chosen = chosen or (slots[0] if slots else None)
+    name = chosen.name if chosen else "instruction"
+    varied = {"name": name, "candidates": {"kind": "instructions"}}
+    prompt = {"slots": [varied if s is chosen else _plain(s) for s in slots] or [varied]}
+    kept = {key: value for key, value in document.items() if key != "prompt"}
+    budget = base.budget and base.budget.model_dump()
+    changed = {**kept, "prompt": prompt, "seed": base.seed, "budget": budget}
+    return Entrant(name=INSTRUCTION, kind="method", spec=_valid(changed, INSTRUCTION))
+
+
+def _plain(slot: SlotSpec) -> dict[str, Any]:
+    """Return a slot with one candidate: blank, or its first if blank is not listed."""
+    listed = getattr(slot.candidates, "candidates", ("",))
+    return {"name": slot.name, "candidates": ["" if "" in listed else listed[0]]}
+
+
+def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the settings that another method shares with RUN.yaml's, if their values are valid."""
+    model = _MODELS[name]
+    kept = {key: own[key] for key in model.model_fields.keys() & own.keys() if key != "name"}
+    try:
+        model.model_validate({**kept, "name": name})
+    except ValidationError as exc:
+        wrong = {error["loc"][0] for error in exc.errors() if error["loc"]}
+        kept = {key: value for key, value in kept.items() if key not in wrong}
+    return {**kept, "name": name}
+
+
+def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
+    """Return the run, with the default ``calibration`` if only that makes it valid.
+
+    Raises:
+        SpecError: No such run is valid.
+    """
+    first: SpecError | None = None
+    without = {key: value for key, value in document.items() if key != "calibration"}
+    for form in (document, without):
+        try:
+            return validate_spec(RunSpec, form, source="arguments")
+        except SpecError as exc:
+            first = first or exc
+    problem = "; ".join(first.problems if first else ())
+    raise ArgumentError(f"--methods: {name} cannot run RUN.yaml ({problem}); leave it out")
+
+
+def _against_bias(spec: RunSpec) -> str | None:
+    """Return why no label bias can be fitted for a task; None if it can."""
+    if spec.task.generates:
+        return "needs a task with label words"
+    if spec.task.loss != "cross_entropy":
+        return f"needs task.loss cross_entropy, not {spec.task.loss}"
+    return "needs a task without its own bias" if spec.task.bias is not None else None

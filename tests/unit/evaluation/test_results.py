@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk.evaluation.results import (
+    Entrant,
+    Results,
+    TrialRecord,
+    header_of,
+    results_of,
+    row_of,
+)
+from fedone_sdk.local import Federation
+from fedone_sdk.local.comparison import Contest, affordable
+from fedone_sdk.local.entrants import entrants_of
+from fedone_sdk.reports.comparison_page import comparison_html, comparison_svg
+from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.vocabulary import Vocabulary
+from tests.unit.evaluation.records import record
+from tests.unit.evaluation.test_entrants import RUN
+
+TARGETS = [0, 1] * 20
+
+
+def entrants(*names: str, **task: Any) -> list[Entrant]:
+    document = {**RUN, "task": {**RUN["task"], **task}}
+    return entrants_of(document, validate_spec(RunSpec, document, source="run.yaml"), names)
+
+
+def trial(name: str, seed: int, wrong: int, curve: Sequence[tuple[int, float]]) -> TrialRecord:
+    """A trial with wrong first predictions."""
+    predicted = [1 - t if place < wrong else t for place, t in enumerate(TARGETS)]
+    losses = [1.0 if place < wrong else 0.1 for place in range(40)]
+    return record(
+        name,
+        seed,
+        predicted=predicted,
+        targets=TARGETS,
+        losses=losses,
+        curve=[(queries, metric, 1.0 - metric) for queries, metric in curve],
+        prompt=f"<{name} & {seed}>",
+    )
+
+
+def results(*records: TrialRecord, target: float | None = None, **task: Any) -> Results:
+    names = dict.fromkeys(one.entrant for one in records)
+    found = entrants(*names, **task)
+    return results_of(
+        name="tiny",
+        task=found[0].spec.task,
+        entrants=found,
+        seeds=(0, 1, 2),
+        records={(one.entrant, one.seed): one for one in records},
+        num_examples=40,
+        target=target,
+    )
+
+
+def good(name: str = "thompson") -> list[TrialRecord]:
+    return [trial(name, seed, 2, [(0, 0.5), (10, 0.9), (20, 0.95)]) for seed in range(3)]
+
+
+def bad(name: str = "random") -> list[TrialRecord]:
+    return [trial(name, seed, 20, [(0, 0.5), (10, 0.6), (20, 0.5)]) for seed in range(3)]
+
+
+def test_the_better_one_is_named() -> None:
+    found = results(*good(), *bad(), *good("gs-bdpl"))
+    assert found.conclusion == (
+        "thompson is better than random (accuracy, 95 % intervals, 3 seeds, 40 dev examples). "
+        "No difference from gs-bdpl was seen."
+    )
+    assert results(*bad(), *good()).conclusion.startswith("random is worse than thompson (")
+    assert results(*good(), *good("random")).conclusion.startswith(
+        "No difference from thompson was seen: random ("
+    )
+    one = results(good()[0], bad()[0])
+    assert one.conclusion.endswith("One seed gives no interval over seeds.")
+    assert results(good()[0], bad()[1]).conclusion.startswith("Nothing is compared yet")
+
+
+def test_less_loss_is_better() -> None:
+    found = results(*good(), *bad(), metric="loss")
+    assert found.judged == "loss"
+    assert found.conclusion.startswith("thompson is better than random (loss, ")
+
+
+def test_a_metric_of_ones_own_has_no_interval() -> None:
+    found = results(*good(), *bad(), metric="mine:metric")
+    assert found.standings[1].difference is None
+    assert found.judged == "loss"
+    assert found.conclusion.startswith("thompson is better than random (loss, ")
+
+
+def test_queries_to_the_target() -> None:
+    first, other = results(*good(), *bad()).standings
+    # What the first has at its end, seed by seed.
+    assert first.queries_to_target == 20
+    assert other.queries_to_target == float("inf")
+    first, other = results(*good(), *bad(), target=0.6).standings
+    assert (first.queries_to_target, other.queries_to_target) == (10, 10)
+    first, other = results(*good(), *bad(), target=0.5, metric="loss").standings
+    assert (first.queries_to_target, other.queries_to_target) == (0, 0)
+
+
+def test_missing_trials_are_reported() -> None:
+    found = results(*good()[:2], *bad()[1:])
+    assert found.missing == ("random, seed 0", "thompson, seed 2")
+    assert found.standings[1].difference is not None
+    assert found.standings[1].difference.pairs == 1
+    assert len(row_of(found, found.standings[0])) == len(header_of(found))
+
+
+def test_document_and_page() -> None:
+    found = results(*good(), *bad(), trial("no-prompt", 0, 5, [(0, 0.7)]))
+    document = found.document()
+    assert [one["name"] for one in document["methods"]] == ["thompson", "random", "no-prompt"]
+    assert document["methods"][1]["queries_to_target"]["median"] is None
+    assert document["methods"][2]["settings"] is None
+    svg = comparison_svg(found)
+    assert svg == comparison_svg(found)
+    for text in "accuracy on dev", "mean loss on dev", "training queries", "thompson", "No prompt":
+        assert text in svg
+    page = comparison_html(found, "fedone compare <run.yaml>")
+    assert "&lt;thompson &amp; 1&gt;" in page
+    assert "fedone compare &lt;run.yaml&gt;" in page
+    assert "<script" not in page
+    assert found.conclusion in page
+
+
+@pytest.mark.parametrize(
+    ("total", "spent", "keys"),
+    [
+        (None, 0, [0, 0, 1, 1, 2, 2]),
+        (180, 0, [0, 0, 1, 1, 2, 2]),
+        (179, 0, [0, 0, 1, 1]),
+        (120, 60, [0, 0]),
+        (59, 0, []),
+    ],
+)
+def test_a_seed_is_run_as_a_whole_or_not_at_all(
+    total: int | None, spent: int, keys: list[int]
+) -> None:
+    contests = [
+        Contest(
+            entrant=entrant,
+            federation=Federation(
+                spec=entrant.seeded(seed),
+                shards=(({},) * 40,),
+                dev=(),
+                vocabulary=Vocabulary(candidates=(" a", " b")),
+                reused_rows=False,
+            ),
+            folder=Path(),
+            cache=Path("answers.sqlite"),
+        )
+        for seed in range(3)
+        for entrant in entrants("thompson", "random")
+    ]
+    assert [one.seed for one in affordable(contests, contests, total, spent)] == keys
+    # What is there costs nothing more.
+    ahead = affordable(contests, contests[1:], 60, 30)
+    assert [one.title for one in ahead] == ["random, seed 0"]
