@@ -7,9 +7,9 @@ import os
 import sqlite3
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -100,6 +100,30 @@ class SqliteDatabase(Alone):
             await self.close()
             raise
         self._new_replica()
+
+    @asynccontextmanager
+    async def alone(self, *, empty: bool) -> AsyncIterator[Connection]:
+        """Yield a connection in a transaction, with a server's lock.
+
+        Args:
+            empty: Whether to create a missing file and the tables of an empty one.
+        """
+        with self._translate_errors():
+            if empty:
+                _create_private(self._path)
+            elif not os.path.exists(self._path):
+                raise OSError("there is no such file")
+            lock = _lock(f"{self._path}.lock")
+            engine = create_engine(self._url, poolclass=NullPool)
+            _configure(engine, self._busy_timeout_s)
+            try:
+                connection = engine.connect().execution_options(fedone_write=empty)
+                with connection, connection.begin():
+                    if empty:
+                        schema.prepare(connection, upgrading=False)
+                    yield connection
+            finally:
+                os.close(lock)
 
     async def close(self) -> None:
         """Disconnect after pending writes."""
