@@ -49,15 +49,14 @@ async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
         Pieces of whole lines.
     """
     result, version = run.result(), run.version
-    words = run.spec.method.domain == "tokens"
-    untrained = run.prompt(run.machine.initial_state()) if words else None
+    untrained = run.prompt(run.machine.initial_state())
     # With the first page, so that a store that is away is an error and not a cut answer.
     waiting = _line(
         kind="run",
         created_at=run.summary.created_at,
         spec=run.spec.model_dump(mode="json"),
         candidates=json.loads(run.vocabulary.dump()),
-        untrained=untrained and untrained.model_dump(mode="json"),
+        untrained=untrained.model_dump(mode="json"),
     )
     async for page in log_pages(store, run.run_id):
         entries = [entry for entry in page if entry.version <= version]

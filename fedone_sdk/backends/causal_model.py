@@ -9,7 +9,7 @@ from typing import Any
 from fedone_sdk.backends.base import Answer, Query
 from fedone_sdk.backends.checkpoint import Checkpoint
 from fedone_sdk.backends.fitting import CausalEncoder
-from fedone_sdk.backends.torch_model import Plan, Row, TorchModel, Vectors, room_of
+from fedone_sdk.backends.torch_model import Plan, Row, TorchModel
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError
 from fedone_sdk.task import Rendered
@@ -39,17 +39,15 @@ class CausalModel(TorchModel):
         self,
         inputs: Sequence[Rendered],
         texts: Sequence[Sequence[list[int]]],
-        vectors: Vectors | None,
     ) -> Plan:
         """Each text is scored as the continuation of its input."""
-        num_soft, prefix = room_of(vectors)
         rows: list[Row] = []
         ends: list[list[tuple[int, int, int]]] = []
         num_tokens = 0
         for rendered, follow in zip(inputs, texts, strict=True):
             # The last token of a text is scored, but not part of the input.
             reserve = max(map(len, follow), default=1) - 1
-            start = self.encoder.encode(rendered, reserve=reserve + prefix, num_soft=num_soft)
+            start = self.encoder.encode(rendered, reserve=reserve)
             num_tokens += len(start) + reserve
             row_of: dict[tuple[int, ...], int] = {}
             spans = []
@@ -72,11 +70,8 @@ class CausalModel(TorchModel):
         """
         if query.max_tokens < 1:
             raise BackendError("a query for a text needs max_tokens of at least 1")
-        vectors = self.vectors(query.soft_prompt)
-        num_soft, prefix = room_of(vectors)
         starts = [
-            self.encoder.encode(rendered, reserve=query.max_tokens + prefix, num_soft=num_soft)
-            for rendered in query.inputs
+            self.encoder.encode(rendered, reserve=query.max_tokens) for rendered in query.inputs
         ]
         ends = self.module.generation_config.eos_token_id
         ends = {ends} if isinstance(ends, int) else set(ends or ())
@@ -84,9 +79,11 @@ class CausalModel(TorchModel):
         order = sorted(range(len(starts)), key=lambda index: len(starts[index]), reverse=True)
         for begin in range(0, len(order), self.max_batch):
             batch = order[begin : begin + self.max_batch]
-            with self.failing_clearly(), self._torch.inference_mode():
+            with self._failing_clearly(), self._torch.inference_mode():
                 ids, mask = self._padded([starts[index] for index in batch], right=False)
-                found = self._generate(ids, mask, vectors, query.max_tokens).tolist()
+                found = self.module.generate(
+                    input_ids=ids, attention_mask=mask, max_new_tokens=query.max_tokens
+                )[:, ids.shape[1] :].tolist()
             for index, tokens in zip(batch, found, strict=True):
                 end = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
                 written[index] = tokens[: end + 1]
@@ -102,26 +99,3 @@ class CausalModel(TorchModel):
                 completion_tokens=sum(map(len, written)),
             ),
         )
-
-    def _generate(self, ids: Any, mask: Any, vectors: Vectors | None, max_tokens: int) -> Any:
-        """Return the generated tokens, shape (rows, at most `max_tokens`)."""
-        given = self._arguments(ids, mask, vectors)
-        if vectors is not None and vectors.kind == "key_values":
-            # The library drops the ids of cached positions, so placeholders are needed.
-            blank = ids.new_full((len(ids), vectors.length), self.pad_id)
-            given["input_ids"] = self._torch.cat([blank, ids], dim=1)
-        # For an input without ids only generated tokens are returned.
-        known = given["input_ids"].shape[1] if "input_ids" in given else 0
-        return self.module.generate(**given, max_new_tokens=max_tokens)[:, known:]
-
-    def _arguments(self, ids: Any, mask: Any, vectors: Vectors | None) -> dict[str, Any]:
-        # It numbers positions by itself, from the end of the prefix on.
-        if vectors is None:
-            return {"input_ids": ids, "attention_mask": mask}
-        if vectors.kind == "embeddings":
-            return {"inputs_embeds": self._embedded(ids, vectors), "attention_mask": mask}
-        return {
-            "input_ids": ids,
-            "attention_mask": self._with_prefix(mask, vectors),
-            "past_key_values": self._prefix(vectors, len(ids)),
-        }

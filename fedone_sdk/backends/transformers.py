@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Literal, TypeVar
 
-from fedone_sdk.backends.base import Answer, EmbeddingSpace, LocalBackend, Query
+from fedone_sdk.backends.base import Answer, LocalBackend, Query
 from fedone_sdk.backends.causal_model import CausalModel
 from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.checkpoint import (
@@ -27,7 +26,6 @@ from fedone_sdk.backends.masked_model import MaskedModel
 from fedone_sdk.backends.torch_model import TorchModel
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
-from fedone_sdk.soft_prompt import SoftPromptKind
 from fedone_sdk.task import Rendered
 
 R = TypeVar("R")
@@ -44,11 +42,7 @@ class TransformersBackend(LocalBackend):
     The constructor reads the small files, those of a hub model over the network. A worker thread
     loads the weights on the first call that needs them. Code that comes with a model is never run.
 
-    Both kinds of soft prompts are supported. ``embeddings`` take the prompt's place in the input,
-    and count to its length. ``key_values`` precede the input in every layer's attention; the
-    input's positions start after them, so they count to `max_length` too.
-
-    The arguments are options of `TransformersSpec`. A model needs ``config.json`` and
+    The arguments are keys of ``kind: transformers``. A model needs ``config.json`` and
     ``tokenizer.json``.
 
     Attributes:
@@ -58,8 +52,6 @@ class TransformersBackend(LocalBackend):
         MissingExtraError: The extra ``torch`` is not installed.
         SpecError: There is no such model or device, or the model is of another kind.
     """
-
-    takes = frozenset[SoftPromptKind]({"embeddings", "key_values"})
 
     def __init__(
         self,
@@ -89,7 +81,7 @@ class TransformersBackend(LocalBackend):
             check_device(device)
         self._device, self._dtype, self._max_batch = device, dtype, max_batch
         self._multi_token_labels = multi_token_labels
-        self._executor = _worker()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="fedone-transformers")
         self._model: TorchModel | None = None
         self._hashing = Lock()
         self._template_warning = TemplateWarning(self._checkpoint.name)
@@ -129,7 +121,7 @@ class TransformersBackend(LocalBackend):
             ValueError: The query has no inputs, no label words, or not one reference per input.
         """
         self.check_query(query)
-        return await self.with_model(lambda model: _answer(model, query))
+        return await self._with_model(lambda model: _answer(model, query))
 
     async def quote(self, query: Query) -> Usage:
         """Return the usage: the tokeniser counts the tokens, without the weights.
@@ -156,58 +148,14 @@ class TransformersBackend(LocalBackend):
             BackendError: The model cannot be loaded, or does not support the form.
             LabelWordError: A label word is not one token (or none, if it may be several).
         """
-        await self.with_model(lambda model: model.label_ids(label_words, form))
+        await self._with_model(lambda model: model.label_ids(label_words, form))
         if self._causal and chat_template(self._checkpoint) is not None:
             self._template_warning.check(form)
 
-    async def embedding_space(self) -> EmbeddingSpace:
-        """Return the scale of the model's input embeddings.
-
-        Raises:
-            BackendError: The model cannot be loaded.
-        """
-
-        def look(model: TorchModel) -> EmbeddingSpace:
-            matrix = model.embeddings
-            std = matrix.double().std(correction=0).item()
-            return EmbeddingSpace(size=int(matrix.shape[1]), std=std)
-
-        return await self.with_model(look)
-
-    async def soft_shape(self, kind: SoftPromptKind, length: int) -> tuple[int, int]:
-        """Rows and columns of a soft prompt of `length` vectors for this model.
-
-        Raises:
-            BackendError: The model cannot be loaded, or does not support this kind.
-        """
-        return await self.with_model(lambda model: model.soft_shape(kind, length))
-
-    async def with_model(self, call: Callable[[TorchModel], R]) -> R:
-        """Call a function with the loaded model, in the worker thread.
-
-        White-box methods train with it on the one copy of the weights. The function must restore
-        the model's state.
-
-        Raises:
-            BackendError: The model cannot be loaded.
-        """
+    async def _with_model(self, call: Callable[[TorchModel], R]) -> R:
+        """Call a function with the loaded model, in the worker thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: call(self._loaded()))
-
-    def holding(self, model: TorchModel, version: str) -> TransformersBackend:
-        """Return a copy of this backend with other weights and a worker thread of its own.
-
-        Args:
-            model: A model of the same kind.
-            version: Its version in the fingerprint.
-        """
-        other = copy(self)
-        other._executor = _worker()
-        other._model = model
-        other._hashing = Lock()
-        other.__dict__.pop("fingerprint", None)
-        other.__dict__["_version"] = version
-        return other
 
     async def aclose(self) -> None:
         """Stop the worker thread after its pending queries, and free the model."""
@@ -240,10 +188,6 @@ class TransformersBackend(LocalBackend):
         return self._model
 
 
-def _worker() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="fedone-transformers")
-
-
 def _answer(model: TorchModel, query: Query) -> Answer:
     if query.want == "text" and isinstance(model, CausalModel):
         return model.write(query)
@@ -263,31 +207,24 @@ def _count_tokens(
     """Return the usage of a query, an upper bound on its answer's, without loading the model.
 
     Each input counts once, with its longest label word or reference except for the last token,
-    which the model does not read. Embedding vectors of a soft prompt count as tokens; keys and
-    values do not, and the truncation that they cause is not subtracted. A generated text counts
-    `Query.max_tokens` per input.
+    which the model does not read. A generated text counts `Query.max_tokens` per input.
 
     Raises:
         BackendError: An input does not fit the model.
         LabelWordError: A label word is not one token and must be.
     """
-    soft = query.soft_prompt
-    num_soft = soft.shape[0] if soft is not None and soft.kind == "embeddings" else 0
     if isinstance(encoder, ClozeEncoder):
         for word in query.label_words:
             encoder.label_id(word)
-        lengths = [len(encoder.encode(each, num_soft=num_soft).ids) for each in query.inputs]
+        lengths = [len(encoder.encode(each).ids) for each in query.inputs]
         return Usage(queries=1, requests=1, prompt_tokens=sum(lengths))
     if query.want == "text":
-        lengths = [
-            len(encoder.encode(each, reserve=query.max_tokens, num_soft=num_soft))
-            for each in query.inputs
-        ]
+        lengths = [len(encoder.encode(each, reserve=query.max_tokens)) for each in query.inputs]
         written = query.max_tokens * len(query.inputs)
         return Usage(queries=1, requests=1, prompt_tokens=sum(lengths), completion_tokens=written)
     reserves = [max(length - 1, 0) for length in _asked(encoder, query, multi_token_labels)]
     lengths = [
-        len(encoder.encode(each, reserve=reserve, num_soft=num_soft)) + reserve
+        len(encoder.encode(each, reserve=reserve)) + reserve
         for each, reserve in zip(query.inputs, reserves, strict=True)
     ]
     return Usage(queries=1, requests=1, prompt_tokens=sum(lengths))

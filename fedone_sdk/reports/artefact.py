@@ -135,15 +135,13 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
         run: A run from an export, a store or a server.
 
     Raises:
-        ResultError: The run is from a result file, which is incomplete; or tunes vectors.
+        ResultError: The run is from a result file, which is incomplete.
     """
     result, spec = run.result, run.spec
     if spec is None:
         raise ResultError(
             f"run {result.run_id!r}: a result file has no task; take the run's export or store"
         )
-    if spec.method.domain != "tokens":
-        raise ResultError(f"run {result.run_id!r}: {spec.method.name} tunes vectors, no words")
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
     return PromptArtefact(

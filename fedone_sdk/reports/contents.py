@@ -76,7 +76,7 @@ def contents_of(run: ReportedRun) -> Contents:
         created = datetime.fromtimestamp(run.created_at, UTC)
         began = f"{created:%Y-%m-%d %H:%M UTC}"
     program, note = "", ""
-    if spec is not None and spec.method.domain == "tokens":
+    if spec is not None:
         program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
     return Contents(
         run=run,

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from fedone_sdk.errors import SpecError, needs_extra
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports.artefact import PromptArtefact
-from fedone_sdk.spec import BackendSpec, OpenAISpec, VllmSpec
+from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import TaskSpec, TextPrompt, placed
 
 _TOP = 20
@@ -143,25 +143,24 @@ def program_of(
         return "", f"The backend does not describe how to call the model that scored, {model}."
     messages = ready_messages(task, prompt.prompt)
     masked = any("mask" in _names(message["content"]) for message in messages)
-    if not isinstance(backend, (OpenAISpec, VllmSpec)) or masked:
+    if backend.kind not in ("openai", "vllm") or masked:
         return _sdk_program(task, backend, prompt), ""
     notes = []
-    shows = getattr(backend, "log_probs", True)
-    if not shows and getattr(backend, "structured", False):
+    if not backend.log_probs and backend.structured:
         notes.append("The run restricted answers to label words by a JSON schema; this does not.")
     if messages[-1]["role"] == "assistant":
         notes.append(
             "The last message begins the answer: llama.cpp's server continues it, vLLM with "
             "continue_final_message; most services do not."
         )
-    url = getattr(backend, "base_url", None)
+    url = backend.base_url
     host = urlsplit(url or "").netloc
     ours = url is None or host == "openai.com" or host.endswith(".openai.com")
-    if isinstance(backend, VllmSpec):
-        chat = task.chat is not None
+    chat = task.chat is not None
+    if backend.kind == "vllm":
         url = url if url is None or url.endswith("/v1") else f"{url}/v1"
     else:
-        chat = task.chat is not None or backend.api == "chat"
+        chat = chat or backend.api == "chat"
     code = _rendered(
         "snippet_openai.py.j2",
         messages=messages,
@@ -171,10 +170,10 @@ def program_of(
         url=url,
         key=backend.api_key_env,
         chat=chat,
-        top=_TOP if shows and not task.generates else 0,
+        top=_TOP if backend.log_probs and not task.generates else 0,
         max_name="max_completion_tokens" if ours else "max_tokens",
         max_tokens=task.max_written or 64,
-        effort=getattr(backend, "reasoning_effort", None),
+        effort=backend.reasoning_effort,
     )
     return code, " ".join(notes)
 
@@ -182,11 +181,10 @@ def program_of(
 def _sdk_program(task: TaskSpec, backend: BackendSpec, prompt: PromptReport) -> str:
     """Return a program that calls any backend by the SDK."""
     asked = task.with_bias(prompt.bias) if prompt.bias else task
-    settings = backend.model_dump(mode="json", exclude_defaults=True, exclude={"cache", "record"})
+    settings = backend.model_dump(mode="json", exclude_defaults=True, exclude={"cache"})
     text = prompt.prompt
     return _rendered(
         "snippet_sdk.py.j2",
-        backend=type(backend).__name__,
         settings={**settings, "kind": backend.kind},
         task=asked.model_dump(mode="json", exclude_defaults=True, exclude={"description"}),
         prompt=text if isinstance(text, str) else None,

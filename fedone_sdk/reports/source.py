@@ -34,7 +34,7 @@ class ReportedRun:
         spec: Its spec; None for a result file without one.
         vocabulary: Its candidates; None for a result file.
         created_at: Seconds since the epoch; None for a result file.
-        untrained: Its initial prompt; None for a result file, and for a run that tunes vectors.
+        untrained: Its initial prompt; None for a result file.
         outcomes: The measurements of whole dev splits, example by example.
     """
 
@@ -78,7 +78,7 @@ def read_export(data: bytes) -> ReportedRun:
             spec=RunSpec.model_validate_json(json.dumps(run["spec"])),
             vocabulary=Vocabulary.parse(json.dumps(run["candidates"])),
             created_at=run["created_at"],
-            untrained=run["untrained"] and PromptReport.model_validate(run["untrained"]),
+            untrained=PromptReport.model_validate(run["untrained"]),
             outcomes={
                 which: one
                 for which, one in outcomes.items()
@@ -124,7 +124,7 @@ def read_start(path: Path) -> tuple[dict[str, float], ...]:
         path: An artefact, a result or an export.
 
     Raises:
-        ResultError: The file cannot be used, or its run tunes vectors.
+        ResultError: The file cannot be used.
     """
     document = _json(_read(path))
     if document is not None and document.get("format") == "fedone-prompt":
@@ -133,8 +133,6 @@ def read_start(path: Path) -> tuple[dict[str, float], ...]:
         tokens = read_artefact(path).prompt.tokens
     else:
         tokens = read_run(path).result.prompt.tokens
-    if not tokens:
-        raise ResultError(f"{path}: its run tunes no words")
     return tuple({token: _START_SHARE} for token in tokens)
 
 

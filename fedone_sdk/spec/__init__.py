@@ -9,33 +9,22 @@ from fedone_sdk._lazy import lazy
 # Submodules are imported on first use, because an edge device uses few of them.
 if TYPE_CHECKING:
     from fedone_sdk.spec.backends import (
+        BackendKind,
         BackendSpec,
         LimitsSpec,
-        LlamaCppSpec,
-        OnnxSpec,
-        OpenAISpec,
-        OwnSpec,
-        PriceSpec,
-        RemoteSpec,
+        PricesSpec,
         RetrySpec,
-        TransformersSpec,
-        VllmSpec,
     )
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.methods import (
-        BbtSpec,
         BdplSpec,
-        Domain,
         GsBdplSpec,
         MethodSpec,
         OwnMethodSpec,
         PoolSpec,
-        PromptTuningSpec,
-        PTuningV2Spec,
         RandomSpec,
         ThompsonSpec,
         TpeSpec,
-        TrainedSpec,
     )
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
     from fedone_sdk.spec.run import RunSpec, load_backend
@@ -54,15 +43,11 @@ else:
     __getattr__, __dir__ = lazy(
         globals(),
         {
-            "backends": (
-                "BackendSpec LimitsSpec LlamaCppSpec OnnxSpec OpenAISpec OwnSpec PriceSpec "
-                "RemoteSpec RetrySpec TransformersSpec VllmSpec"
-            ),
+            "backends": "BackendKind BackendSpec LimitsSpec PricesSpec RetrySpec",
             "base": "RunName Spec load_yaml validate_spec",
             "methods": (
-                "BbtSpec BdplSpec Domain GsBdplSpec MethodSpec OwnMethodSpec "
-                "PoolSpec PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec "
-                "TrainedSpec"
+                "BdplSpec GsBdplSpec MethodSpec OwnMethodSpec PoolSpec RandomSpec ThompsonSpec "
+                "TpeSpec"
             ),
             "prompt": "PromptSpec SlotSpec",
             "run": "RunSpec load_backend",
@@ -74,34 +59,26 @@ else:
     )
 
 __all__ = [
+    "BackendKind",
     "BackendSpec",
-    "BbtSpec",
     "BdplSpec",
     "CalibrationSpec",
     "DataSpec",
     "DefenceSpec",
     "DirichletSpec",
-    "Domain",
     "EvaluationSpec",
     "GatewayPolicy",
     "GsBdplSpec",
     "IidSpec",
     "LimitsSpec",
-    "LlamaCppSpec",
     "MethodSpec",
-    "OnnxSpec",
-    "OpenAISpec",
     "OwnMethodSpec",
-    "OwnSpec",
-    "PTuningV2Spec",
     "ParticipationSpec",
     "PoolSpec",
-    "PriceSpec",
+    "PricesSpec",
     "PrivacySpec",
     "PromptSpec",
-    "PromptTuningSpec",
     "RandomSpec",
-    "RemoteSpec",
     "RetrySpec",
     "RunName",
     "RunSpec",
@@ -109,9 +86,6 @@ __all__ = [
     "Spec",
     "ThompsonSpec",
     "TpeSpec",
-    "TrainedSpec",
-    "TransformersSpec",
-    "VllmSpec",
     "load_backend",
     "load_yaml",
     "validate_spec",

@@ -233,7 +233,7 @@ def test_report_of_a_store_an_export_and_a_result(fedone: Fedone, folder: Path) 
     assert "(<result.svg>)" in Path("result.md").read_text()
     code, _, err = fedone("report", "result.json", "--run", "run.yaml", "-o", "r.html")
     assert (code, err) == (0, "")
-    assert "OnnxSpec.model_validate(" in Path("r.html").read_text()
+    assert "BackendSpec.model_validate(" in Path("r.html").read_text()
     Path("run.yaml").write_text(RUN.replace("tiny", "other"))
     code, _, err = fedone("report", "result.json", "--run", "run.yaml")
     assert (code, err) == (2, "run.yaml: name: is 'other', the result is of 'tiny'\n")
@@ -249,16 +249,6 @@ def test_a_missing_extra_is_reported_before_the_work(
     assert fedone("tune", "run.yaml", "--report", "x.html") == (2, "", wanted)
     wanted = "--tracker mlflow needs an extra: pip install 'fedone-sdk[mlflow]'\n"
     assert fedone("tune", "run.yaml", "--tracker", "mlflow") == (2, "", wanted)
-
-
-def test_vectors_have_no_artefact(fedone: Fedone, folder: Path) -> None:
-    text = RUN.replace("prompt: {length: 3, vocabulary: {kind: list, candidates: "
-                       '[" good", " bad", " really", " so"]}}', "prompt: {length: 3}")  # fmt: skip
-    method = text[text.index("method:") : text.index("budget:")]
-    Path("vectors.yaml").write_text(text.replace(method, "method: {name: bbt}\n"))
-    code, out, err = fedone("tune", "vectors.yaml", "--artefact", "x.json")
-    assert (code, out) == (2, "")
-    assert err == "arguments: --artefact: bbt tunes vectors, no words\n"
 
 
 TRACKERS = """\

@@ -353,13 +353,11 @@ class TestRuns:
         assert (status, result["status"]) == (200, "running")
         _, prompt, _ = await server.call("GET", "/v1/runs/run/prompt", token=credential)
         assert prompt["text"] == "".join(prompt["tokens"])
-        code = await server.refused("GET", "/v1/runs/run/vectors", token=credential)
-        assert code == "not_found"  # it tunes words
         async with server.session.get(
             f"{server.url}/v1/runs/run/log", headers={"Authorization": f"Bearer {ADMIN}"}
         ) as response:
             lines = [json.loads(line) for line in (await response.text()).splitlines()]
-        assert [(line["kind"], line["round"]) for line in lines] == [("round", 0)]
+        assert [line["kind"] for line in lines] == ["run", "round", "result"]
 
     async def test_events(self, server: Server) -> None:
         """Every round exactly once, from before we listened to the end."""

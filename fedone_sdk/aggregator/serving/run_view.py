@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
-from fedone_sdk.aggregator.rounds.events import MetricMeasured, RunRolledBack
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
-from fedone_sdk.backends import LLMBackend, Show, shown_by
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import ProblemError
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
 from fedone_sdk.messages import (
-    Array,
     CacheReport,
     Cap,
     CensoringReport,
@@ -39,10 +34,10 @@ from fedone_sdk.messages import (
     Verdict,
     VocabularyList,
 )
-from fedone_sdk.messages.ndarray import to_wire
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import LogEntry, RunRecord
+from fedone_sdk.task import TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_LOST = 200
@@ -106,7 +101,22 @@ class Counters:
         )
 
 
-_Line = tuple[int, RoundReport | LostWork | RunRolledBack | MetricMeasured | None]
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A point of the metric's curve."""
+
+    round: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollback:
+    """A rollback to a state after some rounds."""
+
+    to_round: int
+
+
+_Line = tuple[int, RoundReport | LostWork | _Rollback | _Metric | None]
 """The version of a log line, and its content if the run keeps it in memory."""
 
 
@@ -114,18 +124,17 @@ def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
     return [(entry.version, _parse_line(entry)) for entry in entries]
 
 
-def _parse_line(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | MetricMeasured | None:
-    if entry.kind == "round":
-        return RoundReport.model_validate(json.loads(entry.body)["report"])
+def _parse_line(entry: LogEntry) -> RoundReport | LostWork | _Rollback | _Metric | None:
     if entry.kind == "lost":
         return LostWork.model_validate_json(entry.body)
+    if entry.kind not in ("round", "rollback", "metric"):
+        return None
+    body = json.loads(entry.body)
+    if entry.kind == "round":
+        return RoundReport.model_validate(body["report"])
     if entry.kind == "rollback":
-        record = json.loads(entry.body)
-        return RunRolledBack(to_round=record["round"], record=record)
-    if entry.kind == "metric":
-        body = json.loads(entry.body)
-        return MetricMeasured(round=body["round"], value=body["value"])
-    return None
+        return _Rollback(body["round"])
+    return _Metric(body["round"], body["value"])
 
 
 def _total_size(entries: Iterable[LogEntry]) -> int:
@@ -250,9 +259,9 @@ class RunView:
                     self.history.append(line)
                 case LostWork():
                     self.lost.append(line)
-                case RunRolledBack():
+                case _Rollback():
                     del self.history[line.to_round :]
-                case MetricMeasured():
+                case _Metric():
                     self._add_metric(line.round, line.value)
             self._logged = version
 
@@ -321,35 +330,12 @@ class RunView:
         """Return the deployable prompt of a state, by default the current one."""
         state = state or self._state
         bias = self.machine.bias(state)
-        if self.spec.method.domain != "tokens":
-            return PromptReport(text="", tokens=(), bias=bias)
         indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
-    def vectors(self) -> Array:
-        """Return the deployable vectors of a run with a latent prompt.
-
-        Raises:
-            ProblemError: ``not_found`` for a run that tunes words.
-        """
-        if self.spec.method.domain == "tokens":
-            raise ProblemError("not_found", "this run tunes words, not vectors")
-        return to_wire(self._state.method.alpha)
-
-    async def show(self, backend: LLMBackend) -> Show:
-        """Return the function that turns the method's prompts into model input.
-
-        Raises:
-            SpecError: The model does not support the method's prompts.
-            BackendError: The model is not available.
-        """
-        return await shown_by(
-            self.spec.method,
-            prompt_len=self.spec.prompt.length,
-            task=self.spec.task,
-            vocabulary=self.vocabulary,
-            backend=backend,
-        )
+    def shown(self, indices: Sequence[int]) -> TextPrompt:
+        """Return the prompt of candidate indices as input of the task."""
+        return prompt_of(self.spec.task, self.vocabulary, indices)
 
     def result(self) -> RunResult:
         """Return the current or final result of the run."""
@@ -405,11 +391,8 @@ class RunView:
     @property
     def _is_blank(self) -> bool:
         """Whether the deployable prompt equals "no prompt"."""
-        if self.spec.method.domain != "tokens":
-            return False
         indices = self.machine.method.prompt(self._state.method).tolist()
-        bare = no_prompt(self.spec.task, self.vocabulary)
-        return prompt_of(self.spec.task, self.vocabulary, indices) == bare
+        return self.shown(indices) == no_prompt(self.spec.task, self.vocabulary)
 
     def _verdict(self) -> Verdict | None:
         state = self._state
@@ -428,14 +411,14 @@ class RunView:
         return verdict.model_copy(update={"text": text})
 
 
-def client_influences(rules: Rules, state: RunState) -> dict[int, ClientInfluence]:
+def client_influences(machine: RoundMachine, state: RunState) -> dict[int, ClientInfluence]:
     """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
     judged = {line.client: line for line in ledger(state.defence)}
     movement = math.fsum(line.movement for line in judged.values())
     found = {}
     for client in sorted(judged.keys() | state.quarantined | state.releases.keys()):
         line, releases = judged.get(client), state.releases.get(client, 0)
-        noised = rules.releases
+        noised = machine.releases
         of_defence = (
             {}
             if line is None
