@@ -171,7 +171,7 @@ def test_use_prints_the_prompt(fedone: Fedone, folder: Path) -> None:
     command = ("prompt", "use", "prompt.json", "--as", "python", "--backend", "run.yaml")
     code, out, err = fedone(*command)
     assert (code, err) == (0, "")
-    assert "OnnxSpec.model_validate(" in out
+    assert "BackendSpec.model_validate(" in out
 
 
 def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:
