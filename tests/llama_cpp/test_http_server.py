@@ -25,7 +25,7 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.spec import OpenAISpec, RunSpec
+from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.task import Part
 from tests.llama_cpp.conftest import ALIAS, CONTEXT, LlamaServer
 
@@ -58,8 +58,8 @@ class Sent:
         self.ends["answered"] += 1
 
 
-def described(server: LlamaServer, **options: Any) -> OpenAISpec:
-    return OpenAISpec.model_validate(
+def described(server: LlamaServer, **options: Any) -> BackendSpec:
+    return BackendSpec.model_validate(
         {
             "kind": "openai",
             "base_url": f"{server.url}/v1",
