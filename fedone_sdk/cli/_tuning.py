@@ -24,8 +24,7 @@ from fedone_sdk.cli.report import exported_from, stored_run
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import Change
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.evaluation.engine import Progress as TrialProgress
     from fedone_sdk.local import Federation, First
@@ -66,10 +65,10 @@ async def run_here(
         naming(str(source)),
     ):
 
-        def watch(run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-            shown(run, effect)
+        def watch(run: ServedRun, change: Change | None) -> None:
+            shown(run, change)
             if tracking is not None:
-                tracking(run, effect)
+                tracking(run, change)
 
         result = await simulate(
             federation,
@@ -190,10 +189,8 @@ class Progress(_Bar):
         self._seen = 0
         self._began: tuple[float, float] | None = None
 
-    def __call__(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-        """Handle an effect. It is called for every message, and therefore cheap."""
-        from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
-
+    def __call__(self, run: ServedRun, change: Change | None) -> None:
+        """Handle a change. It is called for every message, and therefore cheap."""
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             self.text = (
@@ -202,8 +199,10 @@ class Progress(_Bar):
                 f"{plural(len(run.vocabulary), 'candidate')}"
             )
             self.show(end=True)
-        if isinstance(effect, RoundFinished):
-            loss = effect.report.mean_loss
+        if change is None:
+            return
+        if change.finished is not None:
+            loss = change.finished.report.mean_loss
             self._loss = (
                 loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
             )
@@ -211,9 +210,9 @@ class Progress(_Bar):
             self.share = _share(run)
             self.text = self._line(run)
             self.show(end=measured)
-        elif isinstance(effect, RunEnded):
+        if change.ended:
             self.share = 1.0
-            self.text = f"{self._line(run)}, {effect.status}"
+            self.text = f"{self._line(run)}, {run.state.status}"
             self.show(end=True)
 
     def show(self, *, end: bool) -> None:
@@ -288,33 +287,20 @@ def progress(title: str) -> Iterator[Progress]:
 
 
 class _Trials(_Bar):
-    """Observer of an experiment's engine, with its progress as `text`."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__(title)
-        self._began = time.monotonic()
+    """Observer of trials, with their progress as `text`."""
 
     def __call__(self, progress: TrialProgress) -> None:
-        ended = progress.done + progress.failed
-        self.share = ended / progress.total
-        kept = f" ({progress.kept} were there already)" if progress.kept else ""
-        failed = f", {progress.failed} failed" if progress.failed else ""
-        left = _time_left(self._began, ended - progress.kept, progress.total - ended)
-        last = f", last {progress.last}" if progress.last else ""
-        self.text = f"{ended} of {progress.total} trials{kept}{failed}{left}{last}"
+        self.share = (progress.done + progress.failed) / progress.total
+        self.text = progress.text
 
 
 @contextmanager
 def trial_progress(title: str) -> Iterator[Callable[[TrialProgress], None]]:
-    """Show progress on stderr inside the context; each failure is a separate line."""
+    """Show progress on stderr inside the context."""
     console, trials = terminal(stderr=True), _Trials(title)
 
     def note(progress: TrialProgress) -> None:
         trials(progress)
-        if progress.failure is not None:
-            console.print(f"{title}: {progress.last} failed: {progress.failure}")
-        if progress.note is not None:
-            console.print(progress.note)
         if not console.is_terminal:
             console.print(f"{title}: {trials.text}")
 
