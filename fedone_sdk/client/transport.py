@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import email.utils
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import aiohttp
@@ -26,6 +26,7 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Message,
+    Parse,
     Problem,
     Receipt,
     Renewal,
@@ -34,9 +35,10 @@ from fedone_sdk.messages import (
     Score,
     Scores,
     VocabularyList,
+    encode,
+    first_error,
     is_sendable,
 )
-from fedone_sdk.messages.base import first_error
 
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunSummary
@@ -135,7 +137,7 @@ class HttpTransport:
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
-        body = message.encoded()
+        body = encode(message)
         _, _, content = await self._request("POST", "/v1/clients", token, body)
         return _sendable(_parse(Enrolled.model_validate_json, content))
 
@@ -152,7 +154,7 @@ class HttpTransport:
             "POST",
             "/v1/assignments/claim",
             credential,
-            message.encoded(),
+            encode(message),
             extra_s=message.wait_s,
             max_bytes=_MAX_ANSWER_BYTES,
         )
@@ -186,7 +188,7 @@ class HttpTransport:
             "POST",
             "/v1/score",
             credential,
-            message.encoded(),
+            encode(message),
             extra_s=600.0,
             max_bytes=_MAX_ANSWER_BYTES,
         )
@@ -197,7 +199,7 @@ class HttpTransport:
     ) -> Receipt:
         """Send an update."""
         path = f"/v1/assignments/{assignment_id}/update"
-        body = message.encoded()
+        body = encode(message)
         _, _, content = await self._request("POST", path, credential, body)
         return _parse(Receipt.model_validate_json, content)
 
@@ -210,7 +212,7 @@ class HttpTransport:
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
         path = f"/v1/assignments/{assignment_id}/decline"
-        await self._request("POST", path, credential, message.encoded())
+        await self._request("POST", path, credential, encode(message))
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
@@ -221,7 +223,7 @@ class HttpTransport:
         method: str,
         path: str,
         token: str,
-        content: bytes = b"",
+        content: bytes | None = None,
         *,
         extra_s: float = 0.0,
         max_bytes: int = _MAX_SHORT_BYTES,
@@ -234,7 +236,7 @@ class HttpTransport:
             "Accept-Encoding": "identity",
             PROTOCOL_HEADER: str(PROTOCOL_VERSION),
         }
-        if content:
+        if content is not None:
             headers["Content-Type"] = "application/json"
         timeout_s = self._timeout_s + extra_s
         status, answered, body = await self._send(
@@ -248,7 +250,7 @@ class HttpTransport:
         self,
         method: str,
         url: URL,
-        content: bytes,
+        content: bytes | None,
         headers: Mapping[str, str],
         timeout_s: float,
         max_bytes: int,
@@ -257,7 +259,7 @@ class HttpTransport:
             method,
             url,
             headers=headers,
-            body=content or None,
+            body=content,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
         ) as response:
             most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
@@ -282,7 +284,7 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     return error
 
 
-def _parse(parse: Callable[[bytes], T], content: bytes) -> T:
+def _parse(parse: Parse[T], content: bytes) -> T:
     try:
         return parse(content)
     except ValidationError as exc:

@@ -7,7 +7,7 @@ answers to all calls of the turn so far; the node repeats these calls to resume 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar, get_args
 
@@ -17,10 +17,12 @@ from fedone_sdk.errors import MessageError, ProblemError
 from fedone_sdk.messages import (
     PROTOCOL_VERSION,
     Message,
+    Parse,
     Problem,
     check_protocol,
+    encode,
+    first_error,
 )
-from fedone_sdk.messages.base import first_error
 
 Kind = Literal["claim", "task", "vocabulary", "score", "update", "decline"]
 """The calls; a ``decline`` without an assignment says why a node cannot work."""
@@ -28,13 +30,14 @@ Kind = Literal["claim", "task", "vocabulary", "score", "update", "decline"]
 RECORD = "fedone"
 """Name of the ConfigRecord with the items."""
 
+JSON = "application/json"
+
 PROBLEM = "application/problem+json"
 """The form of a refusal."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """The largest body, as over HTTP."""
 
-JSON = "application/json"
 _FORMS = (JSON, PROBLEM)
 _MOST_ITEMS = 4096
 _KEYS = ("kinds", "subjects", "forms", "bodies")
@@ -45,7 +48,7 @@ Value = int | list[str] | list[bytes]
 
 
 class Body(NamedTuple):
-    """An encoded message and its content type."""
+    """An encoded message and its content type, `JSON` or `PROBLEM`."""
 
     content_type: str
     content: bytes
@@ -69,7 +72,7 @@ class Item:
 
 def item_of(kind: Kind, subject: str, message: Message | None) -> Item:
     """Encode a call or an answer; None for a call without a body."""
-    body = Body(JSON, b"") if message is None else Body(JSON, message.encoded())
+    body = Body(JSON, b"" if message is None else encode(message))
     return Item(kind=kind, subject=subject, body=body)
 
 
@@ -120,7 +123,7 @@ def _checked(kind: object, subject: object, form: object, content: object) -> It
     return Item(kind=kind, subject=subject, body=Body(str(form), content))  # type: ignore[arg-type]
 
 
-def parse(reader: Callable[[bytes], T], item: Item) -> T:
+def parse(reader: Parse[T], item: Item) -> T:
     """Decode the message of a call or of an answer.
 
     Raises:
@@ -130,5 +133,3 @@ def parse(reader: Callable[[bytes], T], item: Item) -> T:
         return reader(item.body.content)
     except ValidationError as exc:
         raise MessageError(f"{item.kind}: {first_error(exc)}") from None
-    except ValueError as exc:
-        raise MessageError(f"{item.kind}: {exc}") from None

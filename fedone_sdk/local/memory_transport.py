@@ -33,10 +33,13 @@ from fedone_sdk.messages import (
     Score,
     Scores,
     VocabularyList,
+    encode,
 )
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+
+_NOTHING = b""
 
 
 class MemoryTransport:
@@ -52,13 +55,13 @@ class MemoryTransport:
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a client."""
         run = self._service.traffic_run()
-        return await self._exchange(run, message.encoded(), self._service.enrol(token, message))
+        return await self._exchange(run, encode(message), self._service.enrol(token, message))
 
     async def rotate(self, credential: str) -> Rotated:
         """Rotate the credential."""
         client = await self._service.client(credential)
         answer = await self._service.access.rotate(client, credential)
-        return await self._exchange(self._service.traffic_run(), b"", _ready(answer))
+        return await self._exchange(self._service.traffic_run(), _NOTHING, _ready(answer))
 
     async def claim(
         self, credential: str, message: Claim
@@ -67,10 +70,10 @@ class MemoryTransport:
         client = await self._service.client(credential)
         claimed = await self._service.claim(client, message)
         if isinstance(claimed, RetryLater):
-            _count(self._service.traffic_run(run_id=message.run_id), message.encoded(), b"")
+            _count(self._service.traffic_run(run_id=message.run_id), encode(message), _NOTHING)
             return Idle(retry_after_s=claimed.retry_after_s)
-        answer = claimed.encoded()
-        _count(self._service.traffic_run(run_id=claimed.run_id), message.encoded(), answer)
+        answer = encode(claimed)
+        _count(self._service.traffic_run(run_id=claimed.run_id), encode(message), answer)
         return ASSIGNMENT.validate_json(answer)
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
@@ -85,16 +88,16 @@ class MemoryTransport:
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""
         run = await self._service.run_for(await self._service.client(credential), run_id)
-        return await self._exchange(run, b"", _ready(run.task))
+        return await self._exchange(run, _NOTHING, _ready(run.task))
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
         """Fetch a run's candidates; with `after`, those added since that version."""
         run = await self._service.run_for(await self._service.client(credential), run_id)
-        return await self._exchange(run, b"", _ready(run.vocabulary_list(after)))
+        return await self._exchange(run, _NOTHING, _ready(run.vocabulary_list(after)))
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score through the gateway."""
-        body = message.encoded()
+        body = encode(message)
         call = self._service.score(
             await self._service.client(credential),
             Score.model_validate_json(body),
@@ -107,7 +110,7 @@ class MemoryTransport:
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
-        body = message.encoded()
+        body = encode(message)
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.update(
             await self._service.client(credential),
@@ -121,14 +124,14 @@ class MemoryTransport:
         """Renew an assignment's lease."""
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.renew(await self._service.client(credential), assignment_id)
-        return await self._exchange(run, b"", call)
+        return await self._exchange(run, _NOTHING, call)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
         run = self._service.traffic_run(assignment_id=assignment_id)
         client = await self._service.client(credential)
         await self._service.decline(client, assignment_id, message)
-        _count(run, message.encoded(), b"")
+        _count(run, encode(message), _NOTHING)
 
     async def aclose(self) -> None:
         """Do nothing: the service belongs to the caller."""
@@ -140,9 +143,9 @@ class MemoryTransport:
         try:
             answer = await call
         except ProblemError as exc:
-            _count(run, sent, Problem.of(exc).encoded(), gateway=gateway)
+            _count(run, sent, encode(Problem.of(exc)), gateway=gateway)
             raise
-        body = answer.encoded()
+        body = encode(answer)
         _count(run, sent, body, gateway=gateway)
         return type(answer).model_validate_json(body)
 

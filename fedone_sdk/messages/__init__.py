@@ -26,8 +26,10 @@ if TYPE_CHECKING:
         PROTOCOL_HEADER,
         PROTOCOL_VERSION,
         Message,
+        Parse,
         Problem,
         check_protocol,
+        encode,
         first_error,
         is_sendable,
     )
@@ -99,8 +101,8 @@ else:
                 "Step VocabularyList"
             ),
             "base": (
-                "MAX_MODEL_CHARS OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION Message Problem "
-                "check_protocol first_error is_sendable"
+                "MAX_MODEL_CHARS OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
+                "Problem check_protocol encode first_error is_sendable"
             ),
             "enrolment": (
                 "ClientInfo ClientList CreatedToken Enrol Enrolled NewToken Rotated TokenInfo "
@@ -162,6 +164,7 @@ __all__ = [
     "OLDEST_PROTOCOL",
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
+    "Parse",
     "PositionProbabilities",
     "PrivacyReport",
     "Problem",
@@ -198,6 +201,7 @@ __all__ = [
     "Verdict",
     "VocabularyList",
     "check_protocol",
+    "encode",
     "first_error",
     "is_sendable",
     "json_schemas",

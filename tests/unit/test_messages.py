@@ -254,7 +254,9 @@ class TestArrays:
         document = {"dtype": "float32", "shape": [len(values)], "data": text}
         array = Array.from_bytes(raw, [len(values)], "float32")
         assert Array.model_validate(document) == array
-        assert array.encoded() == json.dumps(document, separators=(",", ":")).encode()
+        assert (
+            array.model_dump_json().encode() == json.dumps(document, separators=(",", ":")).encode()
+        )
 
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     @pytest.mark.parametrize("position", [0, 1, 6])

@@ -27,9 +27,11 @@ from fedone_sdk.messages import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     Message,
+    Parse,
     Problem,
+    encode,
+    first_error,
 )
-from fedone_sdk.messages.base import first_error
 
 _log = structlog.get_logger(__name__)
 
@@ -68,6 +70,9 @@ _NOT_FOUND_PAGE = """\
 </body>
 </html>
 """
+
+JSON = "application/json"
+"""Content type of messages."""
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -200,7 +205,7 @@ async def body_of(request: web.Request, *, max_bytes: int | None = None) -> byte
 
 async def read(
     request: web.Request,
-    parse: Callable[[bytes], T],
+    parse: Parse[T],
     *,
     max_bytes: int | None = None,
 ) -> tuple[T, bytes]:
@@ -214,20 +219,18 @@ async def read(
     Raises:
         ProblemError: ``not_json``, ``invalid_message``, or one of `body_of`.
     """
-    if request.content_type != "application/json":
-        raise ProblemError(
-            "not_json", f"the body is {request.content_type}; taken is application/json"
-        )
+    if request.content_type != JSON:
+        raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
     body = await body_of(request, max_bytes=max_bytes)
     try:
-        return await in_thread_if_large(len(body), _checked, parse, body), body
+        return await in_thread_if_large(len(body), _parsed, parse, body), body
     except ValidationError as exc:
         raise ProblemError("invalid_message", first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
 
 
-def _checked(parse: Callable[[bytes], T], body: bytes) -> T:
+def _parsed(parse: Parse[T], body: bytes) -> T:
     check_json(body)
     return parse(body)
 
@@ -277,7 +280,7 @@ def _too_large(limit: int) -> ProblemError:
 
 def answer(message: Message, status: int = 200) -> web.Response:
     """Return a message as a response."""
-    return web.Response(status=status, body=message.encoded(), content_type="application/json")
+    return web.Response(status=status, body=encode(message), content_type=JSON)
 
 
 async def streamed(

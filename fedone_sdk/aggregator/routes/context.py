@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -19,9 +18,11 @@ from structlog.contextvars import bind_contextvars, clear_contextvars
 from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
 from fedone_sdk.aggregator.http.limits import LIMITER
 from fedone_sdk.aggregator.http.requests import (
+    JSON,
     PROBLEM,
     Handler,
     bearer_token,
+    body_of,
     read,
 )
 from fedone_sdk.aggregator.routes.health import Readiness
@@ -31,6 +32,7 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import Parse
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
@@ -195,7 +197,7 @@ async def run_of(request: web.Request) -> ServedRun:
     return run
 
 
-async def message_of(request: web.Request, parse: Callable[[bytes], T]) -> tuple[T, bytes]:
+async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
     """Return the message of the body, and the raw body.
 
     Raises:
@@ -205,8 +207,9 @@ async def message_of(request: web.Request, parse: Callable[[bytes], T]) -> tuple
     context = CONTEXT.get()
     route = context.route
     limit = None if route is None else route.max_body
+    if request.content_type == JSON:
+        context.upload = len(await body_of(request, max_bytes=limit))
     found = await read(request, parse, max_bytes=limit)
-    context.upload = len(found[1])
     if context.client is not None:
         await request.app[SERVICE].access.check_active(context.client)
     return found

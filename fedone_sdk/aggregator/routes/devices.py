@@ -61,7 +61,7 @@ async def claim(request: web.Request) -> web.Response:
         after_s = max(math.ceil(found.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
     CONTEXT.get().set_run(service.traffic_run(run_id=found.run_id))
-    return await _assigned(found, request)
+    return await _assigned(found)
 
 
 async def update(request: web.Request) -> web.Response:
@@ -86,7 +86,7 @@ async def renew(request: web.Request) -> web.Response:
     return answer(await service.renew(client, assignment_id))
 
 
-async def _assigned(work: AlphaAssignment | LossesAssignment, request: web.Request) -> web.Response:
+async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
     """Return an assignment; large ones are encoded in a thread."""
     alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
     size = 8 * math.prod(alpha.shape)

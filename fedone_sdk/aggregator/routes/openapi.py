@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from fedone_sdk import __version__
+from fedone_sdk.aggregator.http.requests import JSON
 from fedone_sdk.aggregator.routes.route import PARAMETERS, Access, Route
 from fedone_sdk.errors import PROBLEMS
 from fedone_sdk.messages import Problem
@@ -151,7 +152,7 @@ def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
     if route.request is not None:
         content: dict[str, Any] = {str(route.request): {"schema": {"type": "string"}}}
         if _is_message(route.request):
-            content = {"application/json": {"schema": schemas[route.request, "validation"]}}
+            content = {JSON: {"schema": schemas[route.request, "validation"]}}
         operation["requestBody"] = {"required": True, "content": content}
     operation["responses"] = _responses(route, schemas)
     return operation
@@ -163,7 +164,7 @@ def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
         content: dict[str, Any] = {}
         for kind in _kinds(model):
             if _is_message(kind):
-                content["application/json"] = {"schema": schemas[kind, "serialization"]}
+                content[JSON] = {"schema": schemas[kind, "serialization"]}
             else:
                 content[kind] = {"schema": {"type": "string"}}
         text = "Done" if status < 300 else "As before" if status == 304 else "Not now"
