@@ -20,8 +20,7 @@ from fedone_sdk.cli.report import exported_from, stored_run
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import Change
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.evaluation.engine import Progress as TrialProgress
     from fedone_sdk.local import Federation, First
@@ -63,10 +62,10 @@ async def run_here(
     ):
         progress = Progress(show)
 
-        def watch(run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-            progress(run, effect)
+        def watch(run: ServedRun, change: Change | None) -> None:
+            progress(run, change)
             if tracking is not None:
-                tracking(run, effect)
+                tracking(run, change)
 
         result = await simulate(
             federation,
@@ -191,10 +190,8 @@ class Progress:
         self._began: tuple[float, float] | None = None
         self._rounds = False
 
-    def __call__(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-        """Handle an effect. It is called for every message, and therefore cheap."""
-        from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
-
+    def __call__(self, run: ServedRun, change: Change | None) -> None:
+        """Handle a change. It is called for every message, and therefore cheap."""
         if self._began is None:
             self._began = time.monotonic(), _share(run)
             text = (
@@ -203,16 +200,18 @@ class Progress:
                 f"{plural(len(run.vocabulary), 'candidate')}"
             )
             self._show(text, True)
-        if isinstance(effect, RoundFinished):
-            loss = effect.report.mean_loss
+        if change is None:
+            return
+        if change.finished is not None:
+            loss = change.finished.report.mean_loss
             self._loss = (
                 loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
             )
             measured = self._has_new_metric(run)
             self._show(self._line(run), measured or not self._rounds)
             self._rounds = True
-        elif isinstance(effect, RunEnded):
-            self._show(f"{self._line(run)}, {effect.status}", True)
+        if change.ended:
+            self._show(f"{self._line(run)}, {run.state.status}", True)
 
     def _has_new_metric(self, run: ServedRun) -> bool:
         """Whether there is a new point of the curve."""
@@ -255,14 +254,6 @@ def _share(run: ServedRun) -> float:
 
 @contextmanager
 def trial_progress(title: str) -> Iterator[Callable[[TrialProgress], None]]:
-    """Show the progress of trials on stderr; each failure is a separate line."""
+    """Show the progress of trials on stderr."""
     with shown(title) as show:
-
-        def watch(progress: TrialProgress) -> None:
-            if progress.failure is not None:
-                note(f"{title}: {progress.last} failed: {progress.failure}")
-            if progress.note is not None:
-                note(progress.note)
-            show(progress.text, True)
-
-        yield watch
+        yield lambda progress: show(progress.text, True)
