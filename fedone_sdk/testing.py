@@ -7,17 +7,16 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Self
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
-from fedone_sdk.backends import LOG_ZERO, Answer, EmbeddingSpace, LLMBackend, Query, Want
+from fedone_sdk.backends import LOG_ZERO, Answer, LLMBackend, Query, Want
 from fedone_sdk.backends.base import EVERY_UNIT
 from fedone_sdk.budget import Usage
-from fedone_sdk.client import EdgeClient, Hooks, Trainer
+from fedone_sdk.client import EdgeClient, Hooks
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.task import Example, Part, Rendered, ScoreFunction
+from fedone_sdk.task import Example, Rendered, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
 
 __all__ = ["LoopbackFederation", "ManualClock", "ScriptedBackend"]
@@ -58,10 +57,6 @@ def pseudo_text(inputs: Rendered, max_tokens: int) -> str:
     return " ".join(digits[:max_tokens])
 
 
-def _named(inputs: Rendered, name: str) -> Rendered:
-    return tuple(Part("prompt", name) if part.kind == "prompt" else part for part in inputs)
-
-
 def _weight(inputs: Rendered, word: str) -> int:
     text = "".join(part.text for part in inputs)
     return 1 + int.from_bytes(hashlib.sha256(f"{text}|{word}".encode()).digest()[:4], "big")
@@ -78,8 +73,6 @@ class ScriptedBackend(LLMBackend):
             None; a hash by default.
         answers: The kinds of query that it supports.
         fingerprint: Its model's fingerprint.
-        space: Its embedding space, for methods that tune soft prompts: the functions get the
-            digest of a soft prompt as the prompt's text.
         gate: Awaited before each answer, to delay it or to raise.
 
     Attributes:
@@ -96,14 +89,11 @@ class ScriptedBackend(LLMBackend):
         write: Callable[[Rendered, int], str | None] = pseudo_text,
         answers: Iterable[Want] = ("labels", "choice", "reference", "text"),
         fingerprint: str = "scripted",
-        space: EmbeddingSpace | None = None,
         gate: Callable[[Query], object] | None = None,
     ) -> None:
         self._answer, self._reference, self._write = answer, reference, write
         self.answers = frozenset(answers)
         self._fingerprint = fingerprint
-        self._space = space
-        self.takes = frozenset() if space is None else frozenset({"embeddings", "key_values"})
         self._gate = gate
         self.asked: list[Query] = []
 
@@ -111,10 +101,6 @@ class ScriptedBackend(LLMBackend):
     def fingerprint(self) -> str:
         """The given fingerprint."""
         return self._fingerprint
-
-    async def embedding_space(self) -> EmbeddingSpace:
-        """Return the given space."""
-        return await super().embedding_space() if self._space is None else self._space
 
     async def score(self, query: Query) -> Answer:
         """Answer from the functions; usage is one request, and one token per input.
@@ -130,9 +116,6 @@ class ScriptedBackend(LLMBackend):
             if asyncio.iscoroutine(held):
                 await held
         usage = Usage(requests=1, prompt_tokens=len(query.inputs))
-        if query.soft_prompt is not None:
-            name = hashlib.sha256(query.soft_prompt.data).hexdigest()
-            query = replace(query, inputs=tuple(_named(each, name) for each in query.inputs))
         if query.want == "text":
             texts = tuple(self._write(rendered, query.max_tokens) for rendered in query.inputs)
             rows = tuple(None if text is None else () for text in texts)
@@ -209,7 +192,6 @@ class LoopbackFederation:
         data: Sequence[Example],
         *,
         backend: LLMBackend | None = None,
-        trainer: Trainer | None = None,
         score: ScoreFunction | None = None,
     ) -> EdgeClient:
         """Create an edge client of this federation, for use with ``async with``."""
@@ -218,5 +200,5 @@ class LoopbackFederation:
             token=self.token,
             data=data,
             backend=backend,
-            hooks=Hooks(trainer=trainer, score=score),
+            hooks=Hooks(score=score),
         )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from .aggregation import aggregate
-from .bbt import BBT
 from .bdpl import BDPL
 from .gs_bdpl import GumbelSoftmaxBDPL
-from .method import Algorithm, Candidates, ClassLosses, Method, PlainAlgorithm
+from .method import Algorithm, Candidates, ClassLosses, PlainAlgorithm
 from .optimizers import SGD, AdamW, Optimizer, make_optimizer
 from .own import check_algorithm, load_method
-from .projection import bounded, projected
 from .random_search import RandomSearch
 from .registry import METHODS, make_method, method_from_spec, method_options
 from .sampling import select, stream, stream_seed
@@ -30,14 +28,12 @@ from .tpe import TPE
 __all__ = [
     "AdamW",
     "Algorithm",
-    "BBT",
     "BDPL",
     "Candidates",
     "ClassLosses",
     "GumbelSoftmaxBDPL",
     "METHODS",
     "Memory",
-    "Method",
     "Optimizer",
     "PlainAlgorithm",
     "RandomSearch",
@@ -48,7 +44,6 @@ __all__ = [
     "ThompsonSampling",
     "aggregate",
     "alpha_sha256",
-    "bounded",
     "check_algorithm",
     "dump_memory",
     "dump_state",
@@ -60,7 +55,6 @@ __all__ = [
     "method_from_spec",
     "method_options",
     "project_to_simplex",
-    "projected",
     "select",
     "stream",
     "stream_seed",

@@ -100,27 +100,15 @@ def space(
     return found
 
 
-def probabilities(candidates: Candidates) -> NDArray[np.float64]:
-    """Return the probabilities that the tokens were drawn from."""
-    if candidates.probabilities is None:
-        raise ValueError("candidates must be tokens drawn from probabilities, not vectors")
-    return candidates.probabilities
-
-
 def losses(
     value: ArrayLike, candidates: Candidates, *, shape: tuple[int, int]
 ) -> NDArray[np.float64]:
     """Return the losses in float64, checked together with the drawn tokens' `shape`."""
-    found = probabilities(candidates).shape
+    found = candidates.probabilities.shape
     if found != shape:
         raise ValueError(
             f"candidates must be drawn from probabilities of shape {shape}, not {found}"
         )
-    return finite_losses(value, candidates)
-
-
-def finite_losses(value: ArrayLike, candidates: Candidates) -> NDArray[np.float64]:
-    """Return the losses in float64: one per candidate, at least two candidates."""
     num_samples = len(candidates.prompts)
     if num_samples < 2:
         raise ValueError("tell needs at least 2 candidates to compare")

@@ -98,8 +98,7 @@ class BDPL(PlainAlgorithm):
         """Take one optimiser step against the variance-reduced gradient, then project."""
         values = _checks.losses(losses, candidates, shape=self.shape)
         alpha = _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
-        drawn_from = _checks.probabilities(candidates)
-        p = _checks.positive_alpha(drawn_from, shape=self.shape, mask=self._mask)
+        p = _checks.positive_alpha(candidates.probabilities, shape=self.shape, mask=self._mask)
         # d log P / d p is 1/p_ij at the token that was drawn and 0 at the others. Off the mask the
         # advantage is 0, so that any p works.
         gradient = drawn_advantage(candidates, values) * (1.0 / np.where(self._mask, p, 1.0))

@@ -7,7 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _checks
 from .method import Candidates
 
 
@@ -37,7 +36,7 @@ def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDAr
     get exactly 0, where AdamW would amplify rounding noise. All operations are correctly rounded
     and in a fixed order, so a phone and a server compute the same bits.
     """
-    advantage = np.zeros_like(_checks.probabilities(candidates))
+    advantage = np.zeros_like(candidates.probabilities)
     positions = np.arange(len(advantage))
     for prompt, centred in zip(candidates.prompts, _centred(losses), strict=True):
         advantage[positions, prompt] += centred

@@ -14,9 +14,7 @@ __all__ = [
     "Algorithm",
     "Candidates",
     "ClassLosses",
-    "Method",
     "PlainAlgorithm",
-    "PlainMethod",
     "clip_losses",
 ]
 
@@ -28,35 +26,28 @@ class Candidates:
     """Prompts to be scored. Both arrays are read-only.
 
     Attributes:
-        prompts: Token indices, int64, shape (I, n); or latent vectors, float32, shape (I, d), with
-            the exact numbers that are sent.
-        probabilities: The categoricals that tokens were drawn from, float64, shape (n, N); None
-            for vectors.
+        prompts: Token indices, int64, shape (I, n).
+        probabilities: The categoricals that the tokens were drawn from, float64, shape (n, N).
     """
 
-    prompts: NDArray[Any]
-    probabilities: NDArray[np.float64] | None = None
+    prompts: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
 
     def __post_init__(self) -> None:
         """Check the arrays and keep read-only copies."""
-        if self.probabilities is None:
-            prompts = np.array(self.prompts, dtype=np.float32)
-            if prompts.ndim != 2 or not np.isfinite(prompts).all():
-                raise ValueError("prompts must be a finite matrix (I, d)")
-        else:
-            prompts = np.array(self.prompts)
-            probabilities = np.array(self.probabilities, dtype=np.float64)
-            if prompts.ndim != 2 or not np.issubdtype(prompts.dtype, np.integer):
-                raise ValueError("prompts must be an integer matrix (I, n)")
-            if probabilities.ndim != 2 or len(probabilities) != prompts.shape[1]:
-                raise ValueError("probabilities must be a matrix (n, N) with one row per position")
-            vocab_size = probabilities.shape[1]
-            if prompts.size and not 0 <= prompts.min() <= prompts.max() < vocab_size:
-                raise ValueError(f"prompts must lie in [0, {vocab_size})")
-            prompts = prompts.astype(np.int64)
-            probabilities.setflags(write=False)
-            object.__setattr__(self, "probabilities", probabilities)
+        prompts = np.array(self.prompts)
+        probabilities = np.array(self.probabilities, dtype=np.float64)
+        if prompts.ndim != 2 or not np.issubdtype(prompts.dtype, np.integer):
+            raise ValueError("prompts must be an integer matrix (I, n)")
+        if probabilities.ndim != 2 or len(probabilities) != prompts.shape[1]:
+            raise ValueError("probabilities must be a matrix (n, N) with one row per position")
+        vocab_size = probabilities.shape[1]
+        if prompts.size and not 0 <= prompts.min() <= prompts.max() < vocab_size:
+            raise ValueError(f"prompts must lie in [0, {vocab_size})")
+        prompts = prompts.astype(np.int64)
+        probabilities.setflags(write=False)
         prompts.setflags(write=False)
+        object.__setattr__(self, "probabilities", probabilities)
         object.__setattr__(self, "prompts", prompts)
 
 
@@ -98,12 +89,24 @@ def clip_losses(losses: NDArray[_Float], highest: float | None) -> NDArray[_Floa
     return losses if highest is None else np.clip(losses, 0.0, highest)
 
 
-class Method(Protocol):
-    """The tuned parameters: their initial values and their feasible set."""
+class Algorithm(Protocol):
+    """A black-box method: pure functions of an immutable state; the generator is passed in.
+
+    Example::
+
+        state = method.init()
+        candidates = method.ask(state, rng)
+        state = method.tell(state, candidates, [loss(row) for row in candidates.prompts])
+    """
+
+    @property
+    def num_samples(self) -> int:
+        """The largest number of prompts per ask, I."""
+        ...
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of `alpha`."""
+        """Rows and columns of `alpha`, (n, N)."""
         ...
 
     @property
@@ -130,11 +133,8 @@ class Method(Protocol):
         """Return the nearest feasible `alpha`; a feasible one comes back bit for bit."""
         ...
 
-    def prompt(self, state: State) -> NDArray[Any]:
-        """Return the prompt to deploy if the run stopped now, as one row.
-
-        It is n token indices, a latent vector, or the parameters themselves.
-        """
+    def prompt(self, state: State) -> NDArray[np.int64]:
+        """Return the prompt to deploy if the run stopped now: n token indices."""
         ...
 
     def bias(self, state: State) -> NDArray[np.float64] | None:
@@ -151,56 +151,6 @@ class Method(Protocol):
 
     def search_on(self, state: State) -> State:
         """Return the state to go on from when more asks are planned than before."""
-        ...
-
-
-class PlainMethod:
-    """Defaults for a method without calibration that never finishes by itself."""
-
-    __slots__ = ()
-
-    def bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return None: there is no calibration."""
-        return None
-
-    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
-        """Return None: there is no calibration."""
-        return None
-
-    def finished(self, state: State) -> bool:
-        """Return False: only the run's rounds and budget end it."""
-        return False
-
-    def search_on(self, state: State) -> State:
-        """Return the state as it is: what the method does next is planned by no number of asks."""
-        return state
-
-
-class PlainAlgorithm(PlainMethod):
-    """The same for a black-box method, which always asks for I prompts."""
-
-    __slots__ = ()
-
-    num_samples: int
-
-    def wanted(self, state: State) -> int:
-        """Return I."""
-        return self.num_samples
-
-
-class Algorithm(Method, Protocol):
-    """A black-box method: pure functions of an immutable state; the generator is passed in.
-
-    Example::
-
-        state = method.init()
-        candidates = method.ask(state, rng)
-        state = method.tell(state, candidates, [loss(row) for row in candidates.prompts])
-    """
-
-    @property
-    def num_samples(self) -> int:
-        """The largest number of prompts per ask, I."""
         ...
 
     def wanted(self, state: State) -> int:
@@ -226,3 +176,31 @@ class Algorithm(Method, Protocol):
             ValueError: The arguments do not fit each other or the method.
         """
         ...
+
+
+class PlainAlgorithm:
+    """Defaults for a method without calibration that asks for I prompts and never finishes."""
+
+    __slots__ = ()
+
+    num_samples: int
+
+    def wanted(self, state: State) -> int:
+        """Return I."""
+        return self.num_samples
+
+    def bias(self, state: State) -> NDArray[np.float64] | None:
+        """Return None: there is no calibration."""
+        return None
+
+    def plain_bias(self, state: State) -> NDArray[np.float64] | None:
+        """Return None: there is no calibration."""
+        return None
+
+    def finished(self, state: State) -> bool:
+        """Return False: only the run's rounds and budget end it."""
+        return False
+
+    def search_on(self, state: State) -> State:
+        """Return the state as it is: what the method does next is planned by no number of asks."""
+        return state

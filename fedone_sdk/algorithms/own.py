@@ -294,8 +294,7 @@ def _checked_prompt(prompt: Any, space: Space) -> NDArray[np.int64]:
 
 
 def _checked_prompts(found: Any, space: Space, num_samples: int | None) -> Candidates:
-    sound = isinstance(found, Candidates) and found.probabilities is not None
-    _demand(sound, "ask: must return Candidates with probabilities")
+    _demand(isinstance(found, Candidates), "ask: must return Candidates")
     candidates: Candidates = found
     sound = candidates.prompts.shape[1] == space.prompt_len and space.holds(candidates.prompts)
     _demand(sound, "ask: returns prompts that are not of the run's candidates")

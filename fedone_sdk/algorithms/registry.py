@@ -9,7 +9,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from . import _checks
-from .bbt import BBT
 from .bdpl import BDPL
 from .gs_bdpl import GumbelSoftmaxBDPL
 from .method import Algorithm
@@ -19,13 +18,11 @@ from .space import Space
 from .start import Start
 from .thompson import ThompsonSampling
 from .tpe import TPE
-from .trained import Trained
 
 if TYPE_CHECKING:
     from fedone_sdk.spec.methods import MethodSpec, PoolSpec
 
 _TYPES: dict[str, type[Any]] = {
-    "bbt": BBT,
     "bdpl": BDPL,
     "gs-bdpl": GumbelSoftmaxBDPL,
     "random": RandomSearch,
@@ -56,7 +53,7 @@ def make_method(
     Args:
         name: One of `METHODS`.
         prompt_len: n.
-        vocab_size: N; ignored by a method without a vocabulary.
+        vocab_size: N.
         num_samples: I.
         seed: The run's seed.
         options: The method's own options (`method_options`); the others default as in RUN.yaml.
@@ -88,27 +85,24 @@ def method_from_spec(
     biases: Sequence[Sequence[float]] | None = None,
     asks: int | None = None,
     start: Start | None = None,
-) -> Algorithm | Trained:
+) -> Algorithm:
     """Return the method that a RunSpec's ``method`` describes.
 
     Args:
         spec: The settings.
         prompt_len: n.
-        vocab_size: N; ignored by a method without a vocabulary.
+        vocab_size: N.
         blank: Index of the blank candidate, if all positions share one.
         space: Which candidates each position has, if not all N.
         seed: The run's seed.
         biases: Label biases that losses are reported for, shape (G, C), for a pool method.
         asks: The run's number of asks, of which a race takes the last; None disables the race.
-        start: The warm start of the search (`warm_start`), for a method that tunes tokens.
+        start: The warm start of the search (`warm_start`).
 
     Raises:
         SpecError: A method of the user's own was not loaded (`load_method`).
         ValueError: The settings do not fit each other.
     """
-    if spec.name == "prompt-tuning" or spec.name == "p-tuning-v2":
-        rows, columns = spec.shape(prompt_len, vocab_size)
-        return Trained(rows=rows, columns=columns, init_std=spec.init_std, seed=seed)
     if spec.name == "own":
         return own_method(
             spec,
@@ -144,7 +138,6 @@ def method_from_spec(
         vocab_size=vocab_size,
         num_samples=spec.num_samples,
         seed=seed,
-        # `scale` belongs to the projection, which the model applies.
         **{key: value for key, value in options.items() if key in allowed},
     )
 

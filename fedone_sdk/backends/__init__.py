@@ -16,7 +16,6 @@ from fedone_sdk.backends.asking import (
 from fedone_sdk.backends.base import (
     LOG_ZERO,
     Answer,
-    EmbeddingSpace,
     LLMBackend,
     Query,
     RateLimits,
@@ -28,11 +27,11 @@ from fedone_sdk.backends.predict import Prediction, predict, prediction_queries
 if TYPE_CHECKING:
     from fedone_sdk.backends.answers import AnswerCache
     from fedone_sdk.backends.build import build_backend
+    from fedone_sdk.backends.label_words import usable_vocabulary
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.model_client import ModelClient
     from fedone_sdk.backends.onnx import OnnxBackend
     from fedone_sdk.backends.openai import OpenAIBackend
-    from fedone_sdk.backends.prompts import Show, shown_by, usable_vocabulary
     from fedone_sdk.backends.transformers import TransformersBackend
     from fedone_sdk.backends.vllm import VllmBackend
 else:
@@ -42,11 +41,11 @@ else:
         {
             "answers": "AnswerCache",
             "build": "build_backend",
+            "label_words": "usable_vocabulary",
             "llama_cpp": "LlamaCppBackend",
             "model_client": "ModelClient",
             "onnx": "OnnxBackend",
             "openai": "OpenAIBackend",
-            "prompts": "Show shown_by usable_vocabulary",
             "transformers": "TransformersBackend",
             "vllm": "VllmBackend",
         },
@@ -55,7 +54,6 @@ else:
 __all__ = [
     "Answer",
     "AnswerCache",
-    "EmbeddingSpace",
     "LLMBackend",
     "LOG_ZERO",
     "LlamaCppBackend",
@@ -65,7 +63,6 @@ __all__ = [
     "Prediction",
     "Query",
     "RateLimits",
-    "Show",
     "TransformersBackend",
     "VllmBackend",
     "Want",
@@ -78,7 +75,6 @@ __all__ = [
     "query_for",
     "rows_of",
     "score_all",
-    "shown_by",
     "usable_vocabulary",
     "want_of",
 ]

@@ -7,7 +7,6 @@ import json
 import os
 import sqlite3
 import time
-from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -165,10 +164,6 @@ def query_key(fingerprint: str, query: Query, shortened: object | None = None) -
         query.references,
         query.max_tokens,
     ]
-    soft = query.soft_prompt
-    if soft is not None:
-        data = b64encode(soft.data).decode("ascii")
-        named.append({"kind": soft.kind, "shape": soft.shape, "data": data})
     if shortened is not None:
         named.append({"shortened": shortened})
     return blake2b(_dump(named), digest_size=16).digest()

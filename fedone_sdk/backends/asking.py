@@ -18,7 +18,6 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.messages import MAX_WRITTEN_CHARS
-from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import LogProbs, Loss, TaskSpec, TextPrompt, render, words_of
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
 
 def query_for(
     task: TaskSpec,
-    prompt: TextPrompt | SoftPrompt,
+    prompt: TextPrompt,
     texts: Sequence[Mapping[str, Any]],
     *,
     backend: LLMBackend,
@@ -77,7 +76,7 @@ def query_for(
 
     Args:
         task: The task.
-        prompt: The prompt's text, the contents of its slots, or a soft prompt.
+        prompt: The prompt's text, or the contents of its slots.
         texts: The text fields of each example.
         backend: The backend that will score the query.
         references: The reference text of each example, for loss ``nll``.
@@ -85,20 +84,15 @@ def query_for(
 
     Raises:
         DataError: A text field is missing.
-        SpecError: The backend supports neither the loss nor the soft prompt.
+        SpecError: The backend does not support the loss.
     """
     want = want_of(task, backend.answers)
-    soft = prompt if isinstance(prompt, SoftPrompt) else None
-    if soft is not None and soft.kind not in backend.takes:
-        raise SpecError(f"method: needs a backend that takes {soft.kind}; this one does not")
-    shown = "" if isinstance(prompt, SoftPrompt) else prompt
     return Query(
-        inputs=tuple(render(task, shown, text) for text in texts),
-        label_words=words_of(task, shown),
+        inputs=tuple(render(task, prompt, text) for text in texts),
+        label_words=words_of(task, prompt),
         want=want,
         references=tuple(references) if want == "reference" else (),
         max_tokens=task.max_written,
-        soft_prompt=soft,
         payer=payer,
     )
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendError, SpecError
-from fedone_sdk.soft_prompt import SoftPrompt, SoftPromptKind
+from fedone_sdk.errors import BackendError
 from fedone_sdk.task import LOG_ZERO, Rendered
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
-    "EmbeddingSpace",
     "LLMBackend",
     "LOG_ZERO",
     "Query",
@@ -53,7 +51,6 @@ class Query:
         want: Kind of the query.
         references: Per input, the text to score (``reference``).
         max_tokens: Limit of the generated text, in tokens (``text``).
-        soft_prompt: Vectors in place of the prompt, whose text is empty then.
         payer: Budget that is charged for each request, retries included. Not part of the query's
             identity.
     """
@@ -63,7 +60,6 @@ class Query:
     want: Want = "labels"
     references: tuple[str, ...] = ()
     max_tokens: int = 0
-    soft_prompt: SoftPrompt | None = None
     payer: Payer | None = field(default=None, compare=False, repr=False)
 
 
@@ -111,19 +107,6 @@ class Answer:
     limits: RateLimits | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingSpace:
-    """Scale of a model's input embeddings.
-
-    Attributes:
-        size: H, the width of the model.
-        std: Standard deviation over all entries of its input embedding matrix.
-    """
-
-    size: int
-    std: float
-
-
 class LLMBackend(ABC):
     """A black-box language model.
 
@@ -138,7 +121,6 @@ class LLMBackend(ABC):
             `ModelClient` splits queries, so that each call of `score` is one request.
         metered: Whether each request is charged to the query's payer (done by `ModelClient`).
         censors: Whether log-probabilities of labels may be upper bounds.
-        takes: The supported kinds of soft prompts.
         local: Whether the model runs in this process at no cost, so that a plan may time it.
     """
 
@@ -147,7 +129,6 @@ class LLMBackend(ABC):
     max_inputs: int | None = None
     metered: bool = False
     censors: bool = False
-    takes: frozenset[SoftPromptKind] = frozenset()
     local: bool = False
 
     @property
@@ -186,15 +167,6 @@ class LLMBackend(ABC):
             LabelWordError: A label word is not one token.
             BackendError: The model does not support the task.
         """
-
-    async def embedding_space(self) -> EmbeddingSpace:
-        """Return the scale of the input embeddings.
-
-        Raises:
-            SpecError: The backend takes no input embeddings.
-            BackendError: The model cannot be read.
-        """
-        raise SpecError("method: needs a backend that takes input embeddings; this one does not")
 
     def check_query(self, query: Query) -> None:
         """Check that a query is of a supported kind, and has what its kind needs.
@@ -279,7 +251,6 @@ class Wrapper(LLMBackend):
         self.max_inputs = self.inner.max_inputs
         self.metered = self.inner.metered
         self.censors = self.inner.censors
-        self.takes = self.inner.takes
         self.local = self.inner.local
 
     @property
@@ -303,10 +274,6 @@ class Wrapper(LLMBackend):
         """Check with the inner backend."""
         await self.inner.check(label_words, form)
         self._describe()
-
-    async def embedding_space(self) -> EmbeddingSpace:
-        """Return the inner backend's."""
-        return await self.inner.embedding_space()
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """Return the inner backend's."""

@@ -43,14 +43,6 @@ class Message(NamedTuple):
         """The content as one text."""
         return "".join(part.text for part in self.parts)
 
-    def is_empty(self, *, soft: bool) -> bool:
-        """Whether there is no content.
-
-        Args:
-            soft: Whether vectors stand at the place of the prompt; they are content too.
-        """
-        return not self.text and not (soft and any(part.kind == "prompt" for part in self.parts))
-
 
 class ChatFrame(NamedTuple):
     """The parts of a chat template around the contents of messages.
@@ -80,12 +72,11 @@ def refuse_chat(parts: Rendered, instead: str) -> None:
         raise BackendError(f"the task is a chat, which this model does not take: {instead}")
 
 
-def messages_of(parts: Rendered, *, soft: bool = False) -> list[Message]:
+def messages_of(parts: Rendered) -> list[Message]:
     """Return the messages of a rendered chat.
 
     A system message without content is left out: the default of the model's template takes its
-    place. So is an empty last message of the assistant: the template opens the answer. Vectors at
-    the place of the prompt (`soft`) are content.
+    place. So is an empty last message of the assistant: the template opens the answer.
     """
     found: list[Message] = []
     for part in parts:
@@ -93,9 +84,9 @@ def messages_of(parts: Rendered, *, soft: bool = False) -> list[Message]:
             found.append(Message(part.text, ()))
         else:
             found[-1] = found[-1]._replace(parts=(*found[-1].parts, part))
-    if found[0].role == "system" and found[0].is_empty(soft=soft):
+    if found[0].role == "system" and not found[0].text:
         del found[0]
-    if found[-1].role == "assistant" and found[-1].is_empty(soft=soft):
+    if found[-1].role == "assistant" and not found[-1].text:
         del found[-1]
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,9 +23,6 @@ from fedone_sdk.backends.chat import (
 )
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part, Rendered
-
-SOFT = -1
-"""Placeholder token id of a soft prompt's vector."""
 
 
 class Cloze(NamedTuple):
@@ -165,11 +162,9 @@ class _Encoder:
         return int(self._tokenizer.token_to_id(text))
 
     def _fitted(
-        self, parts: Rendered, num_extra: int, stands: Mapping[str, Sequence[int]]
+        self, parts: Rendered, num_extra: int, mask_id: int | None = None
     ) -> tuple[list[int], bool]:
         """Return the token ids of a rendered input, truncated to max_length - `num_extra`.
-
-        Parts of the kinds in `stands` have no text but these placeholder ids.
 
         Returns:
             The ids, and whether the fields are not truncated.
@@ -180,9 +175,7 @@ class _Encoder:
         whole = True
         while True:
             borders = [
-                index
-                for index, part in enumerate(parts)
-                if part.kind in stands or part.kind == "special"
+                index for index, part in enumerate(parts) if part.kind in ("mask", "special")
             ]
             sides = [
                 parts[begin:end]
@@ -198,17 +191,14 @@ class _Encoder:
                     texts[index] = texts[index].rstrip()
             found = [self._tokenise(texts[0]), *map(self._continued, texts[1:])]
             placed = [
-                [self._special_id(parts[border].text)]
-                if parts[border].kind == "special"
-                else stands[parts[border].kind]
+                self._special_id(parts[border].text) if parts[border].kind == "special" else mask_id
                 for border in borders
             ]
-            length = sum(len(encoding.ids) for encoding in found) + sum(map(len, placed))
-            length += num_extra
+            length = sum(len(encoding.ids) for encoding in found) + len(placed) + num_extra
             if length <= self._max_length:
                 ids = list(found[0].ids)
                 for between, encoding in zip(placed, found[1:], strict=True):
-                    ids += [*between, *encoding.ids]
+                    ids += [between, *encoding.ids]
                 return ids, whole
             starts: list[list[int]] = []
             for side, encoding in zip(sides, found, strict=True):
@@ -221,15 +211,6 @@ class _Encoder:
             # Truncation may change the tokens at the border, so the length is measured again.
             # Each iteration removes at least one character.
             parts, whole = shorten(parts, starts[:-1], length - self._max_length), False
-
-
-def _check_place(parts: Rendered) -> None:
-    prompts = [part.text for part in parts if part.kind == "prompt"]
-    if prompts != [""]:
-        raise BackendError(
-            "vectors stand at the place of the prompt: an input needs it exactly once, "
-            f"without text; this one has {prompts}"
-        )
 
 
 class ClozeEncoder(_Encoder):
@@ -255,12 +236,12 @@ class ClozeEncoder(_Encoder):
             raise BackendError(f"{tokenizer_file}: needs the tokens <s>, <pad>, </s> and <mask>")
         self._start, self.pad_id, self._end, self.mask_id = special
 
-    def encode(self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0) -> Cloze:
+    def encode(self, parts: Rendered) -> Cloze:
         """Tokenises an input, and shortens its fields until it fits; see `CausalEncoder.fitted`.
 
         Raises:
-            BackendError: There is not exactly one mask (or place for the vectors), or the input is
-                too long without its fields.
+            BackendError: There is not exactly one mask, or the input is too long without its
+                fields.
         """
         refuse_chat(parts, MASKED)
         num_masks = sum(part.kind == "mask" for part in parts)
@@ -269,11 +250,7 @@ class ClozeEncoder(_Encoder):
                 f"the template needs {{mask}} exactly once for a masked language model; "
                 f"this input has it {num_masks} times"
             )
-        stands = {"mask": [self.mask_id]}
-        if num_soft:
-            _check_place(parts)
-            stands["prompt"] = [SOFT] * num_soft
-        fitted, whole = self._fitted(parts, 2 + reserve, stands)
+        fitted, whole = self._fitted(parts, 2, self.mask_id)
         ids = [self._start, *fitted, self._end]
         return Cloze(ids, ids.index(self.mask_id), whole)
 
@@ -349,11 +326,11 @@ class CausalEncoder(_Encoder):
             self.frames[roles] = chat_frame(roles, bare, spaced, self.cut)
         return self.frames[roles]
 
-    def framed(self, parts: Rendered, *, soft: bool = False) -> Rendered:
+    def framed(self, parts: Rendered) -> Rendered:
         """Return a chat in the frame of the model's template; other inputs are unchanged."""
         if not is_chat(parts):
             return parts
-        messages = messages_of(parts, soft=soft)
+        messages = messages_of(parts)
         frame = self.frame(tuple(message.role for message in messages))
         found: list[Part] = []
         for piece, strips, message in zip(frame.pieces, frame.strips, messages, strict=False):
@@ -364,41 +341,31 @@ class CausalEncoder(_Encoder):
         """Return the label words as the answer to an input, or to the task's form, spells them."""
         return answer_words(label_words, self.framed(like)) if is_chat(like) else (*label_words,)
 
-    def encode(self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0) -> list[int]:
+    def encode(self, parts: Rendered, *, reserve: int = 0) -> list[int]:
         """Return the token ids that `fitted` gives."""
-        return self.fitted(parts, reserve=reserve, num_soft=num_soft)[0]
+        return self.fitted(parts, reserve=reserve)[0]
 
-    def fitted(
-        self, parts: Rendered, *, reserve: int = 0, num_soft: int = 0
-    ) -> tuple[list[int], bool]:
+    def fitted(self, parts: Rendered, *, reserve: int = 0) -> tuple[list[int], bool]:
         """Tokenises a rendered input, and shortens its fields until it fits.
 
         Args:
             parts: The rendered input.
             reserve: Positions to leave free after the input.
-            num_soft: Number of vectors in place of the prompt, each as `SOFT`; 0 for a prompt of
-                text.
 
         Returns:
             The token ids, and whether the fields are not truncated.
 
         Raises:
-            BackendError: There is a mask, no token, or no place for the vectors, or the input is
-                too long without its fields.
+            BackendError: There is a mask or no token, or the input is too long without its fields.
         """
         if any(part.kind == "mask" for part in parts):
             raise BackendError(
                 "the template has {mask}, but a causal language model answers at the end: "
                 "take {mask} and what follows it out of the template"
             )
-        stands: dict[str, list[int]] = {}
-        if num_soft:
-            _check_place(parts)
-            stands["prompt"] = [SOFT] * num_soft
         # A chat template includes the start token, if the model has one.
         start = [] if is_chat(parts) else self._start
-        framed = self.framed(parts, soft=bool(num_soft))
-        ids, whole = self._fitted(framed, len(start) + reserve, stands)
+        ids, whole = self._fitted(self.framed(parts), len(start) + reserve)
         if not start and not ids:
             raise BackendError("an input is empty, and this model has no token that starts a text")
         return [*start, *ids], whole

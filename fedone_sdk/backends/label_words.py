@@ -1,20 +1,26 @@
-"""Validation of label words against a model, with suggestions."""
+"""Label words that a model supports, with suggestions for others."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 
+import structlog
+
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.candidates import shipped_label_sets
+from fedone_sdk.candidates import LabelsSource, forms_of, label_words, shipped_label_sets
 from fedone_sdk.errors import LabelWordError
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Rendered
+from fedone_sdk.vocabulary import LABELS, Vocabulary
+
+_log = structlog.get_logger(__name__)
 
 _SUGGESTED = 3
 
 
 async def check_label_words(
-    backend: LLMBackend, label_words: tuple[str, ...], form: Rendered = ()
+    backend: LLMBackend, words: tuple[str, ...], form: Rendered = ()
 ) -> None:
     """Check label words and form like `LLMBackend.check`, and report all wrong words.
 
@@ -24,15 +30,15 @@ async def check_label_words(
         BackendError: The model is unavailable, or does not support the form.
     """
     try:
-        await backend.check(label_words, form)
+        await backend.check(words, form)
     except LabelWordError:
         wrong = []
-        for position, word in enumerate(label_words):
+        for position, word in enumerate(words):
             try:
                 await backend.check((word,), form)
             except LabelWordError as exc:
-                others = [*label_words[:position], *label_words[position + 1 :]]
-                likely = _alike(word, position, label_words)
+                others = [*words[:position], *words[position + 1 :]]
+                likely = _alike(word, position, words)
                 found = await valid_words(backend, likely, form, apart_from=others)
                 wrong.append(exc.suggesting(found[:_SUGGESTED]))
         if not wrong:  # They do not fit together.
@@ -65,10 +71,10 @@ async def valid_words(
     return found
 
 
-def _alike(word: str, position: int, label_words: Sequence[str]) -> list[str]:
+def _alike(word: str, position: int, words: Sequence[str]) -> list[str]:
     """Alternatives to a word: other spellings, its parts, and those of known sets."""
-    sets = shipped_label_sets({str(at): one for at, one in enumerate(label_words)})
-    return [*spellings_of(word), *(words[position] for words in sets)]
+    sets = shipped_label_sets({str(at): one for at, one in enumerate(words)})
+    return [*spellings_of(word), *(each[position] for each in sets)]
 
 
 def spellings_of(text: str) -> Iterator[str]:
@@ -78,3 +84,35 @@ def spellings_of(text: str) -> Iterator[str]:
         if part:
             yield f" {part.lower()}"
             yield f" {part}"
+
+
+async def usable_vocabulary(
+    backend: LLMBackend | None, spec: RunSpec, vocabulary: Vocabulary
+) -> Vocabulary:
+    """Drop built-in sets of label words that a model does not support.
+
+    User-defined sets are kept; the run rejects invalid ones at its start.
+
+    Args:
+        backend: The model; None if clients have their own models.
+        spec: The run.
+        vocabulary: Its candidates.
+
+    Raises:
+        BackendError: The model cannot be read.
+    """
+    shipped = any(
+        isinstance(source, LabelsSource) and not source.sets for _, source in spec.prompt.sources
+    )
+    if backend is None or not shipped:
+        return vocabulary
+    dropped = []
+    for candidate in vocabulary.candidates_of(LABELS)[1:]:  # The first set is the task's.
+        try:
+            for form in forms_of(spec.task, vocabulary):
+                await backend.check(label_words(candidate), form)
+        except LabelWordError:
+            dropped.append(candidate)
+    if dropped:
+        _log.info("label words dropped that the model does not take", sets=dropped)
+    return vocabulary.without(LABELS, dropped)

@@ -11,7 +11,6 @@ from fedone_sdk.backends.asking import query_for, rows_of, score_all
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.metrics import MetricFunction, evaluate
-from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import (
     Example,
     LogProbs,
@@ -113,7 +112,7 @@ class Prediction:
 def prediction_queries(
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: TextPrompt | SoftPrompt,
+    prompt: TextPrompt,
     examples: Sequence[Example],
     batch_size: int,
 ) -> list[Query]:
@@ -122,7 +121,7 @@ def prediction_queries(
     Args:
         backend: The backend that will score them.
         task: The task.
-        prompt: The prompt's text, or a soft prompt.
+        prompt: The prompt.
         examples: Labelled examples.
         batch_size: Examples per query.
 
@@ -143,7 +142,7 @@ def prediction_queries(
 async def predict(
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: TextPrompt | SoftPrompt,
+    prompt: TextPrompt,
     examples: Sequence[Example],
     batch_size: int,
     *,
@@ -155,7 +154,7 @@ async def predict(
     Args:
         backend: The backend.
         task: The task.
-        prompt: The prompt's text, or a soft prompt.
+        prompt: The prompt.
         examples: Labelled examples.
         batch_size: Examples per query.
         score: The user's function, for loss ``score``.

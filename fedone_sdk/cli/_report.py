@@ -42,9 +42,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
     facts = {
         "status": f"{result.status}{reason}, {plural(result.rounds, 'round')}",
         "verdict": None if verdict is None else verdict.text,
-        "prompt so far" if result.status == "stopped" else "prompt": repr(prompt.text)
-        if prompt.tokens
-        else "vectors, no words",
+        "prompt so far" if result.status == "stopped" else "prompt": repr(prompt.text),
         **{f"  {name}": repr(text) for name, text in (prompt.slots or {}).items()},
         "label words": None
         if prompt.labels is None

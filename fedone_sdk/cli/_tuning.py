@@ -47,7 +47,6 @@ async def run_here(
 
     Errors name `source`, the run's file.
     """
-    from fedone_sdk.baselines import trainer_of
     from fedone_sdk.local import simulate
 
     stop = asyncio.Event()
@@ -76,7 +75,6 @@ async def run_here(
             watch=watch,
             stop=stop,
             first=first,
-            trainer=trainer_of(federation.spec.method, backend),
             proposer=proposer,
         )
     if tracking is not None:

@@ -117,8 +117,6 @@ def tune(
         raised=_caps(raised or []),
         start=None if start is None else start_of(asyncio.run(read_run(start))),
     )
-    if artefact is not None and run.spec.method.domain != "tokens":
-        raise ArgumentError(f"--artefact: {run.spec.method.name} tunes vectors, no words")
     federation = run.federation()
     state = known = None
     if not no_store:

@@ -11,7 +11,7 @@ from fedone_sdk.client.edge_client import EdgeClient
 from fedone_sdk.client.events import ClientEvent, EventKind, OnEvent, Outcome, Turn
 from fedone_sdk.client.fit import RunFit
 from fedone_sdk.client.network import Network
-from fedone_sdk.client.options import Hooks, Trainer, WorkPolicy
+from fedone_sdk.client.options import Hooks, WorkPolicy
 from fedone_sdk.client.thread import EdgeClientThread
 from fedone_sdk.client.transport import HttpTransport, Idle, Transport
 from fedone_sdk.spec.sections import RequiredPrivacy
@@ -37,7 +37,6 @@ __all__ = [
     "Outcome",
     "RequiredPrivacy",
     "RunFit",
-    "Trainer",
     "Transport",
     "Turn",
     "WorkPolicy",

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cache
 
 import structlog
 
 from fedone_sdk.backends.asking import check_answer, query_for, rows_of, score_all
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.model_client import ModelClient
-from fedone_sdk.backends.prompts import Show
 from fedone_sdk.budget import BudgetGuard, Usage
+from fedone_sdk.candidates import prompt_of
 from fedone_sdk.client.batch import Declining, reason_of
 from fedone_sdk.client.scoring import Step
 from fedone_sdk.errors import BackendError, BudgetError
-from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.task import TextPrompt
+from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
@@ -31,12 +30,12 @@ class BackendOracle:
         self,
         backend: LLMBackend,
         *,
-        show: Show,
+        vocabulary: Vocabulary,
         ready: Callable[[], Awaitable[None]],
     ) -> None:
         # Counts every attempt, including those of failed calls, for the reported usage.
         self._backend = backend if backend.metered else ModelClient(backend)
-        self._show = show
+        self._vocabulary = vocabulary
         self._ready = ready
         self._bills: dict[int, tuple[Usage, BudgetGuard]] = {}
 
@@ -51,10 +50,10 @@ class BackendOracle:
         bill = BudgetGuard(None, name="client")
         before = step.journal.spent(step.number)
         self._bills[step.number] = before, bill
-        show = cache(self._show)
-        places: dict[TextPrompt | SoftPrompt, list[str]] = {}
+        places: dict[TextPrompt, list[str]] = {}
         for place in missing:
-            places.setdefault(show(tuple(rows[place])), []).append(keys[place])
+            prompt = prompt_of(step.task, self._vocabulary, [int(index) for index in rows[place]])
+            places.setdefault(prompt, []).append(keys[place])
         queries = {
             prompt: query_for(
                 step.task,
@@ -77,7 +76,7 @@ class BackendOracle:
         async def spent() -> Usage:
             return risked + (await bill.account()).spent
 
-        async def answered(query: Query, prompt: TextPrompt | SoftPrompt, answer: Answer) -> None:
+        async def answered(query: Query, prompt: TextPrompt, answer: Answer) -> None:
             try:
                 check_answer(query, answer)
             except ValueError as exc:  # Before the journal has it: a restart would read it again.

@@ -11,7 +11,6 @@ from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.data.misfit import Rows
 from fedone_sdk.messages import MAX_TEXT_CHARS, RunTask
-from fedone_sdk.spec import TrainedSpec
 from fedone_sdk.task import Example
 
 
@@ -52,10 +51,7 @@ class Capabilities:
         """
         if self.privacy is not None:
             self.privacy.check_run(run)
-        if isinstance(run.method, TrainedSpec):
-            if self.hooks.trainer is None:
-                raise Unfit(f"{run.method.name} trains a model, and this client has no trainer")
-        elif self.backend is None and not run.gateway:
+        if self.backend is None and not run.gateway:
             raise Unfit("no backend: this server has no gateway, and the client has no backend")
         if run.task.loss == "score" and self.hooks.score is None:
             raise Unfit("loss score needs a score function, and this client has none")

@@ -1,58 +1,17 @@
-"""The options of an edge client: which work it accepts, the app's functions, a trainer."""
+"""The options of an edge client: which work it accepts, and the app's functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 from fedone_sdk.client.batch import BeforeSend
 from fedone_sdk.client.condition import OnlyWhen
 from fedone_sdk.client.events import OnEvent
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import Claim, Enrol, is_sendable
-from fedone_sdk.spec import TrainedSpec, validate_spec
+from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
-from fedone_sdk.task import Example, ScoreFunction, TaskSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-
-class Trainer(Protocol):
-    """Trains soft prompts of a local model (`fedone_sdk.baselines` has those of the paper)."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the model: that of the backend that measures the run."""
-        ...
-
-    async def train(
-        self,
-        task: TaskSpec,
-        method: TrainedSpec,
-        parameters: NDArray[np.float32],
-        batches: Sequence[Sequence[Example]],
-        seed: int,
-    ) -> tuple[NDArray[np.float32], tuple[float, ...]]:
-        """Train the parameters, one step per mini-batch, with a new optimiser.
-
-        Args:
-            task: The task.
-            method: The method and its settings.
-            parameters: Initial values, of the method's shape.
-            batches: The examples of each step.
-            seed: Seed of all randomness in training.
-
-        Returns:
-            The trained parameters, and the mean loss of each completed step, nats.
-
-        Raises:
-            SpecError: The model does not fit the method.
-            BackendError: The model failed.
-        """
-        ...
+from fedone_sdk.task import ScoreFunction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +27,12 @@ class Hooks:
         on_event: Receives a `ClientEvent` for each step of progress, in the client's thread; it
             should return at once. Its exceptions are logged.
         score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
-        trainer: Trains the soft prompts of white-box methods; without one such work is declined.
     """
 
     before_send: BeforeSend | None = None
     only_when: OnlyWhen | None = None
     on_event: OnEvent | None = None
     score: ScoreFunction | None = None
-    trainer: Trainer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.errors import ArgumentError, DataError
 from fedone_sdk.messages import AlphaAssignment, RunTask
-from fedone_sdk.spec import PrivacySpec, TrainedSpec
+from fedone_sdk.spec import PrivacySpec
 from fedone_sdk.spec.sections import RequiredPrivacy
 
 _log = structlog.get_logger(__name__)
@@ -87,8 +87,6 @@ class PrivacyAccount:
             )
         if required.unit == "device" and privacy.target != "alpha":
             raise Unfit("the client requires target alpha, which protects all that it holds")
-        if isinstance(run.method, TrainedSpec):
-            raise Unfit("the client requires noise, and training adds none")
         if not self._own_model and run.task.loss == "nll":
             raise Unfit("the client's labels are private, and loss nll sends them")
         return privacy

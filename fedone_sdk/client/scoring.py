@@ -67,7 +67,7 @@ class Step:
     Attributes:
         number: Index of the step in the work, from 0.
         batch: The examples, after the app's hook.
-        prompts: Shape (P, n), candidate indices; or (P, d), vectors of a latent space.
+        prompts: Shape (P, n), candidate indices.
         journal: Keeps the losses as they arrive.
         on_scored: Called with the number of further prompts that have their losses.
         score: The user's function, for loss ``score``.

@@ -12,7 +12,6 @@ import structlog
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import MAX_LABELS, bias_grid
 from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, reason_of
-from fedone_sdk.client.options import Trainer
 from fedone_sdk.client.scoring import Losses
 from fedone_sdk.data.splitmix import draw_minibatch
 from fedone_sdk.errors import BackendError, needs_extra, one_line
@@ -25,7 +24,6 @@ from fedone_sdk.messages import (
     RunTask,
     Scored,
 )
-from fedone_sdk.spec import TrainedSpec
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import Layout, are_prompts
 
@@ -55,7 +53,6 @@ class Work:
         examples: The device's examples that fit the task.
         before_send: Gets every text before it leaves the device.
         score: Scores the prompts of a local step (its number, its mini-batch, shape (P, n)).
-        trainer: Trains, for white-box methods.
         before_noise: Called with the cost of the work before noise is added to its alpha.
     """
 
@@ -64,7 +61,6 @@ class Work:
     examples: Sequence[Example]
     before_send: BeforeSend | None
     score: Callable[[int, Minibatch, Array], Awaitable[Losses]]
-    trainer: Trainer | None = None
     before_noise: Callable[[Usage], None] = lambda usage: None
 
     @property
@@ -82,19 +78,20 @@ class Work:
         """
         run, assignment = self.run, self.assignment
         if isinstance(assignment, AlphaAssignment):
-            wanted: tuple[int, ...] = run.method.shape(run.prompt_len, run.vocab_size)
-            fits = assignment.alpha.shape == wanted and assignment.alpha.dtype == "float32"
-            fits = fits and run.method.name != "own"  # A message loads no code.
-            if run.method.domain != "parameters":  # a single loss has no contrast
-                fits = fits and all(step.num_samples >= 2 for step in assignment.steps)
-        else:
-            prompts, latent = assignment.prompts, run.method.domain == "latent"
+            alpha = assignment.alpha
             fits = (
-                prompts.dtype.startswith("float") is latent
+                alpha.shape == (run.prompt_len, run.vocab_size)
+                and alpha.dtype == "float32"
+                and run.method.name != "own"  # A message loads no code.
+            )
+        else:
+            prompts = assignment.prompts
+            fits = (
+                not prompts.dtype.startswith("float")
                 and len(prompts.shape) == 2
-                and prompts.shape[1] == run.method.prompt_width(run.prompt_len)
+                and prompts.shape[1] == run.prompt_len
                 and math.prod(prompts.shape) > 0
-                and (latent or are_prompts(prompts.rows(), self._layout))
+                and are_prompts(prompts.rows(), self._layout)
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
@@ -123,13 +120,10 @@ class Work:
         Raises:
             Declining: The work cannot be done well enough.
             MissingExtraError: The alpha exchange without NumPy.
-            SpecError: The trainer's model does not fit the method.
         """
         self.check()
         if isinstance(self.assignment, LossesAssignment):
             return await self._losses_update(self.assignment), b""  # the memory is the server's
-        if isinstance(self.run.method, TrainedSpec):
-            return await self._trained_update(self.assignment, self.run.method), b""
         return await self._alpha_update(self.assignment, remembered)
 
     async def _losses_update(self, assignment: LossesAssignment) -> LossesUpdate:
@@ -143,30 +137,6 @@ class Work:
             by_class=losses.by_class,
             class_counts=losses.class_counts,
         )
-
-    async def _trained_update(
-        self, assignment: AlphaAssignment, method: TrainedSpec
-    ) -> AlphaUpdate:
-        if self.trainer is None:
-            raise Declining(f"{method.name} trains a model, and this client has no trainer")
-        with needs_extra("the alpha exchange", "alpha"):
-            from fedone_sdk.messages.ndarray import from_wire, to_wire
-        batches = [self._drawn(step.minibatch_seed) for step in assignment.steps]
-        seed = assignment.steps[0].prompt_seed
-        with _declining("training failed", NOTHING):  # for instance it diverged
-            parameters, losses = await self.trainer.train(
-                self.run.task, method, from_wire(assignment.alpha), batches, seed
-            )
-            if not losses:
-                raise Declining("training failed: no step was completed")
-            return AlphaUpdate(
-                num_examples=len(self.examples),
-                scored=Scored(scored=sum(len(batch) for batch in batches[: len(losses)])),
-                usage=NOTHING,
-                model=self.trainer.fingerprint,
-                alpha=to_wire(parameters),
-                mean_loss=sum(losses) / len(losses),
-            )
 
     async def _alpha_update(
         self, assignment: AlphaAssignment, remembered: Callable[[], bytes | None]
@@ -184,7 +154,6 @@ class Work:
             )
             from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
-            from fedone_sdk.algorithms.trained import Trained
             from fedone_sdk.client.noise import private_step
             from fedone_sdk.messages.ndarray import (
                 from_wire,
@@ -206,8 +175,6 @@ class Work:
             )
             state = State(alpha=before, memory=memory_from_wire(assignment.memory))
             method.check(state)
-        if isinstance(method, Trained):
-            raise Declining("the method trains parameters, and draws no prompts")
         if self._noises_alpha and method.shares_memory:
             raise Declining("the run's privacy does not fit its method")  # memory has no noise
         # A method's memory belongs to the run and travels, or to this client and stays.

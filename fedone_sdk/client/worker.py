@@ -34,7 +34,6 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import Array, Decline, RunTask
 from fedone_sdk.task import Example, TaskSpec
-from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
@@ -201,7 +200,6 @@ class Worker:
             examples=examples,
             before_send=self._hooks.before_send,
             score=score,
-            trainer=self._hooks.trainer,
             before_noise=lambda usage: charged.extend(charge(usage)),
         )
         update, memory = await work.update(lambda: self._unfinished.memory(assignment.run_id))
@@ -220,23 +218,13 @@ class Worker:
     async def _oracle(self, run: RunTask, assignment: Assigned, lease: Lease) -> Oracle:
         ready = Gate(self._condition, lease, self._stop).ready
         if self._backend is not None:
-            # Imported here: a device that scores through the gateway does not need them.
-            from fedone_sdk.backends.prompts import shown_by
+            # Imported here: a device that scores through the gateway does not need it.
             from fedone_sdk.client.backend_oracle import BackendOracle
 
-            vocabulary = Vocabulary()
-            if run.method.domain == "tokens":
-                vocabulary = await self._runs.vocabulary(
-                    assignment.run_id, assignment.vocabulary_version
-                )
-            show = await shown_by(
-                run.method,
-                prompt_len=run.prompt_len,
-                task=run.task,
-                vocabulary=vocabulary,
-                backend=self._backend,
+            vocabulary = await self._runs.vocabulary(
+                assignment.run_id, assignment.vocabulary_version
             )
-            return BackendOracle(self._backend, show=show, ready=ready)
+            return BackendOracle(self._backend, vocabulary=vocabulary, ready=ready)
         return GatewayOracle(
             assignment.assignment_id,
             self._session,

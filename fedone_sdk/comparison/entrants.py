@@ -35,7 +35,7 @@ _MODELS: Mapping[str, Any] = {
     for name in get_args(model.model_fields["name"].annotation)
 }
 
-METHODS = tuple(name for name, model in _MODELS.items() if model.domain != "parameters")
+METHODS = tuple(_MODELS)
 """The black-box methods, by their names in RUN.yaml."""
 
 
@@ -111,8 +111,7 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         return _instruction(document, base)
     if name not in METHODS:
         known = ", ".join((*METHODS, INSTRUCTION, *BASELINES))
-        reason = "is trained with gradients" if name in _MODELS else "is not known"
-        raise ArgumentError(f"--methods: {name!r} {reason}; allowed: {known}")
+        raise ArgumentError(f"--methods: {name!r} is not known; allowed: {known}")
     if name == base.method.name:
         return Entrant(name=name, kind="method", spec=base)
     changed = {
@@ -121,9 +120,6 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         "seed": base.seed,
         "budget": base.budget and base.budget.model_dump(),
     }
-    if _MODELS[name].domain != "tokens":
-        kept = {key: value for key, value in document["prompt"].items() if key == "length"}
-        changed["prompt"] = {**kept, "vocabulary": None}
     spec = _valid(changed, name)
     notes = (
         note

@@ -44,7 +44,7 @@ class TrialRecord(BaseModel):
         example_calls: Training queries times the examples of a query.
         evaluation_queries: Queries on the dev split.
         spent: Usage of the trial; cached answers cost nothing.
-        prompt: The deployable prompt; empty for vectors.
+        prompt: The deployable prompt.
         bias: Its label bias.
         metric: On the dev split.
         loss: The task's mean loss there, with the bias.

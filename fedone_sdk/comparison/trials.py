@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.rounds.state import RunState
     from fedone_sdk.aggregator.serving.feed import RunReloaded
-    from fedone_sdk.soft_prompt import SoftPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,6 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
     if result.status not in ("completed", "budget_exhausted"):
         raise FedOneError(f"{trial.key}: {result.reason or result.status}")
     run = checkpoints.run
-    show = await run.show(recorder)
 
     def measured(
         state: RunState, examples: Sequence[Example], *, biased: bool = True
@@ -101,7 +99,7 @@ async def _tuned(trial: Trial, backend: LLMBackend) -> TrialRecord:
         machine = run.base.at(state)  # with its candidates
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
-        prompt = show(machine.method.prompt(state.method).tolist())
+        prompt = run.shown(machine.method.prompt(state.method).tolist())
         queries, prediction_of = _measurement(federation, recorder, task, prompt, examples)
         answers = recorder.repeated(queries)
         return None if answers is None else prediction_of(answers)
@@ -226,7 +224,7 @@ def _measurement(
     federation: Federation,
     backend: LLMBackend,
     task: TaskSpec,
-    prompt: TextPrompt | SoftPrompt,
+    prompt: TextPrompt,
     examples: Sequence[Example],
 ) -> tuple[list[Query], Callable[[Sequence[Answer]], Prediction]]:
     """Return the queries that measure a prompt, and the function of their answers."""

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.client import EdgeClient, Hooks, Network, OnlyWhen, Trainer
+from fedone_sdk.client import EdgeClient, Hooks, Network, OnlyWhen
 from fedone_sdk.client.batch import BeforeSend
 from fedone_sdk.client.source import Data
 from fedone_sdk.errors import FedOneError, one_line
@@ -33,7 +33,6 @@ def client_app(
     data: Callable[[Context], Data] = node_file,
     *,
     backend: Callable[[Context], LLMBackend] | None = None,
-    trainer: Callable[[Context], Trainer] | None = None,
     score: ScoreFunction | None = None,
     before_send: BeforeSend | None = None,
     only_when: OnlyWhen | None = None,
@@ -49,7 +48,6 @@ def client_app(
         data: Returns a node's examples; by default, from the file that its node config names.
         backend: Creates a model on the node, closed after the message; None scores through the
             server's.
-        trainer: Creates the trainer of soft prompts, for white-box methods.
         score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
         before_send: Gets every text before it is scored; see `fedone_sdk.client.Hooks`.
         only_when: Whether the node may work now; see `fedone_sdk.client.Hooks`.
@@ -108,7 +106,6 @@ def client_app(
                     before_send=before_send,
                     only_when=only_when,
                     score=score,
-                    trainer=None if trainer is None else trainer(context),
                 ),
                 network=Network(transport=relay),
             )

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedone_sdk.client import EdgeClient, Hooks, Network, Trainer, Transport
+from fedone_sdk.client import EdgeClient, Hooks, Network, Transport
 from fedone_sdk.client.device_state import open_state
 from fedone_sdk.client.identity import Identity
 from fedone_sdk.errors import DataError
@@ -34,7 +34,6 @@ class Devices:
     Attributes:
         shards: Each client's examples.
         token: The enrolment token.
-        trainer: Trains the soft prompts of white-box methods.
         score: The user's function, for loss ``score``.
         state_dir: Holds one state folder per client; None keeps state in memory.
         between: Wraps each client's transport; None leaves it as it is.
@@ -42,7 +41,6 @@ class Devices:
 
     shards: Sequence[Sequence[Example]]
     token: str
-    trainer: Trainer | None = None
     score: ScoreFunction | None = None
     state_dir: Path | None = None
     between: Between | None = None
@@ -75,7 +73,7 @@ class Devices:
             token=self.token,
             data=self.shards[number],
             state_dir=self._folder(number),
-            hooks=Hooks(trainer=self.trainer, score=self.score),
+            hooks=Hooks(score=self.score),
             network=Network(transport=line if self.between is None else self.between(number, line)),
         )
 

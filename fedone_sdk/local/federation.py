@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.rounds.events import Effect
 from fedone_sdk.aggregator.serving.feed import RunReloaded
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query
-from fedone_sdk.client import EdgeClient, HttpTransport, Trainer
+from fedone_sdk.client import EdgeClient, HttpTransport
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local.devices import Between, Devices
@@ -194,7 +194,6 @@ async def simulate(
     stop: asyncio.Event | None = None,
     first: First | None = None,
     between: Between | None = None,
-    trainer: Trainer | None = None,
     proposer: LLMBackend | None = None,
 ) -> RunResult:
     """Run a federation to its end: a real aggregator, and one edge client per shard.
@@ -211,7 +210,6 @@ async def simulate(
         stop: Ends the run early, with its current result, after queries in flight are answered.
         first: Queries to the model before the run starts or resumes, under the run's caps.
         between: Wraps a client's transport, for example with a fault or an attack.
-        trainer: Trains the soft prompts of white-box methods; shared by all clients.
         proposer: The model of ``prompt.proposer``; the caller closes it.
 
     Raises:
@@ -243,7 +241,6 @@ async def simulate(
         devices = Devices(
             shards=federation.shards,
             token=token,
-            trainer=trainer,
             score=federation.score,
             state_dir=None if state_dir is None else Path(state_dir),
             between=between,

@@ -188,11 +188,9 @@ async def plan_run(
     Raises:
         BackendError: The model cannot be used as described.
         LabelWordError: A label word is not one token of the model.
-        SpecError: The method's settings do not fit each other, or the method makes no queries.
+        SpecError: The method's settings do not fit each other.
     """
     spec, troubles = federation.spec, list[str]()
-    if spec.method.domain != "tokens":
-        raise SpecError(f"method: {spec.method.name} tunes vectors, which have no plan")
     adapter = backend.innermost if isinstance(backend, Wrapper) else backend
     federation = await _checked(federation, backend, adapter, troubles)
     steps, share = _steps(federation, backend)
@@ -291,7 +289,7 @@ def _steps(federation: Federation, backend: LLMBackend) -> tuple[list[list[Query
     The share falls during training: as alpha concentrates, more prompts are equal.
     """
     spec, vocabulary = federation.spec, federation.vocabulary
-    algorithm, count = _machine(federation).algorithm, spec.method.num_samples
+    algorithm, count = _machine(federation).method, spec.method.num_samples
     state, steps = algorithm.init(), []
     for number in range(_STEPS):
         rng = stream(stream_seed(spec.seed, "plan", number))

@@ -181,8 +181,6 @@ def _misfits(artefact: PromptArtefact, run: RunSpec) -> list[str]:
     ):
         wanted = ", ".join([*names, *(["labels"] if artefact.prompt.labels else [])]) or "none"
         found.append(f"prompt.slots: must be the prompt's slots ({wanted})")
-    if run.method.domain != "tokens":
-        found.append(f"method.name: {run.method.name} tunes vectors, the prompt is of words")
     if list(old.labels) != list(new.labels):
         wanted = ", ".join(old.labels) or "none"
         found.append(f"task.labels: must be the prompt's labels ({wanted})")

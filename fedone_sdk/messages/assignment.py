@@ -38,12 +38,12 @@ class Step(Message):
     """One local step.
 
     Attributes:
-        num_samples: I, number of prompts to score; 0 for methods that train on the client.
+        num_samples: I, number of prompts to score.
         minibatch_seed: Seeds the draw of the mini-batch (`fedone_sdk.data.draw_minibatch`).
         prompt_seed: Seeds ``ask`` (alpha exchange only).
     """
 
-    num_samples: Annotated[int, Field(ge=0, le=65536)]
+    num_samples: Annotated[int, Field(ge=2, le=65536)]
     minibatch_seed: Seed
     prompt_seed: Seed
 
@@ -74,8 +74,7 @@ class AlphaAssignment(_Assignment):
         leased_queries: Number of queries reserved for this work.
         vocabulary_version: Number of candidates added since the run started. A client with fewer
             fetches the task again, and the missing candidates.
-        alpha: The tuned parameters, float32. For methods over tokens, shape (n, N), positive, and 0
-            for candidates that a position does not have.
+        alpha: Float32, shape (n, N), positive, and 0 for candidates that a position does not have.
         memory: Memory of the method in addition to alpha, if the run shares it.
         steps: One entry per local step.
     """
@@ -96,8 +95,7 @@ class LossesAssignment(_Assignment):
         deadline_s: Seconds until the seat passes to another client.
         leased_queries: Number of queries reserved for this work.
         vocabulary_version: As in an `AlphaAssignment`.
-        prompts: Shape (I, n), candidate indices into the run's vocabulary; or (I, d), float32,
-            vectors of a latent space.
+        prompts: Shape (I, n), candidate indices into the run's vocabulary.
         minibatch_seed: Seeds the draw of the mini-batch.
     """
 
@@ -131,7 +129,7 @@ class RunTask(Message):
         task: Template, label words, loss.
         method: The method and its settings.
         prompt_len: n.
-        vocab_size: N, number of candidates of a position; 0 for methods without a vocabulary.
+        vocab_size: N, number of candidates of a position.
         blank: Index of the blank candidate, if all positions share one.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
             most N) and index of its blank candidate.

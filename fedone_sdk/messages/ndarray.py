@@ -24,9 +24,7 @@ def from_wire(message: Array) -> NDArray[Any]:
 
 
 def prompts_to_wire(prompts: NDArray[Any], vocab_size: int) -> Array:
-    """Return prompts as a message: token indices in the smallest sufficient type, or vectors."""
-    if prompts.dtype.kind == "f":
-        return to_wire(prompts)
+    """Return prompts as a message: token indices in the smallest sufficient type."""
     return Array.of_indices(prompts.ravel().tolist(), prompts.shape, vocab_size)
 
 

@@ -120,8 +120,7 @@ class PromptReport(Message):
     """The deployable prompt.
 
     Attributes:
-        text: Its text; for a prompt of slots, their texts in order. Empty for a soft prompt, whose
-            vectors are a separate resource.
+        text: Its text; for a prompt of slots, their texts in order.
         tokens: Its candidates, by position.
         bias: Number per label to add to the label words' log-probabilities, nats
             (`TaskSpec.bias`); null for none.

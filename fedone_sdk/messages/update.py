@@ -73,7 +73,7 @@ class AlphaUpdate(_Update):
         model: Fingerprint of the model that scored.
         alpha: Alpha after the local steps.
         memory: The assignment's memory after the local steps.
-        mean_loss: Mean loss over all scored prompts or training steps, for the run's history.
+        mean_loss: Mean loss over all scored prompts, for the run's history.
     """
 
     exchange: Literal["alpha"] = "alpha"

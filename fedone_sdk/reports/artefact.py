@@ -155,7 +155,7 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
         run: A run from an archive or a store.
 
     Raises:
-        ArchiveError: The run is from a result file, which is incomplete; or tunes vectors.
+        ArchiveError: The run is from a result file, which is incomplete.
     """
     result, spec = run.result, run.spec
     if spec is None or run.snapshot is None or run.vocabulary is None:
@@ -163,8 +163,6 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
             f"run {result.run_id!r}: a result file has no task and no log; "
             "take the run's archive or store"
         )
-    if spec.method.domain != "tokens":
-        raise ArchiveError(f"run {result.run_id!r}: {spec.method.name} tunes vectors, no words")
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
     return PromptArtefact(

@@ -57,8 +57,6 @@ def snippets(
     task, backend = spec.task, spec.backend
     if prompt.labels is not None:
         task = task.with_labels(prompt.labels)
-    if spec.method.domain != "tokens":
-        return [], "The prompt consists of vectors, so there is no program that takes it as text."
     if task.loss == "nll":
         return [], "The task scores given texts, so there is nothing to predict."
     if model is not None and model.partition(":")[0] != backend.kind:

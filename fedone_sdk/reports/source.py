@@ -44,8 +44,8 @@ class ReportedRun:
         spec: Its spec; None for a result file without one.
         vocabulary: Its candidates; None as above.
         snapshot: Its records in a store; None as above.
-        alpha: Its state, shape (n, N), float32; None as above, and for a run that tunes vectors.
-        untrained: Its initial prompt; None as above, and for a run that tunes vectors.
+        alpha: Its state, shape (n, N), float32; None as above.
+        untrained: Its initial prompt; None as above.
         outcomes: The measurements of whole dev splits, example by example.
     """
 
@@ -87,14 +87,13 @@ async def run_of_archive(data: bytes) -> ReportedRun:
     }
     if result.verdict is None and "after" in outcomes:  # From an earlier version.
         result = result.model_copy(update={"verdict": run.compute_verdict(outcomes)})
-    words = run.spec.method.domain == "tokens"
     return ReportedRun(
         result=result,
         spec=run.spec,
         vocabulary=run.vocabulary,
         snapshot=snapshot,
-        alpha=run.state.method.alpha if words else None,
-        untrained=run.prompt(run.machine.initial_state()) if words else None,
+        alpha=run.state.method.alpha,
+        untrained=run.prompt(run.machine.initial_state()),
         outcomes=outcomes,
     )
 
@@ -136,13 +135,8 @@ def start_of(run: ReportedRun) -> tuple[dict[str, float], ...]:
 
     Args:
         run: The earlier run.
-
-    Raises:
-        ArchiveError: The run tunes vectors.
     """
     if run.alpha is None or run.vocabulary is None:
-        if not run.result.prompt.tokens:
-            raise ArchiveError(f"run {run.result.run_id!r} tunes no words")
         return tuple({token: _START_SHARE} for token in run.result.prompt.tokens)
     weights = run.alpha.astype(np.float64)
     start = []

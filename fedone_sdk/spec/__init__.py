@@ -23,19 +23,14 @@ if TYPE_CHECKING:
     )
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.methods import (
-        BbtSpec,
         BdplSpec,
-        Domain,
         GsBdplSpec,
         MethodSpec,
         OwnMethodSpec,
         PoolSpec,
-        PromptTuningSpec,
-        PTuningV2Spec,
         RandomSpec,
         ThompsonSpec,
         TpeSpec,
-        TrainedSpec,
     )
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
     from fedone_sdk.spec.run import RunSpec, load_backend
@@ -60,9 +55,8 @@ else:
             ),
             "base": "RunName Spec load_yaml validate_spec",
             "methods": (
-                "BbtSpec BdplSpec Domain GsBdplSpec MethodSpec OwnMethodSpec "
-                "PoolSpec PromptTuningSpec PTuningV2Spec RandomSpec ThompsonSpec TpeSpec "
-                "TrainedSpec"
+                "BdplSpec GsBdplSpec MethodSpec OwnMethodSpec PoolSpec RandomSpec ThompsonSpec "
+                "TpeSpec"
             ),
             "prompt": "PromptSpec SlotSpec",
             "run": "RunSpec load_backend",
@@ -75,13 +69,11 @@ else:
 
 __all__ = [
     "BackendSpec",
-    "BbtSpec",
     "BdplSpec",
     "CalibrationSpec",
     "DataSpec",
     "DefenceSpec",
     "DirichletSpec",
-    "Domain",
     "EvaluationSpec",
     "GatewayPolicy",
     "GsBdplSpec",
@@ -93,13 +85,11 @@ __all__ = [
     "OpenAISpec",
     "OwnMethodSpec",
     "OwnSpec",
-    "PTuningV2Spec",
     "ParticipationSpec",
     "PoolSpec",
     "PriceSpec",
     "PrivacySpec",
     "PromptSpec",
-    "PromptTuningSpec",
     "RandomSpec",
     "RemoteSpec",
     "RetrySpec",
@@ -109,7 +99,6 @@ __all__ = [
     "Spec",
     "ThompsonSpec",
     "TpeSpec",
-    "TrainedSpec",
     "TransformersSpec",
     "VllmSpec",
     "load_backend",

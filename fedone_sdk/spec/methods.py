@@ -11,27 +11,23 @@ from fedone_sdk.spec.base import Spec
 Rate = Annotated[float, Field(gt=0, le=1e6)]
 """A learning rate."""
 
-Domain = Literal["tokens", "latent", "parameters"]
-"""Kind of the tuned parameters: a distribution over tokens, a vector that a projection maps to a
-soft prompt, or the parameters of a soft prompt, which clients train with the model's gradients."""
-
 
 Exchange = Literal["alpha", "losses"]
 """Contents of assignments and updates: alpha, or prompts and their losses."""
 
 
-class _Common(Spec):
-    domain: ClassVar[Domain] = "tokens"
+NumSamples = Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")]
+LocalSteps = Annotated[int, Field(ge=1, le=1024, description="E, local steps.")]
+BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per mini-batch.")]
+
+
+class _MethodSpec(Spec):
     pools: ClassVar[bool] = False
     exchange: ClassVar[Exchange] = "alpha"
 
-    def shape(self, prompt_len: int, vocab_size: int) -> tuple[int, int]:
-        """Rows and columns of alpha, the array that clients and server exchange, of n and N."""
-        return prompt_len, vocab_size
-
-    def prompt_width(self, prompt_len: int) -> int:
-        """Return the number of values of one candidate prompt."""
-        return prompt_len
+    num_samples: NumSamples = 20
+    local_steps: LocalSteps = 1
+    batch_size: BatchSize = 32
 
     @property
     def label(self) -> str:
@@ -49,17 +45,6 @@ class _Common(Spec):
         It depends on n and on the values of a prompt's loss: C x G under calibration, else 1.
         """
         return 0
-
-
-NumSamples = Annotated[int, Field(ge=2, le=65536, description="I, prompts per local step.")]
-LocalSteps = Annotated[int, Field(ge=1, le=1024, description="E, local steps.")]
-BatchSize = Annotated[int, Field(ge=1, le=1024, description="B, examples per mini-batch.")]
-
-
-class _MethodSpec(_Common):
-    num_samples: NumSamples = 20
-    local_steps: LocalSteps = 1
-    batch_size: BatchSize = 32
 
 
 class GsBdplSpec(_MethodSpec):
@@ -163,53 +148,6 @@ class TpeSpec(PoolSpec):
     name: Literal["tpe"]
 
 
-class BbtSpec(_MethodSpec):
-    """Black-box tuning of a soft prompt by CMA-ES (Sun et al. 2022).
-
-    It needs a model that accepts input embeddings.
-
-    Attributes:
-        num_samples: Population of CMA-ES: prompts per local step.
-        local_steps: E, generations.
-        intrinsic_dim: d, dimension of the search; a random projection maps it to n embeddings.
-        sigma: Initial step size of CMA-ES.
-        bound: Values of the embeddings are clipped to [-bound, bound].
-        scale: Standard deviation of the projected embeddings at the first step, relative to the
-            model's embeddings.
-        projection_seed: Seed of the projection, which is never sent.
-        memory: Owner of the CMA-ES state except its mean: each ``client`` (in the paper's code each
-            visit starts without state), or the ``run``, which sends it with alpha or keeps it on
-            the server.
-    """
-
-    domain: ClassVar[Domain] = "latent"
-
-    name: Literal["bbt"]
-    intrinsic_dim: Annotated[int, Field(ge=2, le=10_000)] = 500
-    sigma: Annotated[float, Field(ge=1e-6, le=100)] = 1.0
-    bound: Annotated[float, Field(gt=0, le=1e6)] = 5.0
-    scale: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    projection_seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    memory: Literal["client", "run"] = "client"
-
-    def shape(self, prompt_len: int, vocab_size: int) -> tuple[int, int]:
-        """One vector of d numbers."""
-        return 1, self.intrinsic_dim
-
-    def prompt_width(self, prompt_len: int) -> int:
-        """Return the d numbers."""
-        return self.intrinsic_dim
-
-    @property
-    def remembers(self) -> bool:
-        """The state of CMA-ES."""
-        return self.memory == "client"
-
-    def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """Return a triangle of the covariance, in float64."""
-        return self.intrinsic_dim * (self.intrinsic_dim + 1) if self.memory == "run" else 0
-
-
 class OwnMethodSpec(_MethodSpec):
     """An algorithm of your own (`Algorithm`), which runs on the server alone.
 
@@ -237,79 +175,7 @@ class OwnMethodSpec(_MethodSpec):
         return self.model_copy(update={"object": None, "options": {}})
 
 
-class _TrainedSpec(_Common):
-    domain: ClassVar[Domain] = "parameters"
-
-    local_steps: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        description="E, steps of AdamW, whose state is reset at each visit.",
-    )
-    batch_size: BatchSize = 32
-    learning_rate: Rate = Field(default=1e-2, description="Learning rate of AdamW.")
-    weight_decay: float = Field(default=0.0, ge=0, le=1, description="Weight decay of AdamW.")
-    patience: Annotated[int, Field(ge=1)] | None = Field(
-        default=None,
-        description="Steps in a row without a new minimum of the loss, after which a visit ends "
-        "early; null disables early stopping.",
-    )
-    init_std: float = Field(
-        default=0.02, gt=0, le=100, description="Standard deviation of the initial values."
-    )
-    hidden_size: Annotated[int, Field(ge=1, le=65_536)]
-
-    @property
-    def num_samples(self) -> int:
-        """No prompts are sampled."""
-        return 0
-
-
-class PromptTuningSpec(_TrainedSpec):
-    """Prompt tuning (Lester et al. 2021): clients train n input embeddings by gradients.
-
-    It needs the model's weights on the clients; training uses no queries.
-
-    Attributes:
-        hidden_size: H, width of the model.
-    """
-
-    name: Literal["prompt-tuning"]
-
-    def shape(self, prompt_len: int, vocab_size: int) -> tuple[int, int]:
-        """One vector of the model's width for each of n positions."""
-        return prompt_len, self.hidden_size
-
-
-class PTuningV2Spec(_TrainedSpec):
-    """P-tuning v2 (Liu et al. 2022): clients train n keys and values for every layer.
-
-    It needs the model's weights on the clients; training uses no queries.
-
-    Attributes:
-        hidden_size: H, width of a layer's keys; equal to the model's width if heads share no keys.
-        num_layers: L, attention layers of the model.
-    """
-
-    name: Literal["p-tuning-v2"]
-    num_layers: Annotated[int, Field(ge=1, le=1000)]
-
-    def shape(self, prompt_len: int, vocab_size: int) -> tuple[int, int]:
-        """Per layer n keys, then n values, of the model's width."""
-        return 2 * self.num_layers * prompt_len, self.hidden_size
-
-
-TrainedSpec = PromptTuningSpec | PTuningV2Spec
-"""The white-box methods."""
-
 MethodSpec = Annotated[
-    GsBdplSpec
-    | BdplSpec
-    | RandomSpec
-    | ThompsonSpec
-    | TpeSpec
-    | BbtSpec
-    | OwnMethodSpec
-    | TrainedSpec,
+    GsBdplSpec | BdplSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec,
     Field(discriminator="name"),
 ]

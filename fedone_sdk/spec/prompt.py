@@ -137,8 +137,7 @@ class PromptSpec(Spec):
 
     Attributes:
         length: n, positions. With slots it follows from them.
-        vocabulary: Source of the N candidates of every position; null for methods without tokens,
-            and with slots.
+        vocabulary: Source of the N candidates of every position; null with slots.
         slots: Instead of `vocabulary`: the parts of the prompt in order, each with its own
             candidates.
         start: Warm start: a text, which becomes the only candidate of the first position; or, per
@@ -164,6 +163,8 @@ class PromptSpec(Spec):
     @model_validator(mode="after")
     def _check_slots(self) -> Self:
         if not self.slots:
+            if self.vocabulary is None:
+                raise ValueError("vocabulary: or slots is required")
             return self
         if self.vocabulary is not None:
             raise ValueError("slots: replaces vocabulary; omit one of them")
@@ -182,8 +183,6 @@ class PromptSpec(Spec):
     def _check_start(self) -> Self:
         if self.start is None:
             return self
-        if not self.has_candidates:
-            raise ValueError("start: needs a vocabulary or slots")
         if len(self.start) > self.length:
             raise ValueError(f"start: has {len(self.start)} positions, the prompt {self.length}")
         blank = self.vocabulary is not None and self.vocabulary.blank
@@ -206,11 +205,6 @@ class PromptSpec(Spec):
         if self.proposer.slot is not None and self.proposer.slot not in self.text_slots:
             raise ValueError(f"proposer.slot: must be one of {', '.join(self.text_slots)}")
         return self
-
-    @property
-    def has_candidates(self) -> bool:
-        """Whether the method tunes tokens."""
-        return self.vocabulary is not None or bool(self.slots)
 
     @property
     def text_slots(self) -> tuple[str, ...]:

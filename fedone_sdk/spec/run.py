@@ -15,7 +15,7 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
-from fedone_sdk.spec.methods import BbtSpec, MethodSpec, OwnMethodSpec, ThompsonSpec
+from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec, ThompsonSpec
 from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.spec.sections import (
     CalibrationSpec,
@@ -110,10 +110,6 @@ class RunSpec(Spec):
                 f"participation.clients_per_round: {self.participation.clients_per_round} is more "
                 f"than data.num_clients ({clients})"
             )
-        tokens = self.method.domain == "tokens"
-        if self.prompt.has_candidates is not tokens:
-            needs = "vocabulary or slots: required" if tokens else "vocabulary: must be null"
-            raise ValueError(f"prompt.{needs} for method {self.method.name}")
         if self.task.slots and self.task.slots != self.prompt.text_slots:
             raise ValueError(
                 f"task.slots: are {', '.join(self.task.slots)}; those of prompt.slots are "
@@ -130,12 +126,8 @@ class RunSpec(Spec):
             raise ValueError("prompt.slots: labels needs a task with label words")
         if self.method.pools:
             self.check_shared_memory(self.method.name, "pools")
-        if self.method.domain == "parameters":
-            self._check_trained()
         if isinstance(self.method, OwnMethodSpec):
             self._check_own(self.method)
-        if isinstance(self.method, BbtSpec) and self.method.memory == "run":
-            self.check_shared_memory("bbt with memory run", "states of CMA-ES")
         self._check_calibration()
         self._check_defence()
         self._check_privacy()
@@ -166,21 +158,6 @@ class RunSpec(Spec):
             raise ValueError(
                 "participation.exchange: must be losses for method own, which devices do not have"
             )
-
-    def _check_trained(self) -> None:
-        name = self.method.name
-        if self.participation.exchange == "losses":
-            raise ValueError(
-                f"participation.exchange: must be alpha for {name}, which clients train"
-            )
-        if self.task.generates:
-            raise ValueError(f"task.loss: must be one over label words for {name}")
-        if self.defence.loss_clip is not None and not self.defence.judges:
-            raise ValueError(
-                f"defence.loss_clip: must be null for {name}, whose losses stay on the device"
-            )
-        if self.privacy is not None:
-            raise ValueError(f"privacy: is not supported with {name}")
 
     def _check_calibration(self) -> None:
         kind = self.calibration.kind
@@ -217,8 +194,6 @@ class RunSpec(Spec):
         part = self.participation
         if not self.defence.judges:
             return
-        if self.method.domain != "tokens":
-            raise ValueError(f"defence: cannot judge updates of method {self.method.name}")
         if self.method.pools and part.exchange == "alpha":
             raise ValueError(
                 f"defence: needs participation.exchange losses for {self.method.name}, whose pool "
@@ -236,8 +211,7 @@ class RunSpec(Spec):
     def _check_privacy(self) -> None:
         if self.privacy is None or self.privacy.target == "losses":
             return
-        pool = self.method.pools or isinstance(self.method, BbtSpec)
-        if self.participation.exchange == "losses" or pool:
+        if self.participation.exchange == "losses" or self.method.pools:
             raise ValueError(
                 "privacy.target: alpha needs participation.exchange alpha and a method without a "
                 "pool; losses works everywhere"

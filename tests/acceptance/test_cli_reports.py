@@ -283,16 +283,6 @@ def test_a_missing_extra_is_reported_before_the_work(
     assert fedone("tune", "run.yaml", "--tracker", "mlflow") == (2, "", wanted)
 
 
-def test_vectors_have_no_artefact(fedone: Fedone, folder: Path) -> None:
-    text = RUN.replace("prompt: {length: 3, vocabulary: {kind: list, candidates: "
-                       '[" good", " bad", " really", " so"]}}', "prompt: {length: 3}")  # fmt: skip
-    method = text[text.index("method:") : text.index("budget:")]
-    Path("vectors.yaml").write_text(text.replace(method, "method: {name: bbt}\n"))
-    code, out, err = fedone("tune", "vectors.yaml", "--artefact", "x.json")
-    assert (code, out) == (2, "")
-    assert err == "arguments: --artefact: bbt tunes vectors, no words\n"
-
-
 TRACKERS = """\
 class Tracker:
     def __init__(self, run):

@@ -274,7 +274,6 @@ def test_one_process_at_a_time(compare: Fedone, folder: Path) -> None:
     [
         (["--methods", "magic"], "arguments: --methods: 'magic' is not known; allowed: gs-bdpl, "),
         (["--methods", "random,random"], "arguments: --methods: each name may occur only once"),
-        (["--methods", "bbt"], "run.yaml: method: bbt needs a backend that takes embeddings"),
         (["--html", "c.pdf"], "arguments: --html: c.pdf must end in .html"),
         (["--html", "absent/c.html"], "arguments: --html: there is no folder absent"),
         (["--json", "absent/c.json"], "arguments: --json: there is no folder absent"),

@@ -163,7 +163,7 @@ class Game:
 
     def alpha_update(self, work: AlphaAssignment, common: dict[str, Any]) -> AlphaUpdate:
         """What a device with NumPy does."""
-        algorithm = self.run.machine.algorithm
+        algorithm = self.run.machine.method
         state = self.run.machine.initial_state().method.evolve(
             alpha=from_wire(work.alpha), memory=memory_from_wire(work.memory)
         )

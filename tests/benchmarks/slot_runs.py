@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses, make_method, method_options, stream, stream_seed
 from fedone_sdk.algorithms.calibration import fitted_bias
-from fedone_sdk.algorithms.method import Algorithm, Candidates, PlainMethod
+from fedone_sdk.algorithms.method import Algorithm, Candidates, PlainAlgorithm
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.state import State
 from fedone_sdk.calibration import bias_grid
@@ -246,21 +246,17 @@ class Contestant:
         )
 
 
-class Once(PlainMethod):
+class Once(PlainAlgorithm):
     """Random prompts, each evaluated once; the one with the least loss is deployed."""
 
     shares_memory = True
 
     def __init__(self, table: Table, num_samples: int) -> None:
-        self._table, self._count = table, num_samples
+        self._table, self.num_samples = table, num_samples
 
     def init(self) -> State:
         """Return the empty state."""
         return State(alpha=np.ones((1, 1), dtype=np.float32))
-
-    def wanted(self, state: State) -> int:
-        """Return the number of prompts per ask."""
-        return self._count
 
     def ask(self, state: State, rng: np.random.Generator, count: int) -> Candidates:
         """Random prompts."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.errors import SpecError
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.testing import ScriptedBackend
@@ -244,23 +243,6 @@ def test_without_a_loader_the_file_of_the_node_config(tmp_path: Path) -> None:
     strategy = strategy_of(wanted, backend=ScriptedBackend())
     with pytest.raises(SpecError, match="'data' is missing; start the SuperNode with"):
         strategy.start(Grid(client_app(), shards(wanted)))
-
-
-def test_a_run_that_nodes_cannot_do_fails_with_their_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Rules, "MAX_LOST", 3)
-    wanted = federation(
-        tmp_path,
-        method={"name": "prompt-tuning", "hidden_size": 4, "batch_size": 2},
-        prompt={"length": 4, "vocabulary": None},
-        participation={"exchange": "alpha"},
-        rounds=2,
-    )
-    strategy = strategy_of(wanted)
-    strategy.start(Grid(app_of(wanted), shards(wanted)))
-    assert strategy.run_result.status == "failed"
-    assert "trains a model, and this client has no trainer" in (strategy.run_result.reason or "")
 
 
 def test_the_nodes_that_the_run_needs_are_waited_for(tmp_path: Path) -> None:

@@ -353,8 +353,6 @@ class TestRuns:
         assert (status, result["status"]) == (200, "running")
         _, prompt, _ = await server.call("GET", "/v1/runs/run/prompt", token=credential)
         assert prompt["text"] == "".join(prompt["tokens"])
-        code = await server.refused("GET", "/v1/runs/run/vectors", token=credential)
-        assert code == "not_found"  # it tunes words
         async with server.session.get(
             f"{server.url}/v1/runs/run/log", headers={"Authorization": f"Bearer {ADMIN}"}
         ) as response:

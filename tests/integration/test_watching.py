@@ -186,17 +186,6 @@ class TestProbabilities:
         assert first.entropy == pytest.approx(expected, abs=1e-6)
         assert [each.token for each in second.tokens] == [" good", " bad"]
 
-    async def test_of_vectors_there_are_none(self) -> None:
-        spec = spec_of(
-            prompt={"length": 2},
-            method={"name": "prompt-tuning", "batch_size": 2, "hidden_size": 4},
-            participation={"exchange": "alpha"},
-            budget=None,
-        )
-        async with serving(spec, backend=None) as server:
-            path = "/v1/runs/run/probabilities"
-            assert await server.refused("GET", path, token=LOOK) == "not_found"
-
 
 async def test_a_round_comes_again_when_its_metric_is_known(server: Server) -> None:
     async with EdgeClient(

@@ -60,12 +60,11 @@ def test_backends_load_their_libraries_late(statement: str) -> None:
     "statement",
     [
         "import fedone_sdk.calibration",
-        "from fedone_sdk.soft_prompt import SoftPrompt\nSoftPrompt('embeddings', (1, 2), bytes(8))",
         "from fedone_sdk.client.noise import private_losses\n"
         "from fedone_sdk.spec.sections import PrivacySpec\n"
         "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))",
     ],
-    ids=["calibration", "soft prompt", "noise"],
+    ids=["calibration", "noise"],
 )
 def test_a_device_needs_no_numpy(statement: str) -> None:
     assert loaded_by(statement, "numpy") == []

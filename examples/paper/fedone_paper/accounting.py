@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from fedone_paper.experiment import Result, Workspace
-from fedone_sdk.backends import EmbeddingSpace
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.spec import RunSpec, TrainedSpec, validate_spec
+from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.testing import ScriptedBackend
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from fedone_sdk.client import Transport
     from fedone_sdk.messages import Claim, Receipt
-    from fedone_sdk.task import Example, TaskSpec
 
 _TASK = {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}}
-_WIDTH = 4
-"""Of the scripted model's embeddings, where the method does not name one: what BBT sends and asks
-does not depend on it."""
 
 
 class _Counted:
@@ -54,22 +45,6 @@ class _Counted:
         return receipt
 
 
-class _Nudge:
-    """A trainer that only scales the parameters, so that updates differ from assignments."""
-
-    fingerprint = "scripted"
-
-    async def train(
-        self,
-        task: TaskSpec,
-        method: TrainedSpec,
-        parameters: NDArray[np.float32],
-        batches: Sequence[Sequence[Example]],
-        seed: int,
-    ) -> tuple[NDArray[np.float32], tuple[float, ...]]:
-        return parameters * parameters.dtype.type(1.001), (0.0,) * len(batches)
-
-
 def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
     """Run a method's rounds with a scripted model, and count messages and queries.
 
@@ -94,15 +69,13 @@ def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
         vocabulary=spec.prompt.build(spec.task),
         reused_rows=False,
     )
-    width = getattr(spec.method, "hidden_size", _WIDTH)
     tally: Counter[str] = Counter()
     result = asyncio.run(
         simulate(
             federation,
-            backend=ScriptedBackend(space=EmbeddingSpace(size=width, std=1.0)),
+            backend=ScriptedBackend(),
             transport="memory",
             between=lambda number, line: cast("Transport", _Counted(line, tally)),
-            trainer=_Nudge(),
         )
     )
     return {
@@ -119,14 +92,13 @@ def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
 
 def _run(options: dict[str, Any]) -> dict[str, Any]:
     method = {"batch_size": 1, **options["method"]}
-    tokens = method["name"] in ("bdpl", "gs-bdpl")
     words = [f" w{number}" for number in range(options["vocab_size"])]
     return {
         "name": "count",
         "task": _TASK,
         "prompt": {
             "length": options["prompt_len"],
-            "vocabulary": {"kind": "list", "candidates": words} if tokens else None,
+            "vocabulary": {"kind": "list", "candidates": words},
         },
         "method": method,
         "participation": {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +17,11 @@ from fedone_paper.records import write_whole
 from fedone_paper.settings import Settings, onnx_file
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends.build import build_backend
-from fedone_sdk.baselines import bare_model, trainer_of
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.backends.torch_model import TorchModel
     from fedone_sdk.budget import BudgetGuard
     from fedone_sdk.messages import RunResult
 
@@ -46,7 +43,7 @@ class Tuning:
         shots: Rows per class and client. Where the task has too few for disjoint shards, they are
             drawn with replacement, and the result says so.
         prompt_len: n.
-        vocab_size: N, PMI n-grams of the clients' text; None where the method has no candidates.
+        vocab_size: N, PMI n-grams of the clients' text.
         slots: Slots with candidates, in the place of positions.
         rounds: T.
         clients_per_round: K*.
@@ -63,7 +60,7 @@ class Tuning:
     num_clients: int = 100
     shots: int = 16
     prompt_len: int = 20
-    vocab_size: int | None = 200
+    vocab_size: int = 200
     slots: Sequence[Mapping[str, Any]] = ()
     rounds: int = 100
     clients_per_round: int = 1
@@ -197,7 +194,7 @@ def trial_backend(
 
 def run_document(tuning: Tuning, backend: dict[str, Any]) -> dict[str, Any]:
     """Return the run as RUN.yaml has it, without the paths, which are a trial's inputs."""
-    vocabulary = tuning.vocab_size and {"kind": "pmi", "size": tuning.vocab_size}
+    vocabulary = {"kind": "pmi", "size": tuning.vocab_size}
     positions = {"length": tuning.prompt_len, "vocabulary": vocabulary}
     return {
         "name": "trial",
@@ -241,27 +238,17 @@ async def _simulate(
             federation,
             backend=backend,
             transport="memory",
-            trainer=trainer_of(federation.spec.method, backend),
         )
-        return result, await _loaded(backend, document["kind"], workspace)
+        return result, _loaded(document["kind"], workspace)
 
 
-async def _loaded(backend: LLMBackend, kind: str, workspace: Workspace) -> dict[str, Any]:
-    """``loaded_bytes`` of the model, and the ``device`` that has them."""
-    if kind != "transformers":
-        model = workspace.inputs["model"]
-        file = onnx_file(model) if model.is_dir() else model
-        return {"loaded_bytes": file and file.stat().st_size, "device": "cpu"}
-
-    def measure(model: TorchModel) -> dict[str, Any]:
-        device = model.module.device
-        if device.type == "cuda":  # with what passes through it
-            loaded = import_module("torch").cuda.max_memory_allocated(device)
-        else:
-            loaded = sum(part.numel() * part.element_size() for part in model.module.parameters())
-        return {"loaded_bytes": int(loaded), "device": str(device)}
-
-    return await bare_model(backend).with_model(measure)
+def _loaded(kind: str, workspace: Workspace) -> dict[str, Any]:
+    """``loaded_bytes`` of the model, the size of its file, and the ``device`` that has them."""
+    model = workspace.inputs["model"]
+    weights = sorted(model.glob("*.safetensors")) if kind == "transformers" else []
+    file = model if model.is_file() else onnx_file(model)
+    files = weights or ([] if file is None else [file])
+    return {"loaded_bytes": sum(each.stat().st_size for each in files) or None, "device": "cpu"}
 
 
 def _curve(result: RunResult) -> list[dict[str, Any]]:

@@ -309,7 +309,10 @@ def _cost_section(cells: _Cells) -> str:
             [run["wall_s"] for run in runs if not run.get("resumed")]
         ),
     }
-    return f"## Cost of one run\n\n{table('Method', rows, columns)}"
+    return (
+        f"## Cost of one run\n\n{table('Method', rows, columns)}\n"
+        "Soft prompts are tuned in one process: their MB are the bytes of alpha.\n"
+    )
 
 
 def _panel(cells: _Cells, task: str) -> Panel:

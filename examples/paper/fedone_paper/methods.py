@@ -11,13 +11,13 @@ from fedone_paper.experiment import Trial
 from fedone_paper.federated import Tuning, run_trial, tuning_trial
 from fedone_paper.fine_tuned import run_fine_tuning
 from fedone_paper.settings import Settings
+from fedone_paper.soft_trials import SOFT, soft_trial
 from fedone_paper.standalone import (
     MANUAL_PROMPTS,
     demonstrations_trial,
     prompt_trial,
     run_untrained,
 )
-from fedone_sdk.backends.fitting import read_json
 from fedone_sdk.errors import ArgumentError
 
 RATES = (3e-4, 1e-4, 3e-5, 1e-5)
@@ -50,8 +50,6 @@ class Method:
         method: The ``method`` of the run, without the learning rate.
         rates: The learning rates to be searched; empty for methods without one.
         samples: Whether the method draws prompts.
-        shape: Settings of the method that are the model's: ``hidden_size``, ``num_layers``.
-        vocabulary: Whether its prompts are made of candidates.
         slots: The slots of its prompts; empty for positions.
         gains: The targets of a run that ends at them, see `Probing`; the first one is the figure's.
         cap: Training queries at which such a run is censored; whole rounds of every K*.
@@ -69,11 +67,14 @@ class Method:
     method: Mapping[str, Any] = field(default_factory=dict)
     rates: tuple[float, ...] = ()
     samples: bool = True
-    shape: tuple[str, ...] = ()
-    vocabulary: bool = True
     slots: tuple[Mapping[str, Any], ...] = ()
     gains: Mapping[str, float] = field(default_factory=dict)
     cap: int = 2400
+
+    @property
+    def soft(self) -> bool:
+        """Whether it tunes a soft prompt."""
+        return self.method.get("name") in SOFT
 
     @property
     def federated(self) -> bool:
@@ -89,8 +90,7 @@ class Method:
 
     def tuning(self, **attributes: Any) -> Tuning:
         """Return a run of it; `attributes` are those of `Tuning`."""
-        vocabulary = {} if self.vocabulary else {"vocab_size": None}
-        own = {"backend_kind": self.kind, "slots": self.slots, **vocabulary}
+        own = {"backend_kind": self.kind, "slots": self.slots}
         return Tuning(**{**attributes, **own})
 
     def trial(
@@ -101,9 +101,7 @@ class Method:
         `run` has attributes of `Tuning` without the method, ``batch_size`` and ``num_samples`` of
         the method, and ``searches``: whether learning rates are searched.
         """
-        shape = _shape(settings) if self.shape else {}
         method = {"batch_size": run["batch_size"], **self.method}
-        method |= {name: shape[name] for name in self.shape}
         if self.samples:
             method.setdefault("num_samples", run["num_samples"])
         if rate is not None:
@@ -112,7 +110,9 @@ class Method:
         tuning = self.tuning(**attributes, method=method)
         if self.standing is not None:
             return self.standing(key, settings, tuning, run["searches"])
-        return tuning_trial(key, settings, tuning)
+        return (
+            soft_trial(key, settings, tuning) if self.soft else tuning_trial(key, settings, tuning)
+        )
 
 
 def missing(row: Method, settings: Settings) -> str | None:
@@ -140,18 +140,11 @@ def wanted(settings: Settings, known: Iterable[str]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def _shape(settings: Settings) -> dict[str, int]:
-    config = read_json(settings.model_folder / "config.json")
-    names = {"hidden_size": "hidden_size", "num_layers": "num_hidden_layers"}
-    try:
-        return {name: int(config[key]) for name, key in names.items()}
-    except KeyError as exc:
-        raise ArgumentError(f"--model: config.json has no {exc.args[0]}") from exc
-
-
-_SOFT: dict[str, Any] = {"kind": "transformers", "vocabulary": False}
-_BBT: dict[str, Any] = {**_SOFT, "packages": ("cmaes",)}
-_TRAINED: dict[str, Any] = {**_SOFT, "access": "white box", "rates": SOFT_RATES, "samples": False}
+_BBT: dict[str, Any] = {"kind": "transformers", "packages": ("cmaes",)}
+_TRAINED: dict[str, Any] = {
+    **{"kind": "transformers", "access": "white box"},
+    **{"rates": SOFT_RATES, "samples": False},
+}
 _GS_BDPL = {"name": "gs-bdpl"}
 
 _METHODS = (
@@ -202,14 +195,12 @@ _METHODS = (
         name="prompt-tuning",
         title="Prompt tuning",
         method={"name": "prompt-tuning"},
-        shape=("hidden_size",),
         **_TRAINED,
     ),
     Method(
         name="p-tuning-v2",
         title="P-tuning v2",
         method={"name": "p-tuning-v2"},
-        shape=("hidden_size", "num_layers"),
         **_TRAINED,
     ),
     Method(name="bbt", title="BBT", method={"name": "bbt"}, **_BBT),

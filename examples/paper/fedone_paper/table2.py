@@ -13,6 +13,7 @@ from fedone_paper.federated import run_timed
 from fedone_paper.methods import METHODS, Method, missing
 from fedone_paper.paper import about, printed
 from fedone_paper.settings import Settings
+from fedone_paper.soft_trials import count_soft, run_soft_timed
 from fedone_paper.study import Design, Point, Study
 from fedone_paper.summary import Column, table
 
@@ -60,22 +61,21 @@ class Table2(Study):
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One seed, where the method has the exchange."""
-        asks = _ROWS[point["row"]].access == "black box"
-        return (0,) if asks or point["exchange"] == "alpha" else ()
+        return (0,) if point["exchange"] == "alpha" or not _ROWS[point["row"]].soft else ()
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """Return the count of a method's messages."""
         row, run = _ROWS[point["row"]], self.run(settings)
-        return Trial(
-            key=key,
-            run=count_messages,
-            options={
-                "method": {**row.method, **{name: run[name] for name in row.shape}},
-                "num_clients": 100,
-                **{name: run[name] for name in ("prompt_len", "vocab_size", "rounds")},
-                **{name: point[name] for name in ("clients_per_round", "exchange")},
-            },
-        )
+        shapes = ("hidden_size", "num_layers") if row.soft else ("vocab_size",)
+        options = {
+            "method": dict(row.method),
+            **{name: run[name] for name in ("prompt_len", "rounds", *shapes)},
+            "clients_per_round": point["clients_per_round"],
+        }
+        if row.soft:
+            return Trial(key=key, run=count_soft, options=options)
+        options |= {"num_clients": 100, "exchange": point["exchange"]}
+        return Trial(key=key, run=count_messages, options=options)
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """One count per method, exchange and K*; with data, one timed run per method."""
@@ -95,7 +95,10 @@ class Table2(Study):
         ]
         return [
             *super().trials(settings, results),
-            *(replace(trial, run=run_timed) for trial in timed),
+            *(
+                replace(trial, run=run_soft_timed if "soft" in trial.options else run_timed)
+                for trial in timed
+            ),
         ]
 
     def report(self, settings: Settings, results: Results) -> Report:
@@ -156,7 +159,7 @@ def _line(row: Method, clients: int, counts: Mapping[str, Result]) -> _Line:
         "visits": alpha["visits"],
         "queries": alpha["queries"],
         "trainable_megabytes": elements * _FLOAT32 / _MB,
-        "wire_megabytes": {each: _wire(result) for each, result in counts.items()},
+        "wire_megabytes": {} if row.soft else {each: _wire(one) for each, one in counts.items()},
         "paper": _paper(row, clients),
     }
 
@@ -202,10 +205,8 @@ def _counts_table(lines: Sequence[_Line], compared: bool) -> str:
         "FL server MB": lambda _, line: _rounded(line["megabytes"]),
         "FL server queries": lambda _, line: f"{line['visits']:,}",
         "LLM queries": lambda _, line: _count(line["queries"]),
-        "On the wire MB, alpha": lambda _, line: f"{line['wire_megabytes']['alpha']:.2f}",
-        "losses": lambda _, line: (
-            f"{line['wire_megabytes']['losses']:.2f}" if "losses" in line["wire_megabytes"] else "-"
-        ),
+        "On the wire MB, alpha": lambda _, line: _megabytes(line["wire_megabytes"], "alpha"),
+        "losses": lambda _, line: _megabytes(line["wire_megabytes"], "losses"),
     }
     if compared:
         columns |= {
@@ -215,6 +216,10 @@ def _counts_table(lines: Sequence[_Line], compared: bool) -> str:
             "Paper: LLM queries": _papers(lambda paper: _count(paper["queries"])),
         }
     return table(None, dict(enumerate(lines)), columns)
+
+
+def _megabytes(wire: Mapping[str, float], exchange: str) -> str:
+    return f"{wire[exchange]:.2f}" if exchange in wire else "-"
 
 
 def _papers(cell: Any) -> Column:
@@ -234,7 +239,8 @@ def _legend(shapes: Mapping[str, int]) -> str:
     return (
         f"Counted from the messages of runs of {shapes['rounds']} rounds with 100 clients, at "
         f"n = {shapes['prompt_len']}, N = {shapes['vocab_size']}, H = {shapes['hidden_size']} and "
-        f"{shapes['num_layers']} layers; the model is scripted, and all else is real. FL server MB "
+        f"{shapes['num_layers']} layers; the model is scripted, and all else is real. Soft prompts "
+        "are tuned in one process, so that their shapes determine the counts. FL server MB "
         "are the numbers of alpha in all assignments and updates, 4 bytes each; MB are 2^20 bytes. "
         "On the wire are whole bodies, what clients fetch once included, of tasks with texts of "
         "one word. FL server queries are updates that the server took, LLM queries those of the "

@@ -22,6 +22,7 @@ from fedone_paper.federated import (
     tuning_federation,
 )
 from fedone_paper.settings import Settings
+from fedone_paper.soft_trials import SOFT, run_soft_to_target, soft_trial
 from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import Prediction, prediction_queries, score_all
@@ -49,7 +50,7 @@ class Probing:
         rows: Dev rows that each of them is measured on, a separate draw.
         prompt_rows: Dev rows that the deployable prompt is measured on.
         gains: The targets: how far each named loss must come below the untrained expected loss
-            (without one, below that of the untrained prompt), nats. The run ends when all are
+            (of a soft prompt, below the loss of the untrained one), nats. The run ends when all are
             reached; with none it continues to its end.
     """
 
@@ -63,6 +64,8 @@ class Probing:
 def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
     """Return the trial of a run that ends at its targets, else after its rounds."""
     options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
+    if tuning.method["name"] in SOFT:
+        return soft_trial(key, settings, tuning, run_soft_to_target, probing=options["probing"])
     trial = run_trial(key, settings, tuning, run_to_target, **options)
     # Records name the function by its former place.
     return dataclasses.replace(trial, function="fedone_paper.passage:run_passage")
@@ -78,7 +81,7 @@ def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
     Returns:
         The ``curve``: per measurement the ``round``s and training ``queries`` done (0 is
         untrained), and the mean losses (nats) and metrics: ``expected_...`` over prompts drawn from
-        alpha, if it is a distribution over tokens, ``prompt_...`` of the deployable prompt;
+        alpha, ``prompt_...`` of the deployable prompt;
         ``reached``: per target the training queries at the first measurement that reached it, None
         where none did; and `run_facts`.
 
@@ -158,11 +161,10 @@ class _Probe:
         while (point := await self._points.get()) is not None and not self.enough.is_set():
             assert self._run is not None  # `watch` sets it before it queues a point
             found: dict[str, Any] = {"round": point.round, "queries": point.queries}
-            method, probing = self._run.machine.algorithm, self._probing
-            if self._run.spec.method.domain == "tokens":
-                noise = noises(method.shape, count=probing.prompts, seed=self._run.spec.seed)
-                prompts = sampled(point.state.alpha, noise)
-                found |= await self._measured("expected", backend, prompts, self._rows)
+            method, probing = self._run.machine.method, self._probing
+            noise = noises(method.shape, count=probing.prompts, seed=self._run.spec.seed)
+            prompts = sampled(point.state.alpha, noise)
+            found |= await self._measured("expected", backend, prompts, self._rows)
             prompt = method.prompt(point.state)
             found |= await self._measured("prompt", backend, [prompt], [self._prompt_rows])
             self.curve.append(found)
@@ -182,11 +184,11 @@ class _Probe:
     ) -> dict[str, float]:
         """Return the loss (nats) and the metric of prompts, each on its rows."""
         assert self._run is not None
-        task, show = self._run.spec.task, await self._run.show(backend)
+        task, shown = self._run.spec.task, self._run.shown
         queries = [
             query
             for prompt, held in zip(prompts, rows, strict=True)
-            for query in prediction_queries(backend, task, show(prompt.tolist()), held, len(held))
+            for query in prediction_queries(backend, task, shown(prompt.tolist()), held, len(held))
         ]
         answers = await score_all(backend, queries)
         self.asked += len(queries)
@@ -198,7 +200,7 @@ class _Probe:
     def _compare(self) -> None:
         first, last = self.curve[0], self.curve[-1]
         # The loss of one untrained prompt may be low by chance, and its target unreachable.
-        untrained = first.get("expected_loss", first["prompt_loss"])
+        untrained = first["expected_loss"]
         for name, gain in self._probing.gains.items():
             if self.reached[name] is None and last[name] <= untrained - gain:
                 self.reached[name] = last["queries"]
@@ -207,7 +209,7 @@ class _Probe:
 
     def _every(self, run: ServedRun) -> int:
         method, clients = run.spec.method, run.spec.participation.clients_per_round
-        prompts = getattr(method, "num_samples", 1) * method.local_steps
+        prompts = method.num_samples * method.local_steps
         return max(1, self._probing.queries // (clients * prompts))
 
 

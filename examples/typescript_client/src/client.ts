@@ -384,11 +384,6 @@ export class EdgeClient {
       }
       return gatewayOracle(assignmentId, (message) => this.#link.score(message, signal), ready);
     }
-    if (run.method.name === "bbt") {
-      throw new Declining(
-        "this client's backend takes prompts of words, and the run tunes vectors",
-      );
-    }
     if (run.model != null && this.#model !== undefined && this.#model !== run.model) {
       throw new Declining(mismatch(run.model, this.#model), true);
     }

@@ -103,16 +103,7 @@ export interface Renewal {
  */
 export interface RunTask {
   task: TaskSpec;
-  method:
-    | GsBdplSpec
-    | BdplSpec
-    | RandomSpec
-    | ThompsonSpec
-    | TpeSpec
-    | BbtSpec
-    | OwnMethodSpec
-    | PromptTuningSpec
-    | PTuningV2Spec;
+  method: GsBdplSpec | BdplSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec;
   prompt_len: number;
   vocab_size: number;
   blank?: number | null;
@@ -271,7 +262,7 @@ export interface ThompsonSpec {
    * Local steps without a better incumbent after which the race begins; null is no early race.
    */
   patience?: number | null;
-  name: "thompson";
+  name?: "thompson";
 }
 /**
  * The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
@@ -308,32 +299,6 @@ export interface TpeSpec {
   name: "tpe";
 }
 /**
- * Black-box tuning of a soft prompt by CMA-ES (Sun et al. 2022).
- *
- * It needs a model that accepts input embeddings.
- */
-export interface BbtSpec {
-  /**
-   * I, prompts per local step.
-   */
-  num_samples?: number;
-  /**
-   * E, local steps.
-   */
-  local_steps?: number;
-  /**
-   * B, examples per mini-batch.
-   */
-  batch_size?: number;
-  name: "bbt";
-  intrinsic_dim?: number;
-  sigma?: number;
-  bound?: number;
-  scale?: number;
-  projection_seed?: number;
-  memory?: "client" | "run";
-}
-/**
  * An algorithm of your own (`Algorithm`), which runs on the server alone.
  */
 export interface OwnMethodSpec {
@@ -356,73 +321,6 @@ export interface OwnMethodSpec {
   };
 }
 export interface JsonValue {}
-/**
- * Prompt tuning (Lester et al. 2021): clients train n input embeddings by gradients.
- *
- * It needs the model's weights on the clients; training uses no queries.
- */
-export interface PromptTuningSpec {
-  /**
-   * E, steps of AdamW, whose state is reset at each visit.
-   */
-  local_steps?: number;
-  /**
-   * B, examples per mini-batch.
-   */
-  batch_size?: number;
-  /**
-   * Learning rate of AdamW.
-   */
-  learning_rate?: number;
-  /**
-   * Weight decay of AdamW.
-   */
-  weight_decay?: number;
-  /**
-   * Steps in a row without a new minimum of the loss, after which a visit ends early; null disables early stopping.
-   */
-  patience?: number | null;
-  /**
-   * Standard deviation of the initial values.
-   */
-  init_std?: number;
-  hidden_size: number;
-  name: "prompt-tuning";
-}
-/**
- * P-tuning v2 (Liu et al. 2022): clients train n keys and values for every layer.
- *
- * It needs the model's weights on the clients; training uses no queries.
- */
-export interface PTuningV2Spec {
-  /**
-   * E, steps of AdamW, whose state is reset at each visit.
-   */
-  local_steps?: number;
-  /**
-   * B, examples per mini-batch.
-   */
-  batch_size?: number;
-  /**
-   * Learning rate of AdamW.
-   */
-  learning_rate?: number;
-  /**
-   * Weight decay of AdamW.
-   */
-  weight_decay?: number;
-  /**
-   * Steps in a row without a new minimum of the loss, after which a visit ends early; null disables early stopping.
-   */
-  patience?: number | null;
-  /**
-   * Standard deviation of the initial values.
-   */
-  init_std?: number;
-  hidden_size: number;
-  name: "p-tuning-v2";
-  num_layers: number;
-}
 /**
  * Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
  */

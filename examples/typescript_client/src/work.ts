@@ -112,15 +112,18 @@ function byClass(
  * @throws Declining They do not.
  */
 function checkedPrompts({ run, assignment, score }: Work): number[][] {
-  const { method, task } = run;
+  const { task } = run;
   const { dtype, shape } = assignment.prompts;
-  const latent = method.name === "bbt";
   const prompts = rowsOf(assignment.prompts);
   const sizes = sizesOf(run);
   const isPrompt = (row: number[]): boolean =>
     row.length === sizes.length && row.every((index, at) => index >= 0 && index < sizes[at]!);
-  const fits = latent ? shape[1] === method.intrinsic_dim : prompts.every(isPrompt);
-  if (!fits || shape.length !== 2 || shape[0]! < 1 || dtype.startsWith("float") !== latent) {
+  if (
+    !prompts.every(isPrompt) ||
+    shape.length !== 2 ||
+    shape[0]! < 1 ||
+    dtype.startsWith("float")
+  ) {
     throw new Declining("the assignment does not fit its run");
   }
   if (run.privacy?.target === "alpha") {

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.algorithms import Method, State
+from fedone_sdk.algorithms import Algorithm, State
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence
 from fedone_sdk.spec import RunSpec
 
 
-def defence_of(spec: RunSpec, method: Method) -> Defence | None:
+def defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
     """Return the defence of a run; None if every update is aggregated unchanged."""
     wanted = spec.defence
     if not wanted.judges:

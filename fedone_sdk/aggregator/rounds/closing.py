@@ -163,9 +163,7 @@ def _aggregate(
             if seat.local is not None:
                 asked = candidates(rules, state, replace(seat, local=None, step=0))
                 curves = seat.curves[0] if seat.curves else None
-                method = rules.algorithm.tell(
-                    method, asked, rules.as_losses(seat.losses[0], curves)
-                )
+                method = rules.method.tell(method, asked, rules.as_losses(seat.losses[0], curves))
         return method
     alphas = [(seat.local or state.method).alpha for seat in seats]
     return State(alpha=rules.method.project(aggregate(alphas, weights)))

@@ -21,7 +21,7 @@ def candidates(rules: Rules, state: RunState, seat: Seat) -> Candidates:
     if known is not None and known[0] is base:
         return known[1]
     rng = stream(rules.seed(state, seat, "prompts", seat.step))
-    drawn = rules.algorithm.ask(base, rng, seat.num_samples)
+    drawn = rules.method.ask(base, rng, seat.num_samples)
     if len(rules.drawn) >= 2 * rules.spec.participation.clients_per_round:
         rules.drawn.clear()
     rules.drawn[key] = (base, drawn)
@@ -46,7 +46,7 @@ def updated_local(
     """
     base = seat.local or state.method
     asked = candidates(rules, state, seat)
-    return rules.algorithm.tell(base, asked, rules.as_losses(losses, curves))
+    return rules.method.tell(base, asked, rules.as_losses(losses, curves))
 
 
 def propose(rules: Rules, event: CandidatesProposed, state: RunState, now: float) -> Transition:

@@ -17,18 +17,15 @@ from fedone_sdk.aggregator.rounds.curves import Curves, as_class_losses, best_lo
 from fedone_sdk.aggregator.rounds.privacy import Releases
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import (
-    Algorithm,
     Candidates,
     ClassLosses,
     State,
     method_from_spec,
     stream_seed,
 )
-from fedone_sdk.algorithms.cma_es import check_library
 from fedone_sdk.algorithms.method import clip_losses
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.start import Start
-from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.errors import ProblemError
@@ -115,7 +112,7 @@ class Rules:
         self.vocab_size = vocab_size
         self.worst_query = worst_query
         self.gateway_model = gateway_model
-        self.shape = spec.method.shape(spec.prompt.length, vocab_size)
+        self.shape = spec.prompt.length, vocab_size
         self.losses_exchange = spec.participation.exchange == "losses"
         # The grid of label biases for which clients report losses; None without calibration.
         self.biases = (
@@ -123,7 +120,7 @@ class Rules:
         )
         sizes = {
             "alpha": math.prod(self.shape),
-            "an assignment": spec.method.num_samples * spec.method.prompt_width(spec.prompt.length),
+            "an assignment": spec.method.num_samples * spec.prompt.length,
             "an answer of the gateway": spec.method.num_samples
             * spec.method.batch_size
             * max(len(spec.task.labels), 1),
@@ -152,8 +149,6 @@ class Rules:
             spec.check_shared_memory(spec.method.label, "its memories")
         # Cache: the assignment, the gateway and the update use the same prompts of a seat.
         self.drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
-        if self.losses_exchange and spec.method.domain == "latent":
-            check_library()  # Fails now rather than at the first client's request.
         self.defence = defence_of(spec, self.method)
         self.releases = Releases.of(spec)
         noised = spec.privacy is not None and spec.privacy.target == "losses"
@@ -226,17 +221,6 @@ class Rules:
         return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
 
     @property
-    def algorithm(self) -> Algorithm:
-        """The black-box method.
-
-        Raises:
-            ValueError: The method trains on the clients and has no `ask`.
-        """
-        if isinstance(self.method, Trained):
-            raise ValueError(f"{self.spec.method.name} has no prompts to score")
-        return self.method
-
-    @property
     def remembers_clients(self) -> bool:
         """Whether the server keeps the clients' method memory between rounds."""
         if isinstance(self.spec.method, OwnMethodSpec):
@@ -247,8 +231,8 @@ class Rules:
     def repeats_exactly(self) -> bool:
         """Whether a replay gives the same numbers on every machine.
 
-        CMA-ES and searches over whole prompts use linear algebra, whose results depend on the
-        processor and the number of threads.
+        Searches over whole prompts use linear algebra, whose results depend on the processor and
+        the number of threads.
         """
         return not (self.losses_exchange and self._computes)
 
@@ -256,8 +240,7 @@ class Rules:
     def is_slow(self) -> bool:
         """Whether asks, tells or projections may take more than a few milliseconds.
 
-        True for searches over whole prompts, for CMA-ES, for methods of the user's own, and for a
-        large alpha.
+        True for searches over whole prompts, for methods of the user's own, and for a large alpha.
         """
         if self.losses_exchange and self._computes:
             return True
@@ -267,7 +250,7 @@ class Rules:
     def _computes(self) -> bool:
         """Whether asks and tells do, or may do, linear algebra."""
         method = self.spec.method
-        return method.domain == "latent" or method.pools or isinstance(method, OwnMethodSpec)
+        return method.pools or isinstance(method, OwnMethodSpec)
 
     @property
     def planned_asks(self) -> int:
@@ -363,8 +346,6 @@ class Rules:
             local: The client's method state; None is the run's.
         """
         steps = 1 if self.losses_exchange else self.spec.method.local_steps
-        if isinstance(self.method, Trained):
-            return 0, steps  # Clients with the model's weights send no queries.
         most = self.spec.method.num_samples
         if self.losses_exchange:
             most = min(most, max(self.method.wanted(local or state.method), MIN_SAMPLES))

@@ -169,8 +169,7 @@ def _local(rules: Rules, update: AlphaUpdate) -> State:
             f"float32 {list(rules.shape)}",
         )
     alpha = from_wire(array)
-    tokens = rules.spec.method.domain == "tokens"
-    if tokens and (not (alpha >= 0).all() or not alpha.any(axis=1).all()):
+    if not (alpha >= 0).all() or not alpha.any(axis=1).all():
         raise ProblemError("invalid_message", "alpha: must be positive")
     if not np.array_equal(rules.method.project(alpha), alpha):
         raise ProblemError("invalid_message", "alpha: is outside what the method allows")

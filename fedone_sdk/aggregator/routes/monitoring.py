@@ -48,14 +48,12 @@ async def seats(request: web.Request) -> web.Response:
 
 
 async def probabilities(request: web.Request) -> web.Response:
-    """Return the most probable tokens of each position of a run that tunes words."""
+    """Return the most probable tokens of each position of a run."""
     given = request.query.get("top", str(_TOKENS))
     short = len(given) <= len(str(_MOST_TOKENS)) and given.isascii() and given.isdigit()
     if not (short and 1 <= int(given) <= _MOST_TOKENS):
         raise ProblemError("invalid_message", f"top: must be from 1 to {_MOST_TOKENS}")
     run = await run_of(request)
-    if run.spec.method.domain != "tokens":
-        raise ProblemError("not_found", "this run tunes vectors, not words")
     state = run.state
     # Up to four million numbers.
     positions = await in_thread(likeliest, state.method.alpha, run.vocabulary, int(given))

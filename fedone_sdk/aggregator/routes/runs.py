@@ -21,7 +21,6 @@ from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
 from fedone_sdk.messages import (
-    Array,
     ClientInfluence,
     Message,
     PromptReport,
@@ -125,15 +124,6 @@ def _visible_result(run: ServedRun) -> RunResult:
 async def prompt(request: web.Request) -> web.Response:
     """Return the current deployable prompt."""
     return answer((await run_of(request)).prompt())
-
-
-async def vectors(request: web.Request) -> web.Response:
-    """Return the current deployable soft prompt, float32.
-
-    For BBT it is the vector, shape (1, d), before its projection. For other methods it is the
-    parameters: n input embeddings, or n keys and n values per layer.
-    """
-    return answer((await run_of(request)).vectors())
 
 
 async def log(request: web.Request) -> web.StreamResponse:
@@ -317,15 +307,6 @@ RUN_ROUTES = (
         tag="runs",
         summary="Get the deployable prompt",
         answers={200: PromptReport},
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}/vectors",
-        handler=vectors,
-        access="member",
-        tag="runs",
-        summary="Get the deployable soft prompt",
-        answers={200: Array},
     ),
     Route(
         method="GET",

@@ -37,9 +37,8 @@ from fedone_sdk.errors import (
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.messages import Verdict
 from fedone_sdk.metrics import MetricFunction
-from fedone_sdk.soft_prompt import SoftPrompt
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Bias, Example, ScoreFunction, TextPrompt
+from fedone_sdk.task import Bias, Example, ScoreFunction
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +57,7 @@ def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
 class _ShownPrompt(NamedTuple):
     """A prompt to be measured."""
 
-    prompt: Sequence[float] | None = None
+    prompt: Sequence[int] | None = None
     bias: Bias | None = None
 
 
@@ -223,9 +222,9 @@ class Evaluation:
             if shown.bias is not None:
                 task = task.with_bias(shown.bias)
             if shown.prompt is None:
-                prompt: TextPrompt | SoftPrompt = no_prompt(task, run.vocabulary)
+                prompt = no_prompt(task, run.vocabulary)
             else:
-                prompt = (await run.show(self._backend))(shown.prompt)
+                prompt = run.shown(shown.prompt)
             queries = prediction_queries(
                 self._backend, task, prompt, examples, run.spec.method.batch_size
             )

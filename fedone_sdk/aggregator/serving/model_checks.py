@@ -7,11 +7,11 @@ import structlog
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.events import PauseRequested
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.backends import LLMBackend, query_for, shown_by, want_of
+from fedone_sdk.backends import LLMBackend, query_for, want_of
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.candidates import label_checks
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
-from fedone_sdk.spec import RunSpec, TrainedSpec
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -54,7 +54,7 @@ class ModelChecks:
         spec, backend = machine.spec, self._backend
         if backend is None:
             check_caps(spec, frozenset({"queries"}))
-            if spec.participation.model is None and not isinstance(spec.method, TrainedSpec):
+            if spec.participation.model is None:
                 raise SpecError(
                     "participation.model: is missing; a run without a backend of the server names "
                     "the fingerprint of the devices' model"
@@ -69,13 +69,6 @@ class ModelChecks:
             raise SpecError(
                 "gateway.generated_text: must be true for loss score, whose texts leave the gateway"
             )
-        await shown_by(
-            spec.method,
-            prompt_len=spec.prompt.length,
-            task=spec.task,
-            vocabulary=Vocabulary(),
-            backend=backend,
-        )
         # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
         await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))

@@ -17,7 +17,6 @@ from fedone_sdk.backends import (
     Answer,
     LLMBackend,
     Query,
-    Show,
     check_answer,
     query_for,
     rows_of,
@@ -68,7 +67,6 @@ class ModelGateway:
         Raises:
             ProblemError: The request does not fit the assignment, or the model failed.
         """
-        show = await self._show(run)
         if run.state.seat_with(message.assignment_id) is None:
             raise ProblemError(
                 "assignment_expired", f"assignment {message.assignment_id} has ended"
@@ -82,7 +80,7 @@ class ModelGateway:
             self._calls[message.assignment_id] = calls
             self._run_ids[message.assignment_id] = run
             task = calls[body_sha256] = asyncio.create_task(
-                self._query_model(run, message, rows, show, body_sha256),
+                self._query_model(run, message, rows, body_sha256),
                 name=f"gateway {message.assignment_id}",
             )
             self._pending[task] = run
@@ -123,16 +121,6 @@ class ModelGateway:
         if _failed(task) and calls.get(call) is task:
             del calls[call]
 
-    async def _show(self, run: ServedRun) -> Show:
-        try:
-            return await run.show(self.backend)
-        except BackendError as exc:
-            raise ProblemError("backend_failed", exc.summary) from exc
-        except SpecError as exc:
-            raise ProblemError("backend_failed", "; ".join(exc.problems)) from exc
-        except Exception as exc:
-            raise await self._on_bug(run, exc) from exc
-
     async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
         """Return the refusal of a call that failed with a bug in the backend."""
         if not await self._bugs.add(run, bug):
@@ -140,22 +128,18 @@ class ModelGateway:
         return ProblemError("run_conflict", "the run is paused")
 
     @staticmethod
-    def _prompts(run: ServedRun, seat: Seat, message: Score) -> list[list[float]]:
-        if run.spec.method.domain == "parameters":
-            raise ProblemError("invalid_message", f"{run.spec.method.name} scores no prompts")
+    def _prompts(run: ServedRun, seat: Seat, message: Score) -> list[list[int]]:
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
                 raise ProblemError("invalid_message", "prompts: are required in this exchange")
-            drawn: list[list[float]] = candidates(run.machine, run.state, seat).prompts.tolist()
+            drawn: list[list[int]] = candidates(run.machine, run.state, seat).prompts.tolist()
             return drawn
-        array, latent = message.prompts, run.spec.method.domain == "latent"
-        width = run.spec.method.prompt_width(run.spec.prompt.length)
-        kind = "float32" if latent else "integers"
-        fits = array.dtype == "float32" if latent else not array.dtype.startswith("float")
-        if not fits or len(array.shape) != 2 or array.shape[1] != width:
+        array, length = message.prompts, run.spec.prompt.length
+        is_integer = not array.dtype.startswith("float")
+        if not is_integer or len(array.shape) != 2 or array.shape[1] != length:
             raise ProblemError(
                 "invalid_message",
-                f"prompts: are {array.dtype} {list(array.shape)}, must be {kind} [P, {width}]",
+                f"prompts: are {array.dtype} {list(array.shape)}, must be integers [P, {length}]",
             )
         leased = seat.num_samples * seat.num_steps
         if array.shape[0] > leased:
@@ -165,9 +149,8 @@ class ModelGateway:
         prompts = from_wire(array)
         if not prompts.size:
             raise ProblemError("invalid_message", "prompts: are empty")
-        rows: list[list[float]] = prompts.tolist()
-        layout = run.vocabulary.layout(run.spec.prompt.length)
-        if not latent and not are_prompts(rows, layout):
+        rows: list[list[int]] = prompts.tolist()
+        if not are_prompts(rows, run.vocabulary.layout(length)):
             raise ProblemError(
                 "invalid_message", "prompts: an index is not one of its position's candidates"
             )
@@ -209,26 +192,8 @@ class ModelGateway:
                 f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}",
             )
 
-    async def _queries(
-        self, run: ServedRun, rows: list[list[float]], show: Show, message: Score
-    ) -> list[Query]:
-        if run.spec.method.domain == "tokens":
-            prompts = [show(row) for row in rows]
-        else:  # 200 projections take half a second and would block the event loop.
-            prompts = await asyncio.to_thread(lambda: [show(row) for row in rows])
-        return [
-            query_for(
-                run.spec.task,
-                prompt,
-                message.examples,
-                backend=self.backend,
-                references=message.references,
-            )
-            for prompt in prompts
-        ]
-
     async def _query_model(
-        self, run: ServedRun, message: Score, rows: list[list[float]], show: Show, call: str
+        self, run: ServedRun, message: Score, rows: list[list[int]], call: str
     ) -> Scores:
         assignment_id, attempts = message.assignment_id, Reservations(self._replica)
 
@@ -250,7 +215,16 @@ class ModelGateway:
 
         call_budget = CallBudget(run.run_id, NOTHING, reserve_more)
         try:
-            queries = await self._queries(run, rows, show, message)
+            queries = [
+                query_for(
+                    run.spec.task,
+                    run.shown(row),
+                    message.examples,
+                    backend=self.backend,
+                    references=message.references,
+                )
+                for row in rows
+            ]
             answers = await self._query_with_budget(queries, call_budget, reserve_more, settle)
             scores = _scores(queries, answers, self.backend.fingerprint)
         except BackendUnavailable as exc:

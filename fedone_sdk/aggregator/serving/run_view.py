@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +17,11 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
-from fedone_sdk.backends import LLMBackend, Show, shown_by
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import ProblemError
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
 from fedone_sdk.messages import (
-    Array,
     CacheReport,
     Cap,
     CensoringReport,
@@ -39,10 +36,10 @@ from fedone_sdk.messages import (
     Verdict,
     VocabularyList,
 )
-from fedone_sdk.messages.ndarray import to_wire
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
 from fedone_sdk.stores import LogEntry, RunRecord
+from fedone_sdk.task import TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_LOST = 200
@@ -321,35 +318,12 @@ class RunView:
         """Return the deployable prompt of a state, by default the current one."""
         state = state or self._state
         bias = self.machine.bias(state)
-        if self.spec.method.domain != "tokens":
-            return PromptReport(text="", tokens=(), bias=bias)
         indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
-    def vectors(self) -> Array:
-        """Return the deployable vectors of a run with a latent prompt.
-
-        Raises:
-            ProblemError: ``not_found`` for a run that tunes words.
-        """
-        if self.spec.method.domain == "tokens":
-            raise ProblemError("not_found", "this run tunes words, not vectors")
-        return to_wire(self._state.method.alpha)
-
-    async def show(self, backend: LLMBackend) -> Show:
-        """Return the function that turns the method's prompts into model input.
-
-        Raises:
-            SpecError: The model does not support the method's prompts.
-            BackendError: The model is not available.
-        """
-        return await shown_by(
-            self.spec.method,
-            prompt_len=self.spec.prompt.length,
-            task=self.spec.task,
-            vocabulary=self.vocabulary,
-            backend=backend,
-        )
+    def shown(self, indices: Sequence[int]) -> TextPrompt:
+        """Return the prompt of candidate indices as input of the task."""
+        return prompt_of(self.spec.task, self.vocabulary, indices)
 
     def result(self) -> RunResult:
         """Return the current or final result of the run."""
@@ -405,11 +379,8 @@ class RunView:
     @property
     def _is_blank(self) -> bool:
         """Whether the deployable prompt equals "no prompt"."""
-        if self.spec.method.domain != "tokens":
-            return False
         indices = self.machine.method.prompt(self._state.method).tolist()
-        bare = no_prompt(self.spec.task, self.vocabulary)
-        return prompt_of(self.spec.task, self.vocabulary, indices) == bare
+        return self.shown(indices) == no_prompt(self.spec.task, self.vocabulary)
 
     def _verdict(self) -> Verdict | None:
         state = self._state

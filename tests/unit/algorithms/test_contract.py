@@ -7,7 +7,6 @@ import pytest
 from pydantic import TypeAdapter
 
 from fedone_sdk.algorithms import (
-    BBT,
     METHODS,
     TPE,
     Algorithm,
@@ -25,8 +24,6 @@ from fedone_sdk.algorithms import (
     stream,
     stream_seed,
 )
-from fedone_sdk.algorithms.projection import reach
-from fedone_sdk.algorithms.trained import Trained
 from fedone_sdk.spec import MethodSpec
 
 N_POSITIONS, N_TOKENS, N_SAMPLES = 5, 10, 8
@@ -42,15 +39,10 @@ VARIANTS = {
     "thompson/blank": ("thompson", {"blank": 3}),
     "tpe": ("tpe", {}),
     "tpe/race": ("tpe", {"race": 4, "search": 16, "blank": 3}),
-    "bbt": ("bbt", {"intrinsic_dim": 12}),
-    "bbt/run": ("bbt", {"intrinsic_dim": 12, "memory": "run", "sigma": 3.0, "bound": 2.0}),
 }  # fmt: skip
-TOKEN_METHODS = tuple(name for name in METHODS if name != "bbt")
 COSTS = np.random.default_rng(7).normal(size=(N_POSITIONS, N_TOKENS))
 # A random prompt has mean 0 and standard deviation 2.2 here; the best costs about -7.
 BEST_TOKENS = COSTS.min(axis=1).sum()
-TARGET = np.random.default_rng(8).uniform(-1.0, 1.0, size=12)
-BEST_VECTOR = -1.5 * (TARGET**2).sum()
 
 
 @pytest.fixture(params=VARIANTS)
@@ -67,16 +59,8 @@ def method(request: pytest.FixtureRequest) -> Algorithm:
 
 
 def cost(prompts: np.ndarray) -> np.ndarray:
-    """Separable, for tokens and vectors; a vector of zeros costs a third of the best."""
-    if prompts.dtype == np.float32:
-        return ((prompts - TARGET) ** 2).sum(axis=-1) + BEST_VECTOR
+    """Separable."""
     return COSTS[np.arange(N_POSITIONS), prompts].sum(axis=-1)
-
-
-def feasible(method: Algorithm, alpha: np.ndarray) -> bool:
-    if isinstance(method, BBT):
-        return bool(np.abs(alpha).max() <= np.float32(reach(method.bound)))
-    return bool(alpha.min() > 0.0)
 
 
 def train(method: Algorithm, state: State, steps: range) -> State:
@@ -104,21 +88,17 @@ def test_starts_uniform(method: Algorithm) -> None:
 
 
 def test_shape(method: Algorithm) -> None:
-    assert method.shape == ((1, 12) if isinstance(method, BBT) else (N_POSITIONS, N_TOKENS))
+    assert method.shape == (N_POSITIONS, N_TOKENS)
 
 
 def test_ask_draws_prompts_and_returns_their_source(method: Algorithm) -> None:
-    width, dtype = (12, np.float32) if isinstance(method, BBT) else (N_POSITIONS, np.int64)
     for state in (method.init(), train(method, method.init(), range(4))):
         candidates = method.ask(state, stream(0))
-        assert candidates.prompts.shape == (N_SAMPLES, width)
-        assert candidates.prompts.dtype == dtype
-        if isinstance(method, BBT):
-            assert candidates.probabilities is None
-        else:
-            assert candidates.probabilities.shape == (N_POSITIONS, N_TOKENS)
-            np.testing.assert_allclose(candidates.probabilities.sum(axis=1), 1.0, atol=1e-12)
-        assert method.ask(state, stream(0), num_samples=3).prompts.shape == (3, width)
+        assert candidates.prompts.shape == (N_SAMPLES, N_POSITIONS)
+        assert candidates.prompts.dtype == np.int64
+        assert candidates.probabilities.shape == (N_POSITIONS, N_TOKENS)
+        np.testing.assert_allclose(candidates.probabilities.sum(axis=1), 1.0, atol=1e-12)
+        assert method.ask(state, stream(0), num_samples=3).prompts.shape == (3, N_POSITIONS)
         assert len(method.ask(state, stream(0), num_samples=1).prompts) == 1
 
 
@@ -146,8 +126,7 @@ def test_arrays_are_read_only(method: Algorithm) -> None:
 
 
 def arrays_of(candidates: Candidates) -> list[np.ndarray]:
-    arrays = candidates.prompts, candidates.probabilities
-    return [array for array in arrays if array is not None]
+    return [candidates.prompts, candidates.probabilities]
 
 
 def test_saved_state_continues_bit_for_bit(method: Algorithm) -> None:
@@ -163,7 +142,7 @@ def test_alpha_stays_feasible_and_a_feasible_one_is_kept_bit_for_bit(method: Alg
     state = method.init()
     for step in range(10):
         state = train(method, state, range(step, step + 1))
-        assert feasible(method, state.alpha)
+        assert state.alpha.min() > 0.0
         assert method.project(state.alpha).tobytes() == state.alpha.tobytes()
 
 
@@ -171,23 +150,20 @@ def test_project_makes_anything_feasible_once_and_for_all(method: Algorithm) -> 
     wild = 10.0 * np.random.default_rng(0).normal(size=method.shape).astype(np.float32)
     projected = method.project(wild)
     assert projected.dtype == np.float32
-    assert feasible(method, projected)
+    assert projected.min() > 0.0
     assert method.project(projected).tobytes() == projected.tobytes()
 
 
 def test_prompt_is_a_prompt(method: Algorithm) -> None:
     for state in (method.init(), train(method, method.init(), range(5))):
         prompt = method.prompt(state)
-        if isinstance(method, BBT):
-            assert prompt.tobytes() == state.alpha[0].tobytes()
-        else:
-            assert prompt.shape == (N_POSITIONS,)
-            assert prompt.dtype == np.int64
-            assert 0 <= prompt.min() <= prompt.max() < N_TOKENS
+        assert prompt.shape == (N_POSITIONS,)
+        assert prompt.dtype == np.int64
+        assert 0 <= prompt.min() <= prompt.max() < N_TOKENS
         assert prompt.tobytes() == method.prompt(load_state(dump_state(state))).tobytes()
 
 
-@pytest.mark.parametrize("name", TOKEN_METHODS)
+@pytest.mark.parametrize("name", METHODS)
 def test_untrained_prompt_is_one_seeded_random_prompt(name: str) -> None:
     def prompt(seed: int) -> bytes:
         sizes = {"prompt_len": 20, "vocab_size": 50, "num_samples": 4}
@@ -202,13 +178,12 @@ def test_untrained_prompt_is_one_seeded_random_prompt(name: str) -> None:
 def test_learns_a_separable_loss(method: Algorithm) -> None:
     # Searches need fewer asks, and Optuna takes tenths of a second for one.
     steps = 20 if isinstance(method, TPE) else 60 if method.shares_memory else 300
-    state = train(method, method.init(), range(max(steps, 300 * isinstance(method, BBT))))
-    best = BEST_VECTOR if isinstance(method, BBT) else BEST_TOKENS
+    state = train(method, method.init(), range(steps))
     start = cost(method.prompt(method.init()))
     assert cost(method.prompt(state)) < start
     if not isinstance(method, RandomSearch | ThompsonSampling | TPE):
         # They learn nothing of tokens; or that a token is worth the same everywhere; or too slowly.
-        assert cost(method.prompt(state)) < 0.5 * best
+        assert cost(method.prompt(state)) < 0.5 * BEST_TOKENS
 
 
 def test_a_constant_on_all_losses_changes_nothing(method: Algorithm) -> None:
@@ -246,19 +221,13 @@ def test_misfits(method: Algorithm) -> None:
         method.ask(smaller, stream(0))
     with pytest.raises(ValueError, match=r"shape|fit"):
         method.project(smaller.alpha)
-    drawn_from = None if candidates.probabilities is None else candidates.probabilities[1:]
-    other = Candidates(prompts=candidates.prompts[:, 1:], probabilities=drawn_from)
+    other = Candidates(
+        prompts=candidates.prompts[:, 1:], probabilities=candidates.probabilities[1:]
+    )
     with pytest.raises(ValueError, match="shape"):
         method.tell(state, other, losses)
-    if isinstance(method, BBT):
-        tokens = Candidates(prompts=np.zeros((N_SAMPLES, 12), int), probabilities=np.ones((12, 1)))
-        with pytest.raises(ValueError, match="candidates must be vectors"):
-            method.tell(state, tokens, losses)
-    else:
-        with pytest.raises(ValueError, match="candidates must be tokens"):
-            method.tell(state, Candidates(prompts=candidates.prompts), losses)
-        with pytest.raises(ValueError, match="project it first"):
-            method.ask(state.evolve(alpha=0.0 * state.alpha), stream(0))
+    with pytest.raises(ValueError, match="project it first"):
+        method.ask(state.evolve(alpha=0.0 * state.alpha), stream(0))
     with pytest.raises(ValueError, match="numbers"):
         method.project("alpha")
     with pytest.raises(ValueError, match="finite"):
@@ -275,7 +244,7 @@ def test_someone_elses_memory_is_refused(method: Algorithm) -> None:
         method.tell(foreign, candidates, losses)
 
 
-@pytest.mark.parametrize("name", TOKEN_METHODS)
+@pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -310,11 +279,6 @@ def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
         ("gs-bdpl", {"weight_decay": 0.1, "optimizer": "sgd"}),
         ("bdpl", {"alpha_min": 0.2}),
         ("bdpl", {"optimizer": None}),
-        ("bbt", {"intrinsic_dim": 1}),
-        ("bbt", {"sigma": 0.0}),
-        ("bbt", {"bound": 0.0}),
-        ("bbt", {"bound": 1e7}),
-        ("bbt", {"memory": "server"}),
         ("random", {"elite": 0}),
         ("random", {"pool_size": 3}),
         ("random", {"blank": 5}),
@@ -329,14 +293,9 @@ def test_bad_options(name: str, options: dict[str, object]) -> None:
         make_method(name, prompt_len=4, vocab_size=5, num_samples=3, seed=0, **options)
 
 
-def test_bbt_needs_two_candidates() -> None:
-    with pytest.raises(ValueError, match="num_samples"):
-        make_method("bbt", prompt_len=4, vocab_size=5, num_samples=1, seed=0)
-
-
 def test_unknown_names_say_what_is_allowed() -> None:
     sizes = {"prompt_len": 4, "vocab_size": 5, "num_samples": 3, "seed": 0}
-    with pytest.raises(ValueError, match=r"bbt, bdpl, gs-bdpl, random, thompson, tpe, not 'cma'"):
+    with pytest.raises(ValueError, match=r"bdpl, gs-bdpl, random, thompson, tpe, not 'cma'"):
         make_method("cma", **sizes)
     with pytest.raises(ValueError, match=r"gs-bdpl takes tau, .*, not temperature"):
         make_method("gs-bdpl", temperature=1.0, **sizes)
@@ -373,16 +332,6 @@ def test_other_states_are_refused(method: Algorithm) -> None:
     for other in others:
         with pytest.raises(ValueError, match=r"shape|memory|pool|fit"):
             method.check(other)
-
-
-def test_parameters_that_clients_train_have_no_memory() -> None:
-    method = Trained(rows=2, columns=3, init_std=0.02)
-    state = method.init()
-    method.check(state)
-    with pytest.raises(ValueError, match="no memory"):
-        method.check(state.evolve(memory={"x": np.zeros(1)}))
-    with pytest.raises(ValueError, match="shape"):
-        method.check(State(alpha=np.zeros((3, 2))))
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -5,7 +5,6 @@ import pytest
 
 from fedone_sdk.algorithms import (
     TPE,
-    Candidates,
     ClassLosses,
     RandomSearch,
     State,
@@ -233,8 +232,6 @@ def test_losses_that_do_not_fit_are_refused() -> None:
             method.tell(method.init(), candidates, losses)
     with pytest.raises(ValueError, match="shape"):
         method.tell(method.init(), candidates, np.zeros(10))
-    with pytest.raises(ValueError, match="tokens drawn"):
-        method.tell(method.init(), Candidates(prompts=candidates.prompts), np.zeros(10))
 
 
 @pytest.mark.parametrize(

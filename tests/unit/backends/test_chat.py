@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from fedone_sdk.backends.chat import TemplateWarning, messages_of
 from fedone_sdk.backends.fitting import CausalEncoder
 from fedone_sdk.errors import BackendError, LabelWordError
-from fedone_sdk.task import Part, Rendered, TaskSpec, answer_word, form_of, render
+from fedone_sdk.task import Rendered, TaskSpec, answer_word, form_of, render
 
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>", "<|eot|>", "<|header|>", "<|/header|>", "<turn>")
 
@@ -216,4 +216,3 @@ def test_a_system_message_without_content_is_left_out() -> None:
     assert roles == ["user"]
     roles = [message.role for message in messages_of(rendered(PREFILLED, "x", "a film"))]
     assert roles == ["system", "user", "assistant"]
-    assert messages_of(form_of(ASKED), soft=True)[0].parts == (Part("prompt", ""),)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk import assets
-from fedone_sdk.backends.fitting import SOFT, CausalEncoder, ClozeEncoder, read_max_length
+from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder, read_max_length
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part
 
@@ -214,41 +214,3 @@ def test_a_causal_model_uses_all_its_positions(
 def test_no_known_length(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="maximum length is unknown"):
         read_max_length(tmp_path, causal=True)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_vectors_stand_where_the_prompt_does(encoder: ClozeEncoder, causal: bool) -> None:
-    """The texts around them are tokenised as if adjacent, and make room."""
-
-    def parts(prompt: str, field: str) -> tuple[Part, ...]:
-        body = (Part("text", "Say"), Part("prompt", prompt), Part("field", field))
-        return body if causal else (*body, Part("text", " It was "), Part("mask", ""))
-
-    def encode(prompt: str, field: str, **options: int) -> list[int]:
-        if causal:
-            return CAUSAL.encode(parts(prompt, field), **options)
-        return encoder.encode(parts(prompt, field), **options).ids
-
-    words = encode(" a film", " is dull")
-    found = encode("", " is dull", num_soft=3)
-    at = found.index(SOFT)
-    assert found[at : at + 3] == [SOFT] * 3
-    assert found[:at] == words[:at]
-    assert found[at + 3 :] == words[at + 2 :]  # " a film" is two tokens
-    long = encode("", " word" * 500, num_soft=40)
-    assert len(long) == 128
-    assert long.count(SOFT) == 40
-    assert len(encode("", " word" * 500, num_soft=40, reserve=30)) == 98
-    assert not encode("", " is dull").count(SOFT)
-    if not causal:
-        cloze = encoder.encode(parts("", " is dull"), num_soft=3)
-        assert cloze.ids[cloze.mask_index] == encoder.mask_id
-
-
-@pytest.mark.parametrize("prompts", [(), ("x",), ("", "")])
-def test_vectors_need_one_empty_place(encoder: ClozeEncoder, prompts: tuple[str, ...]) -> None:
-    parts = [Part("field", "x"), *(Part("prompt", prompt) for prompt in prompts)]
-    with pytest.raises(BackendError, match="stand at the place of the prompt"):
-        CAUSAL.encode(tuple(parts), num_soft=2)
-    with pytest.raises(BackendError, match="stand at the place of the prompt"):
-        encoder.encode((*parts, Part("mask", "")), num_soft=2)

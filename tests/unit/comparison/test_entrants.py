@@ -88,11 +88,6 @@ def test_a_seed_changes_nothing_else() -> None:
     assert one.seeded(7) == one.spec.model_copy(update={"seed": 7})
 
 
-def test_vectors_need_no_vocabulary() -> None:
-    (bbt,) = entrants(RUN, "bbt")
-    assert bbt.spec.prompt.vocabulary is None
-
-
 @pytest.mark.parametrize(
     ("budget", "rounds", "most"),
     [({"queries": 30}, 10, 30), ({"queries": 100}, 10, 60), ({"requests": 5}, 10, 60)],
@@ -118,14 +113,13 @@ def test_default() -> None:
     assert default_names(base) == ("thompson", "random", "gs-bdpl", "no-prompt")
     # What is proposed can be run.
     entrants(hinge, *default_names(base))
-    assert {"gs-bdpl", "bdpl", "random", "thompson", "bbt"} <= set(METHODS)
+    assert {"gs-bdpl", "bdpl", "random", "thompson"} <= set(METHODS)
 
 
 @pytest.mark.parametrize(
     ("names", "change", "message"),
     [
         (["magic"], {}, "--methods: 'magic' is not known; allowed: gs-bdpl, "),
-        (["prompt-tuning"], {}, "--methods: 'prompt-tuning' is trained with gradients"),
         (["random", "random"], {}, "--methods: each name may occur only once"),
         ([], {}, "--methods: each name may occur only once"),
         (

@@ -315,7 +315,7 @@ def answer_to(game: Game, work: AlphaAssignment | LossesAssignment) -> AlphaUpda
     if isinstance(work, LossesAssignment):
         losses = losses_of(work.prompts.rows(), work.minibatch_seed)
         return game.update_for(work, losses=losses)
-    method = game.machine.algorithm
+    method = game.machine.method
     state = State(alpha=from_wire(work.alpha), memory=memory_from_wire(work.memory))
     for step in work.steps:
         asked = method.ask(state, stream(step.prompt_seed), step.num_samples)

@@ -66,7 +66,7 @@ def test_a_search_that_ended_by_itself_searches_on() -> None:
     assert game.state.running
     game.take()
     assert game.state.method.memory["progress"][2] == -1
-    assert game.machine.at(game.state).algorithm.wanted(game.state.method) == SAMPLES
+    assert game.machine.at(game.state).method.wanted(game.state.method) == SAMPLES
     game.play()
     assert game.state.round > rounds
 

@@ -213,9 +213,9 @@ def test_the_method_is_told_them() -> None:
     assert update.by_class is not None
     means = from_wire(update.by_class).astype(np.float64)
     losses = ClassLosses(means=means, counts=np.array([3, 1]))
-    by_hand = game.machine.algorithm.tell(start, asked, losses)
+    by_hand = game.machine.method.tell(start, asked, losses)
     assert plain(game.state.method) == plain(by_hand)
-    bias = game.machine.algorithm.bias(by_hand)
+    bias = game.machine.method.bias(by_hand)
     assert bias is not None
     assert game.machine.bias(game.state) == tuple(bias.tolist())
     assert game.machine.bias(game.machine.initial_state()) is None
@@ -272,7 +272,7 @@ def test_local_steps_and_several_clients() -> None:
             means=from_wire(by_class).astype(np.float64),
             counts=np.array(updates[client].class_counts),
         )
-        expected = several.machine.algorithm.tell(expected, asked[client], losses)
+        expected = several.machine.method.tell(expected, asked[client], losses)
     assert plain(several.state.method) == plain(expected)
 
 

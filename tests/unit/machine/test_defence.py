@@ -50,7 +50,7 @@ def ascent(game: Game, work: Any) -> AlphaUpdate | LossesUpdate:
         turned = losses.mean() - 10 * (losses - losses.mean())
         return honest.model_copy(update={"losses": tuple(turned.tolist())})
     before, after = (from_wire(one).astype(float) for one in (work.alpha, honest.alpha))
-    alpha = game.machine.algorithm.project(before - 10 * (after - before))
+    alpha = game.machine.method.project(before - 10 * (after - before))
     return honest.model_copy(update={"alpha": to_wire(alpha)})
 
 
@@ -230,7 +230,7 @@ def test_the_aggregate_of_many() -> None:
     alphas = []
     for seat in sorted(record["seats"], key=lambda seat: seat["client"]):
         alphas.append(from_wire(Array.model_validate(seat["alpha"])))
-    feasible = game.machine.algorithm.project(aggregate(alphas))
+    feasible = game.machine.method.project(aggregate(alphas))
     assert game.state.method.alpha.tobytes() == State(alpha=feasible).alpha.tobytes()
 
 

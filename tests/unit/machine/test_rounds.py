@@ -148,7 +148,7 @@ class TestRounds:
                                 local=local)  # fmt: skip
                     at_round = dataclasses.replace(game.state, round=effect.report.round)
                     asked = candidates(game.machine, at_round, seat)
-                    local = game.machine.algorithm.tell(local, asked, losses)
+                    local = game.machine.method.tell(local, asked, losses)
                 alphas.append(local.alpha)
             mean = np.average(np.array(alphas, np.float64), axis=0, weights=weights)
             state = state.evolve(alpha=mean.astype(np.float32))

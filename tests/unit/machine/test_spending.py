@@ -68,7 +68,7 @@ class TestBudget:
     def test_an_exhausted_run_has_a_deployable_prompt(self) -> None:
         game = Game(spec_of(rounds=9, budget={"queries": 8}, participation=LOSSES))
         game.play()
-        prompt = game.machine.algorithm.prompt(game.state.method)
+        prompt = game.machine.method.prompt(game.state.method)
         assert prompt.shape == (LENGTH,)
         assert game.state.round == 2
 

@@ -129,18 +129,16 @@ def test_a_row_that_cannot_run_is_left_out_and_it_is_said(
         "FedOne-BBT",
     }
 
-    (tmp_path / "config.json").write_text('{"hidden_size": 24, "num_hidden_layers": 2}')
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
     settings = Settings(data=glue, model=tmp_path, tasks=("sst2",))
     for name in ("torch", "transformers", "cmaes"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__spec__=object()))
     assert named(settings) == white
     trials = {trial.key: trial for trial in Table1().trials(settings, {})}
-    method = trials["pilot_sst2_p-tuning-v2_0.01"].options["run"]["method"]
-    assert (method["hidden_size"], method["num_layers"]) == (24, 2)
-    run = trials["sst2_bbt_s0"].options["run"]
-    assert run["prompt"]["vocabulary"] is None
-    assert run["backend"]["kind"] == "transformers"
+    soft = trials["pilot_sst2_p-tuning-v2_0.01"].options["soft"]
+    assert soft == {"name": "p-tuning-v2", "batch_size": 32, "learning_rate": 0.01}
+    assert trials["sst2_bbt_s0"].options["run"]["backend"]["kind"] == "transformers"
     monkeypatch.setitem(sys.modules, "cmaes", None)
     assert named(settings) == white - {"bbt"}
     monkeypatch.setitem(sys.modules, "torch", None)

@@ -12,8 +12,9 @@ from fedone_paper import Settings
 from fedone_paper.experiment import EXPERIMENTS, find_experiment
 from fedone_paper.methods import RATES
 from fedone_paper.paper import about, paper_row, printed
+from fedone_paper.soft_prompts import BBT
 from fedone_sdk.glue import GLUE_TASKS, glue_task
-from fedone_sdk.spec import BbtSpec, GsBdplSpec
+from fedone_sdk.spec import GsBdplSpec
 
 ELEMENTS = {
     "prompt-tuning": 20 * 1024,
@@ -82,9 +83,8 @@ def test_defaults_are_the_papers() -> None:
     method = GsBdplSpec()
     assert method.learning_rate in RATES
     assert (method.optimizer, method.batch_size) == (setup["optimizer"], setup["batch_size"])
-    bbt = BbtSpec(name="bbt")
-    assert bbt.num_samples == setup["bbt_population"]
-    assert bbt.intrinsic_dim == setup["bbt_intrinsic_dim"]
+    assert BBT.num_samples == setup["bbt_population"]
+    assert BBT.intrinsic_dim == setup["bbt_intrinsic_dim"]
 
 
 def test_tasks_have_the_papers_metrics() -> None:

@@ -1,4 +1,4 @@
-"""The table of costs: counts come from messages, and move with the shapes."""
+"""The table of costs: counts come from messages or shapes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pytest
 from fedone_paper import Settings, Workspace
 from fedone_paper.accounting import count_messages
 from fedone_paper.paper import printed
+from fedone_paper.soft_trials import SOFT, count_soft
 from fedone_paper.table2 import Table2
 from fedone_sdk.errors import SpecError
 
 BDPL: dict[str, Any] = {"name": "bdpl"}
 GS_BDPL: dict[str, Any] = {"name": "gs-bdpl"}
 BBT: dict[str, Any] = {"name": "bbt", "num_samples": 200}
-TUNING: dict[str, Any] = {"name": "prompt-tuning", "hidden_size": 1024}
-P_TUNING: dict[str, Any] = {"name": "p-tuning-v2", "hidden_size": 1024, "num_layers": 24}
+TUNING: dict[str, Any] = {"name": "prompt-tuning"}
+P_TUNING: dict[str, Any] = {"name": "p-tuning-v2"}
 
 
 def count(tmp_path: Path, method: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -26,13 +27,16 @@ def count(tmp_path: Path, method: dict[str, Any], **changes: Any) -> dict[str, A
         "method": method,
         "prompt_len": 20,
         "vocab_size": 200,
+        "hidden_size": 1024,
+        "num_layers": 24,
         "num_clients": 100,
         "clients_per_round": 1,
         "rounds": 100,
         "exchange": "alpha",
         **changes,
     }
-    return count_messages(options, Workspace(inputs={}, folder=tmp_path))
+    run = count_soft if method["name"] in SOFT else count_messages
+    return run(options, Workspace(inputs={}, folder=tmp_path))
 
 
 def megabytes(found: dict[str, Any], times: int = 1) -> str:
@@ -74,7 +78,7 @@ def test_other_shapes_give_other_counts(tmp_path: Path) -> None:
     for prompt_len, vocab_size in ((20, 200), (7, 200), (20, 31)):
         found = count(tmp_path, GS_BDPL, prompt_len=prompt_len, vocab_size=vocab_size, rounds=3)
         assert found["elements_up"] == found["elements_down"] == 3 * prompt_len * vocab_size
-    short = count(tmp_path, {**TUNING, "hidden_size": 6}, prompt_len=5, rounds=2)
+    short = count(tmp_path, TUNING, hidden_size=6, prompt_len=5, rounds=2)
     assert short["elements_up"] == 2 * 5 * 6
     fewer = count(tmp_path, {**GS_BDPL, "num_samples": 3}, rounds=2)
     assert fewer["queries"] == 2 * 3

@@ -83,7 +83,7 @@ def test_soft_prompts(settings: Settings, tmp_path: Path, name: str) -> None:
     assert found["device"] == "cpu"
     if row.access == "white box":
         assert found["spent"]["queries"] == 0
-        assert run(1e-6)["alpha_sha256"] != found["alpha_sha256"]  # the rate is the trainer's
+        assert run(1e-6)["alpha_sha256"] != found["alpha_sha256"]  # the rate is used
     else:
         assert found["spent"]["queries"] == 3 * 4
 

@@ -36,17 +36,13 @@ export function promptPanel() {
       if (now === known) return; // Keeps the selection.
       known = now;
       current = prompt.text;
-      copy.hidden = !prompt.tokens.length;
-      text.replaceChildren(...(prompt.tokens.length ? chips(prompt.tokens) : ["This run tunes vectors: no words to show."]));
+      text.replaceChildren(...chips(prompt.tokens));
       bias.textContent = prompt.bias ? `Label biases: ${prompt.bias.map((value) => value.toFixed(2)).join(", ")}` : "";
       bias.hidden = !prompt.bias;
-      heat.node.hidden = tokens === null;
       about.textContent =
-        tokens === null
-          ? "Of vectors there are none."
-          : `What alpha gives the likeliest of ${tokens.vocab_size} candidates at each position; ` +
-            "the token of the prompt is framed. Bits say how open a position is: 0 is decided.";
-      if (tokens) heat.body.replaceChildren(...tokens.positions.map((each, at) => position(each, at, prompt.tokens[at])));
+        `What alpha gives the likeliest of ${tokens.vocab_size} candidates at each position; ` +
+        "the token of the prompt is framed. Bits say how open a position is: 0 is decided.";
+      heat.body.replaceChildren(...tokens.positions.map((each, at) => position(each, at, prompt.tokens[at])));
     },
   };
 }

@@ -98,7 +98,7 @@ class Run {
     if (old) this.clientsAt = began;
     if (runs) this.planned = runs.find((each) => each.run_id === this.id)?.rounds ?? result.rounds;
     if (this.tokens !== null && this.alpha !== result.alpha_sha256) {
-      this.tokens = await get(path(`/probabilities?top=${TOP}`), this.signal).catch(noWords);
+      this.tokens = await get(path(`/probabilities?top=${TOP}`), this.signal);
       this.alpha = result.alpha_sha256;
     }
     Object.assign(this, { seats, clients });
@@ -141,12 +141,6 @@ class Run {
   get rounds() {
     return [...this.reports.values()].sort((one, other) => one.round - other.round);
   }
-}
-
-// Runs that tune vectors have no token probabilities.
-function noWords(error) {
-  if (error instanceof Problem && error.code === "not_found") return null;
-  throw error;
 }
 
 function crumbs(id) {

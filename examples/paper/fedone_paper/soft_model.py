@@ -1,0 +1,203 @@
+"""A masked model of the RoBERTa family in this process, with vectors in the prompt's place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy, deepcopy
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from fedone_sdk.backends.checkpoint import find_checkpoint, hash_folder, load_module
+from fedone_sdk.backends.fitting import ClozeEncoder, read_max_length
+from fedone_sdk.metrics import evaluate
+from fedone_sdk.task import (
+    Example,
+    Part,
+    Rendered,
+    TaskSpec,
+    example_loss,
+    predicted,
+    render,
+    target_of,
+)
+
+Kind = Literal["embeddings", "key_values"]
+"""Where vectors act: in the prompt's place, or as keys and values before the input in all layers.
+"""
+
+
+class Soft(NamedTuple):
+    """A prompt of vectors.
+
+    Attributes:
+        kind: Where the vectors act.
+        values: Float32, shape (n, H); for ``key_values`` (2 L n, H): the n keys of layer l are the
+            rows from 2 l n on, followed by its n values.
+    """
+
+    kind: Kind
+    values: Any
+
+
+class Measured(NamedTuple):
+    """Mean loss (nats) and metric of a prompt."""
+
+    loss: float
+    metric: float
+
+
+class SoftModel:
+    """The model and its tokeniser, in float32.
+
+    Log-probabilities are over the whole vocabulary. The text fields of an input that is too long
+    are truncated; keys and values count to its length.
+
+    Attributes:
+        fingerprint: ``transformers:<name>:<version>:float32``.
+        module: The torch module, in evaluation mode and without gradients of its weights.
+
+    Args:
+        folder: The model's folder.
+        device: ``auto``, ``cpu``, ``cuda`` ...
+    """
+
+    def __init__(self, folder: Path, device: str = "auto") -> None:
+        self._torch = torch = import_module("torch")
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        checkpoint = find_checkpoint(str(folder), None)
+        self.fingerprint = f"transformers:{checkpoint.name}:{hash_folder(folder)}:float32"
+        self._folder, self._max_length = folder, read_max_length(folder, causal=False)
+        self._encoders: dict[int, ClozeEncoder] = {}
+        self.module = load_module("AutoModelForMaskedLM", checkpoint, torch.float32, device)
+
+    def copy(self) -> Self:
+        """Return a copy of the model with separate weights."""
+        other = copy(self)
+        other.module = deepcopy(self.module)
+        return other
+
+    @cached_property
+    def width(self) -> int:
+        """H, the width of the embeddings."""
+        return int(self.module.get_input_embeddings().weight.shape[1])
+
+    @cached_property
+    def embedding_std(self) -> float:
+        """Standard deviation of all entries of the input embeddings."""
+        matrix = self.module.get_input_embeddings().weight
+        return float(matrix.double().std(correction=0).item())
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return int(self.module.config.num_hidden_layers)
+
+    @property
+    def loaded(self) -> dict[str, Any]:
+        """``loaded_bytes`` of the model, on CUDA the most that was in use, and its ``device``."""
+        device = self.module.device
+        if device.type == "cuda":
+            size = self._torch.cuda.max_memory_allocated(device)
+        else:
+            size = sum(part.numel() * part.element_size() for part in self.module.parameters())
+        return {"loaded_bytes": int(size), "device": str(device)}
+
+    def log_probs(
+        self, task: TaskSpec, examples: Sequence[Example], soft: Soft | None = None
+    ) -> Any:
+        """Return the label words' log-probabilities with their gradients, shape (B, C), nats."""
+        torch, module = self._torch, self.module
+        length = 0 if soft is None else self._length(soft)
+        prefix = length if soft is not None and soft.kind == "key_values" else 0
+        encoder = self._encoder(prefix)
+        inputs = [_placed(render(task, "", example), length - prefix) for example in examples]
+        clozes = [encoder.encode(parts) for parts in inputs]
+        longest = max(len(cloze.ids) for cloze in clozes)
+        rows = [[*cloze.ids, *[encoder.pad_id] * (longest - len(cloze.ids))] for cloze in clozes]
+        seen = [[position < len(cloze.ids) for position in range(longest)] for cloze in clozes]
+        ids = torch.tensor(rows, device=module.device)
+        mask = torch.tensor(seen, device=module.device).long()
+        arguments = self._arguments(ids, mask, soft, encoder.pad_id)
+        hidden = module.base_model(**arguments)[0]
+        # The head is expensive: only the masks pass through it.
+        masks = [cloze.mask_index for cloze in clozes]
+        logits = module.lm_head(hidden[list(range(len(masks))), masks]).float()
+        labels = [encoder.label_id(word) for word in task.label_words]
+        return logits[:, labels] - logits.logsumexp(1, keepdim=True)
+
+    def loss(self, task: TaskSpec, examples: Sequence[Example], soft: Soft | None = None) -> Any:
+        """Return the mean cross-entropy of a mini-batch with its gradients, nats."""
+        found = self.log_probs(task, examples, soft)
+        targets = found.new_tensor([target_of(task, example) for example in examples]).long()
+        cross_entropy = self._torch.nn.functional.cross_entropy
+        return cross_entropy(found, targets, reduction="sum") / len(examples)
+
+    def measure(
+        self,
+        task: TaskSpec,
+        examples: Sequence[Example],
+        batch_size: int,
+        soft: Soft | None = None,
+    ) -> Measured:
+        """Return the mean loss and the metric of a prompt; None is no prompt."""
+        rows: list[tuple[float, ...]] = []
+        with self._torch.inference_mode():
+            for begin in range(0, len(examples), batch_size):
+                found = self.log_probs(task, examples[begin : begin + batch_size], soft)
+                rows += map(tuple, found.tolist())
+        losses = [
+            example_loss(task, row, example) for row, example in zip(rows, examples, strict=True)
+        ]
+        targets = [int(target_of(task, example)) for example in examples]
+        metric = evaluate(task.metric, [predicted(task, row) for row in rows], targets, None)
+        return Measured(math.fsum(losses) / len(losses), metric)
+
+    def _encoder(self, prefix: int) -> ClozeEncoder:
+        if prefix not in self._encoders:
+            file = self._folder / "tokenizer.json"
+            self._encoders[prefix] = ClozeEncoder(file, self._max_length - prefix)
+        return self._encoders[prefix]
+
+    def _length(self, soft: Soft) -> int:
+        rows = len(soft.values)
+        return rows if soft.kind == "embeddings" else rows // (2 * self.num_layers)
+
+    def _arguments(self, ids: Any, mask: Any, soft: Soft | None, pad_id: int) -> dict[str, Any]:
+        # RoBERTa numbers positions from pad_id + 1, but only if it receives ids.
+        if soft is None:
+            return {"input_ids": ids, "attention_mask": mask}
+        values, length = soft.values.to(self.module.device), self._length(soft)
+        if soft.kind == "embeddings":
+            embedded = self.module.get_input_embeddings()(ids)
+            # A pad inside an input holds the place of a vector.
+            places = ((ids == pad_id) & mask.bool()).unsqueeze(-1)
+            return {
+                "inputs_embeds": embedded.masked_scatter(places, values.repeat(len(ids), 1)),
+                "attention_mask": mask,
+                "position_ids": mask.cumsum(1) * mask + pad_id,
+            }
+        heads = self.module.config.num_attention_heads
+        pairs = values.view(self.num_layers, 2, length, heads, -1)
+        cache = import_module("transformers").DynamicCache()
+        for layer, (keys, found) in enumerate(pairs.transpose(2, 3)):
+            cache.update(
+                keys.expand(len(ids), -1, -1, -1), found.expand(len(ids), -1, -1, -1), layer
+            )
+        return {
+            "input_ids": ids,
+            "attention_mask": self._torch.cat([mask.new_ones(len(mask), length), mask], dim=1),
+            "position_ids": (mask.cumsum(1) + length) * mask + pad_id,
+            "past_key_values": cache,
+        }
+
+
+def _placed(parts: Rendered, length: int) -> Rendered:
+    """Return an input with `length` pads in the place of its prompt."""
+    found: list[Part] = []
+    for part in parts:
+        found += [Part("special", "<pad>")] * length if length and part.kind == "prompt" else [part]
+    return tuple(found)
