@@ -106,7 +106,7 @@ class TransformersBackend(LocalBackend[Plan]):
         several = self._multi_token_labels
         await self._in(
             self._token_thread,
-            lambda: self._load_encoder().label_ids(label_words, form, several=several),
+            lambda: self._loaded_encoder().label_ids(label_words, form, several=several),
         )
         await self._in(self._model_threads, self._loaded)
         if self._causal and chat_template(self._checkpoint) is not None:
@@ -118,13 +118,13 @@ class TransformersBackend(LocalBackend[Plan]):
         self._model = None
 
     def _plan(self, query: Query) -> Plan:
-        return plan_of(self._load_encoder(), query, several=self._multi_token_labels)
+        return plan_of(self._loaded_encoder(), query, several=self._multi_token_labels)
 
     def _run(self, query: Query, plan: Plan) -> Answer:
         model = self._loaded()
         return model.write(plan, query.max_tokens) if query.want == "text" else model.score(plan)
 
-    def _load_encoder(self) -> Encoder:
+    def _loaded_encoder(self) -> Encoder:
         if self._encoder is None:  # Loaded by the token thread, before any query is answered.
             file = self._checkpoint.folder / "tokenizer.json"
             self._encoder = (
@@ -138,7 +138,7 @@ class TransformersBackend(LocalBackend[Plan]):
         if self._model is None:  # There is one worker only.
             self._model = TorchModel(
                 self._checkpoint,
-                self._load_encoder(),
+                self._loaded_encoder(),
                 device=self._device,
                 dtype=self._dtype,
                 max_batch=self._max_batch,
