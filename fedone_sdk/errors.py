@@ -4,7 +4,7 @@ FedOneError
 ├── SpecError              a RUN.yaml, config or argument is invalid
 │   └── ArgumentError      an argument of a command or call is invalid
 ├── DataError              a data file or example cannot be used
-├── ArchiveError           a run's archive is damaged, or cannot be imported here
+├── ResultError            a run's result or export cannot be read, or lacks what is needed
 ├── MethodError            a method of the user's own failed during a run
 ├── MissingExtraError      an optional dependency is not installed
 ├── BudgetError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fedone_sdk.budget import Usage
 
 __all__ = [
-    "ArchiveError",
     "ArgumentError",
     "BackendBlocked",
     "BackendError",
@@ -47,6 +46,7 @@ __all__ = [
     "MissingExtraError",
     "PROBLEMS",
     "ProblemError",
+    "ResultError",
     "SpecError",
     "StoreUnavailable",
     "TransportError",
@@ -85,8 +85,8 @@ class DataError(FedOneError):
     """A data file or an example cannot be used."""
 
 
-class ArchiveError(FedOneError):
-    """A run's archive is damaged, or cannot be imported here."""
+class ResultError(FedOneError):
+    """A run's result or export cannot be read, or lacks what is needed."""
 
 
 class MethodError(FedOneError):

@@ -32,7 +32,7 @@ _SLOW = (
 """Tests of processes, browsers, models and pages; scripts/test-slow runs them."""
 _FAST = (
     *("acceptance/first_hour", "acceptance/test_cap_chaos.py", "acceptance/test_cli_state.py"),
-    *("acceptance/test_replay.py", "docs/test_reference.py"),
+    *("docs/test_reference.py"),
 )
 """Exceptions: the promises that scripts/test checks too."""
 _FIRST = ("docs/test_site.py", "tutorials")

@@ -11,7 +11,6 @@ import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
-from fedone_sdk.aggregator.archives.reading import import_run
 from fedone_sdk.aggregator.cluster.replicas import Replicas
 from fedone_sdk.aggregator.cluster.signals import RunRemoved, publish
 from fedone_sdk.aggregator.rounds import RoundMachine
@@ -457,7 +456,6 @@ class Service:
             ended_at=state.ended_at,
             log_lines=size.log,
             closed_work=size.closed,
-            memories=size.memories,
             deleted=not dry,
         )
 
@@ -477,19 +475,6 @@ class Service:
         proposer = self._proposers.pop(run_id, None)
         if proposer is not None:
             await proposer.aclose()
-
-    async def import_run(self, data: bytes) -> ServedRun:
-        """Import a run from an archive and serve it; it is stopped until it is resumed.
-
-        Raises:
-            ArchiveError: The archive is invalid or does not fit this store; nothing was changed.
-        """
-        async with self._adding:
-            record = await import_run(self._store, data, self._clock.now(), own_method=False)
-            await self.access.reload()
-            run = await self.run(record.run_id)
-            await self.replicas.publish_added(run)
-            return run
 
     async def run(self, run_id: str) -> ServedRun:
         """Return the run of this name, with its newest state.

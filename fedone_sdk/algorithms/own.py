@@ -1,7 +1,7 @@
 """Methods of a user's own, which RUN.yaml names.
 
-Only a file or a program of this machine can load one (`load_method`). A run in a message, an
-archive or a store names an object, and is refused unless that object was loaded here.
+Only a file or a program of this machine can load one (`load_method`). A run in a message or a
+store names an object, and is refused unless that object was loaded here.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
     """Check that an object keeps to the protocol of `Algorithm`, by two asks and a tell.
 
     Its states must be storable and equal inputs must give equal results, since a server that is
-    restarted, a resumed run and a replay compute them again.
+    restarted and a resumed run compute them again.
 
     Args:
         method: The object.

@@ -15,7 +15,7 @@ from fedone_sdk.cli._output import note, plural
 from fedone_sdk.cli._process import interruptible, stopping
 from fedone_sdk.cli._report import is_resumable
 from fedone_sdk.cli._state import KnownRun, RunState
-from fedone_sdk.cli.archives import stored_run
+from fedone_sdk.cli.export import exported_from, stored_run
 from fedone_sdk.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -140,10 +140,6 @@ class KeptRun:
         """Return the stored run."""
         if self._path is not None:
             return stored_run(run_id, store=str(self._path))
-        return asyncio.run(self._from_memory(run_id))
+        from fedone_sdk.reports import read_export
 
-    async def _from_memory(self, run_id: str) -> ReportedRun:
-        from fedone_sdk.aggregator.archives.writing import export_run
-        from fedone_sdk.reports import run_of_archive
-
-        return await run_of_archive(await export_run(self.store, run_id))
+        return read_export(asyncio.run(exported_from(self.store, run_id)))

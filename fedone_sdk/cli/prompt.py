@@ -1,4 +1,4 @@
-"""`fedone prompt`: verification and use of a prompt artefact."""
+"""`fedone prompt`: use of a prompt artefact."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,24 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import BackendFile, JsonFile, OwnRun, group
-from fedone_sdk.cli._output import Output, check_target, money, plural, say, terminal, write_file
+from fedone_sdk.cli._options import BackendFile, group
+from fedone_sdk.cli._output import check_target, money, plural, say, terminal, write_file
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._run_file import backend_of
-from fedone_sdk.cli.archives import load_own, stored_run
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
-    from fedone_sdk.reports import Labelled, ReportedRun
+    from fedone_sdk.reports import Labelled
     from fedone_sdk.task import Example, TaskSpec
 
 app = group(
-    "Check a tuned prompt, and use it.",
+    "Use a tuned prompt.",
     example="fedone prompt use sst2.prompt.json --data texts.jsonl",
 )
-
-_SQLITE = b"SQLite format 3\0"
 
 Artefact = Annotated[
     Path,
@@ -51,68 +47,6 @@ class FormName(StrEnum):
     mlflow = "mlflow"
     langfuse = "langfuse"
     promptfoo = "promptfoo"
-
-
-@app.command(epilog="Example: fedone prompt verify sst2.prompt.json --against fedone.db")
-def verify(
-    path: Artefact,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="An archive, a store (SQLite file or postgresql://...), or a result file.",
-        ),
-    ] = None,
-    run_path: OwnRun = None,
-    json_file: JsonFile = None,
-) -> None:
-    """Check a prompt artefact by itself, or against its run.
-
-    Against an archive or a store, the run is replayed from its log. Exits with 1 if something
-    differs.
-    """
-    from fedone_sdk.reports import check_against, check_artefact, read_artefact
-
-    output = Output(json_file)
-    load_own(run_path)
-    artefact = read_artefact(path, checked=False)
-    checks = check_artefact(artefact)
-    if against is not None:
-        checks += check_against(artefact, _run_of(against, artefact.run_id))
-    agrees = all(check.verdict != "differs" for check in checks)
-    output.write_json(
-        {
-            "agrees": agrees,
-            "run_id": artefact.run_id,
-            "checks": [asdict(check) for check in checks],
-        }
-    )
-    output.heading(f"{path}: {'agrees' if agrees else 'does not agree'}")
-    output.facts(
-        {
-            check.what: f"{check.verdict}{f': {check.detail}' if check.detail else ''}"
-            for check in checks
-        }
-    )
-    if against is None:
-        output.console.print("  by itself only; --against compares it with its run")
-    raise typer.Exit(int(not agrees))
-
-
-def _run_of(against: str, run_id: str) -> ReportedRun:
-    from fedone_sdk.reports import read_run
-
-    if "://" in against or _begins(Path(against), _SQLITE):
-        return stored_run(run_id, store=against)
-    return asyncio.run(read_run(Path(against)))
-
-
-def _begins(path: Path, magic: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(magic)) == magic
-    except OSError:
-        return False  # The reader of the file reports the error.
 
 
 @app.command(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,7 @@ from fedone_sdk.cli._options import OptionalServer, OptionalToken, RunStore
 from fedone_sdk.cli._output import check_target, plural, write_file
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._state import default_store
-from fedone_sdk.cli.archives import load_own, stored_run
+from fedone_sdk.cli.export import load_own, stored_run
 from fedone_sdk.errors import ArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def report(
         str,
         typer.Argument(
             metavar="RUN",
-            help="An archive (`fedone runs export`) or result file (--json); or the id of a run "
+            help="An export (`fedone runs export`) or result file (--json); or the id of a run "
             "in --store, --server or this folder's .fedone.",
         ),
     ],
@@ -81,7 +80,7 @@ def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
 
     spec = None if run_path is None else RunFile.load(run_path).spec
     with naming(str(run_path)):
-        return asyncio.run(read_run(source, spec))
+        return read_run(source, spec)
 
 
 def check_report(option: str, target: Path) -> None:

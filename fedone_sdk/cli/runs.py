@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.cli import archives
 from fedone_sdk.cli._options import (
     JsonFile,
     RunId,
@@ -23,6 +22,7 @@ from fedone_sdk.cli._options import (
 from fedone_sdk.cli._output import Output, money
 from fedone_sdk.cli._process import quiet_logs, stopping
 from fedone_sdk.cli._report import print_result
+from fedone_sdk.cli.export import export_run
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary
@@ -170,13 +170,9 @@ def rollback(
     _show(output, call(server, token, lambda admin: admin.roll_back(run_id, to_round, reason)))
 
 
-app.command(epilog="Example: fedone runs replay sst2 --store fedone.db")(archives.replay)
 app.command(
     "export", epilog="Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db"
-)(archives.export_run)
-app.command("import", epilog="Example: fedone runs import sst2.fedone --store other.db")(
-    archives.import_run
-)
+)(export_run)
 
 
 @app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")

@@ -53,8 +53,8 @@ def tune(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Warm start from an earlier run: its archive (`fedone runs export`) or result "
-            "(--json).",
+            help="Warm start from an earlier run: its artefact (--artefact), result (--json) or "
+            "export (`fedone runs export`).",
         ),
     ] = None,
     store: Annotated[
@@ -95,7 +95,7 @@ def tune(
     The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
     crash or a pause. Paths in RUN.yaml are relative to its folder.
     """
-    from fedone_sdk.reports import read_run, start_of
+    from fedone_sdk.reports import read_start
 
     output = Output(json_file)
     quiet_logs()
@@ -115,7 +115,7 @@ def tune(
         seed=seed,
         cap=cap,
         raised=_caps(raised or []),
-        start=None if start is None else start_of(asyncio.run(read_run(start))),
+        start=None if start is None else read_start(start),
     )
     federation = run.federation()
     state = known = None

@@ -124,7 +124,7 @@ class AdminClient:
         return await self._call(PromptReport.model_validate_json, "GET", _run(run_id, "prompt"))
 
     async def log(self, run_id: str) -> bytes:
-        """Return a run's log: JSON lines, oldest first."""
+        """Return a run as JSON lines: its description, its log, its result."""
         return await self._call(_log_lines, "GET", _run(run_id, "log"))
 
     async def stop(self, run_id: str) -> RunResult:
@@ -208,27 +208,6 @@ class AdminClient:
                     return
                 yield _parse(RoundReport.model_validate_json, data)
         raise TransportError(f"{self._connection.base}: closed the stream before the run ended")
-
-    async def export_run(self, run_id: str, *, with_credentials: bool = False) -> bytes:
-        """Return a run as an archive.
-
-        Args:
-            run_id: The run.
-            with_credentials: Includes the hashes of its clients' credentials, so that they can
-                continue on another server.
-        """
-        params = {"credentials": str(with_credentials).lower()}
-        return await self._call(bytes, "GET", _run(run_id, "export"), params=params)
-
-    async def import_run(self, archive: bytes) -> RunResult:
-        """Add a run from an archive; it is stopped until it is resumed."""
-        return await self._call(
-            RunResult.model_validate_json,
-            "POST",
-            "/v1/runs/import",
-            body=archive,
-            content_type="application/gzip",
-        )
 
     # Clients and tokens
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedone_sdk.backends import Prediction
-from fedone_sdk.errors import ArchiveError
+from fedone_sdk.errors import ResultError
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.task import example_loss, predicted, target_of
 
@@ -90,7 +90,7 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
             discards the outcomes of the deployable prompt.
 
     Raises:
-        ArchiveError: A line is damaged.
+        ResultError: A line is damaged.
     """
     found: dict[Which, Outcomes] = {}
     for entry in log:
@@ -98,7 +98,7 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
             try:
                 outcomes = Outcomes.model_validate_json(entry.body)
             except ValidationError as exc:
-                raise ArchiveError(f"a line of the log holds no {OUTCOMES}") from exc
+                raise ResultError(f"a line of the log holds no {OUTCOMES}") from exc
             found[outcomes.which] = outcomes
         elif entry.kind == "rollback":
             found.pop("after", None)

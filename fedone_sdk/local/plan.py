@@ -53,8 +53,11 @@ _TIMED_S = 3.0
 _SLOW_S = 1.0
 """Seconds of one query from which on queries are timed one at a time."""
 
-_ROUND_S = 0.02
+_ROUND_S = 0.01
 """Seconds of a round's messages and of the method, on one core of 2024."""
+
+_POOL_ROUND_S = 0.04
+"""The same for methods that fit a model to all answers."""
 
 _CHARS_PER_TOKEN = 4
 """Characters of English text."""
@@ -333,21 +336,22 @@ class _Costs:
         leased: What a lease reserves for a query.
         query: Mean of a training query.
         measured: All of evaluation, expected.
-        longest: Prompt tokens of a query with the longest rows and candidates; None if not counted.
+        longest: Prompt tokens of a training and of an evaluation query with the longest rows and
+            candidates; None if not counted.
     """
 
     leased: Usage = _ONE
     query: Usage = _ONE
     measured: Usage = NOTHING
-    longest: int | None = None
+    longest: tuple[int, int] | None = None
 
     def most(self, training: int, evaluation: EvaluationPlan) -> Usage:
         """Upper bound of training and evaluation."""
-        each = self.leased
-        if self.longest is not None:
-            tokens = min(self.longest, each.prompt_tokens)
-            each = each.model_copy(update={"prompt_tokens": tokens})
-        return each * training + (each * evaluation.queries).without_queries()
+        most = self.leased * training + (self.leased * evaluation.queries).without_queries()
+        if self.longest is None:
+            return most
+        tokens = self.longest[0] * training + self.longest[1] * evaluation.queries
+        return most.model_copy(update={"prompt_tokens": min(tokens, most.prompt_tokens)})
 
 
 async def _costs(
@@ -405,13 +409,13 @@ def _share(total: Usage, part: int, whole: int) -> Usage:
     )
 
 
-async def _longest(federation: Federation, backend: LLMBackend) -> int:
-    """Return the prompt tokens of a query with the longest rows and candidates.
+async def _longest(federation: Federation, backend: LLMBackend) -> tuple[int, int]:
+    """Return the prompt tokens of queries with the longest rows and candidates.
 
-    The rows are those of a client, or of the dev split. A row counts its tokens without a prompt;
-    each position adds the most that one of its candidates adds to the first candidates of all
-    positions, and 1, because a tokeniser may split a text differently where it meets another. The
-    model's context caps the sum.
+    The rows are those of a client for training, and of the dev split for evaluation. A row counts
+    its tokens without a prompt; each position adds the most that one of its candidates adds to the
+    first candidates of all positions, and 1, because a tokeniser may split a text differently where
+    it meets another. The model's context caps the sum.
     """
     spec, vocabulary = federation.spec, federation.vocabulary
     room = backend.worst_case(1, spec.task.max_written).prompt_tokens
@@ -430,11 +434,12 @@ async def _longest(federation: Federation, backend: LLMBackend) -> int:
             counts = await counted([(prompt_of(spec.task, vocabulary, o), row) for o in others])
             known[candidates] = max(0, max(counts) - base)
         added += known[candidates]
-    longest = 0
-    for rows in (*federation.shards, federation.dev):
+
+    async def longest(rows: Sequence[Example]) -> int:
         tokens = sorted(await counted([("", row) for row in rows]))[-spec.method.batch_size :]
-        longest = max(longest, sum(min(count + added, room) for count in tokens))
-    return longest
+        return sum(min(count + added, room) for count in tokens)
+
+    return max([await longest(shard) for shard in federation.shards]), await longest(federation.dev)
 
 
 async def _counts(
@@ -552,10 +557,11 @@ async def _timed(
         size = 1 if took > _SLOW_S * len(asked) else len(steps[0])
     per_token = seconds / max(_tokens(used), 1)
     total = training + evaluation
+    round_s = _POOL_ROUND_S if federation.spec.method.pools else _ROUND_S
     busy = per_token * _tokens(total) if _tokens(used) else seconds / queries * total.requests
     return Duration(
         basis="probe",
-        seconds=round(startup_s + busy + _ROUND_S * rounds, 1),
+        seconds=round(startup_s + busy + round_s * rounds, 1),
         probe_queries=queries,
         probe_s=round(seconds, 1),
     )

@@ -90,7 +90,6 @@ class Removal(Message):
         ended_at: Time of its end, seconds since the epoch.
         log_lines: Number of log lines.
         closed_work: Number of closed assignments.
-        memories: Number of clients with a method memory.
         deleted: False for a dry run.
     """
 
@@ -100,7 +99,6 @@ class Removal(Message):
     ended_at: float | None = None
     log_lines: int
     closed_work: int
-    memories: int
     deleted: bool
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedone_sdk.messages.base import Message, is_none
+from fedone_sdk.messages.base import Message
 
 
 class Me(Message):
@@ -48,13 +48,13 @@ class LostWork(Message):
         round: Its round.
         client_id: Its client.
         reason: The reason: a deadline, or the client's reason.
-        at: Time, seconds since the epoch; null if it was before the server started.
+        at: Time, seconds since the epoch.
     """
 
     round: Annotated[int, Field(ge=0)]
     client_id: str
     reason: str
-    at: float | None = Field(default=None, exclude_if=is_none)
+    at: float
 
 
 class Seats(Message):

@@ -18,14 +18,12 @@ from fedone_sdk.reports.forms import (
     ready_text,
 )
 from fedone_sdk.reports.retuned import Retuned, retuned, retuned_artefact
-from fedone_sdk.reports.source import ReportedRun, read_run, run_of_archive, start_of
+from fedone_sdk.reports.source import ReportedRun, read_export, read_run, read_start
 from fedone_sdk.reports.use import Labelled, label_examples
-from fedone_sdk.reports.verify import Check, check_against, check_artefact
 
 __all__ = [
     "ArtefactEvaluation",
     "Change",
-    "Check",
     "FORMS",
     "Labelled",
     "LedgerReport",
@@ -34,8 +32,6 @@ __all__ = [
     "Retuned",
     "artefact_of",
     "changed_answers",
-    "check_against",
-    "check_artefact",
     "dspy_state",
     "in_form",
     "label_examples",
@@ -43,10 +39,10 @@ __all__ = [
     "mlflow_prompt",
     "promptfoo_config",
     "read_artefact",
+    "read_export",
     "read_run",
+    "read_start",
     "ready_text",
     "retuned",
     "retuned_artefact",
-    "run_of_archive",
-    "start_of",
 ]

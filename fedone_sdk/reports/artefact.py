@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -12,12 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import fedone_sdk
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import ArchiveError, SpecError
+from fedone_sdk.errors import ResultError, SpecError
 from fedone_sdk.evaluation.intervals import interval
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.reports.source import ReportedRun
-from fedone_sdk.stores import LogEntry
 from fedone_sdk.task import TaskSpec
 
 _MAX_BYTES = 1 << 24
@@ -26,28 +24,20 @@ _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class LedgerReport(Billed):
-    """The run's account, and a digest of its log.
+    """The run's account.
 
     Attributes:
-        lines: Lines of the run's log when the artefact was written. A log is append-only.
-        sha256: Digest of these lines (`ledger_sha256`).
         cap: The caps.
         spent: Spent usage.
         leased: Usage reserved for open work.
         evaluation: The part of `spent` for evaluation.
     """
 
-    lines: _Count
-    sha256: _Sha256
     cap: Cap
     spent: Usage
     leased: Usage
@@ -62,14 +52,14 @@ class ArtefactEvaluation(_Part):
         examples: Number of its examples; null without a measurement.
         interval: The metric's 95 % bootstrap interval over the examples; null as above.
         batch_size: Examples per query. Answers of quantised models depend on it slightly.
-        verdict: Whether tuning was worth it; absent in files of earlier versions.
+        verdict: Whether tuning was worth it; null without a measurement.
     """
 
     metric: MetricReport
     examples: _Count | None = None
     interval: tuple[float, float] | None = None
     batch_size: Annotated[int, Field(ge=1, le=100_000)]
-    verdict: Verdict | None = Field(default=None, exclude_if=_is_none)
+    verdict: Verdict | None = None
 
 
 class PromptArtefact(_Part):
@@ -89,7 +79,6 @@ class PromptArtefact(_Part):
         calibration: Whether the run fitted the label bias to labels.
         model: Fingerprint of the model that it was tuned for.
         models: Model versions that the provider reported.
-        vocabulary_sha256: Digest of the candidates (`Vocabulary.sha256`).
         alpha_sha256: Digest of alpha's bytes.
         ledger: Its cost, and a digest of the log.
         evaluation: Its measurement.
@@ -110,7 +99,6 @@ class PromptArtefact(_Part):
     calibration: Literal["none", "labels"] = "none"
     model: str | None
     models: tuple[str, ...] = ()
-    vocabulary_sha256: _Sha256
     alpha_sha256: _Sha256
     ledger: LedgerReport
     evaluation: ArtefactEvaluation
@@ -140,28 +128,19 @@ class PromptArtefact(_Part):
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
-def ledger_sha256(lines: Sequence[LogEntry]) -> str:
-    """SHA-256 of a log's lines, each ``["kind","body"]`` as canonical JSON."""
-    digest = hashlib.sha256()
-    for entry in lines:
-        digest.update(_canonical([entry.kind, entry.body]) + b"\n")
-    return digest.hexdigest()
-
-
 def artefact_of(run: ReportedRun) -> PromptArtefact:
     """Return the artefact of a run in its current state.
 
     Args:
-        run: A run from an archive or a store.
+        run: A run from an export, a store or a server.
 
     Raises:
-        ArchiveError: The run is from a result file, which is incomplete.
+        ResultError: The run is from a result file, which is incomplete.
     """
     result, spec = run.result, run.spec
-    if spec is None or run.snapshot is None or run.vocabulary is None:
-        raise ArchiveError(
-            f"run {result.run_id!r}: a result file has no task and no log; "
-            "take the run's archive or store"
+    if spec is None:
+        raise ResultError(
+            f"run {result.run_id!r}: a result file has no task; take the run's export or store"
         )
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
@@ -177,11 +156,8 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
         calibration=spec.calibration.kind,
         model=result.model,
         models=result.models,
-        vocabulary_sha256=run.vocabulary.sha256,
         alpha_sha256=result.alpha_sha256,
         ledger=LedgerReport(
-            lines=len(run.snapshot.log),
-            sha256=ledger_sha256(run.snapshot.log),
             cap=result.cap,
             spent=result.spent,
             leased=result.leased,
@@ -199,12 +175,11 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
     ).signed()
 
 
-def read_artefact(path: Path, *, checked: bool = True) -> PromptArtefact:
+def read_artefact(path: Path) -> PromptArtefact:
     """Read an artefact.
 
     Args:
         path: The file.
-        checked: Whether to refuse an artefact with a wrong digest.
 
     Raises:
         SpecError: It is not an artefact, is of a newer version, or was modified.
@@ -230,7 +205,7 @@ def read_artefact(path: Path, *, checked: bool = True) -> PromptArtefact:
             for error in exc.errors(include_url=False, include_input=False)
         ]
         raise SpecError(problems, source=str(path)) from exc
-    if checked and artefact.sha256 != artefact.digest:
+    if artefact.sha256 != artefact.digest:
         raise SpecError("sha256: is another one: the file was changed", source=str(path))
     return artefact
 

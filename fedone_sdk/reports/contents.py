@@ -72,8 +72,8 @@ def contents_of(run: ReportedRun) -> Contents:
         table = _table(confusion(after, len(spec.task.labels)), list(spec.task.labels))
     clients = _clients(run)
     began = None
-    if run.snapshot is not None:
-        created = datetime.fromtimestamp(run.snapshot.record.created_at, UTC)
+    if run.created_at is not None:
+        created = datetime.fromtimestamp(run.created_at, UTC)
         began = f"{created:%Y-%m-%d %H:%M UTC}"
     programs, note = ([], "") if spec is None else snippets(spec, result.prompt, result.model)
     return Contents(

@@ -17,7 +17,6 @@ from fedone_sdk.stores.records import (
     RunHead,
     RunRecord,
     RunSize,
-    RunSnapshot,
     TokenRecord,
 )
 
@@ -224,12 +223,10 @@ class Store(Replica, Protocol):
         """Return a closed assignment; None if it is open or unknown."""
         ...
 
-    async def memory(self, run_id: str, client_index: int) -> bytes | None:
-        """Return the method memory of a client."""
-        ...
-
-    async def memories(self, run_id: str) -> dict[int, bytes]:
-        """Return the method memories of all clients, by client index."""
+    async def memory(
+        self, run_id: str, client_index: int, at_round: int | None = None
+    ) -> bytes | None:
+        """Return the newest memory of a client or the server, or that of a round."""
         ...
 
     async def log(
@@ -251,7 +248,7 @@ class Store(Replica, Protocol):
         ...
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-        """Delete a run's log, its closed work, or both permanently; the run stays."""
+        """Delete a run's log with its memories, its closed work, or both; the run stays."""
         ...
 
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
@@ -267,33 +264,6 @@ class Store(Replica, Protocol):
 
     async def deleted(self, run_id: str) -> float | None:
         """Return when this run was deleted, seconds since the epoch; None if it was not."""
-        ...
-
-    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
-        """Return a consistent snapshot of a run with all its data; None if it does not exist.
-
-        Args:
-            run_id: The run.
-            log: Whether to include its log, which can also be read later.
-        """
-        ...
-
-    async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
-        """Add a run with all its data from a snapshot.
-
-        A deleted run can be restored from a snapshot of its last version or later; an earlier one
-        would lose its spending since.
-
-        Args:
-            snapshot: The run.
-            clients: Clients that it refers to, in index order. Missing ones are added under their
-                index; existing ones stay unchanged.
-
-        Raises:
-            RunDeleted: The run was deleted here at a later version than the snapshot's.
-            ValueError: The run, its work, or a new client's id or credential exists here, a
-                client's index belongs to another client, or its addition would leave a gap.
-        """
         ...
 
 

@@ -19,7 +19,6 @@ from fedone_sdk.stores.records import (
     RunHead,
     RunRecord,
     RunSize,
-    RunSnapshot,
     TokenRecord,
     TokenRefused,
     VersionConflict,
@@ -46,7 +45,8 @@ class MemoryStore(Alone):
         self._runs: dict[str, RunRecord] = {}
         self._closed: dict[str, ClosedWork] = {}
         self._logs: dict[str, list[LogEntry]] = {}
-        self._memories: dict[tuple[str, int], bytes] = {}
+        # Run id -> client and round -> value.
+        self._memories: dict[str, dict[tuple[int, int], bytes]] = {}
         # Run id -> last version, time of deletion.
         self._deleted: dict[str, tuple[int, float]] = {}
 
@@ -217,6 +217,7 @@ class MemoryStore(Alone):
             raise RunDeleted(f"run {record.run_id!r} was deleted")
         self._runs[record.run_id] = record
         self._logs[record.run_id] = []
+        self._memories[record.run_id] = {}
 
     async def runs(self) -> list[RunRecord]:
         """Return all runs in order of creation."""
@@ -255,19 +256,25 @@ class MemoryStore(Alone):
         )
         self._closed.update(closed)
         self._logs[run_id].extend(replace(entry, version=version + 1) for entry in commit.log)
-        self._memories.update({(run_id, index): value for index, value in commit.memories})
+        memories = self._memories[run_id]
+        if commit.back_to is not None:
+            for key in [key for key in memories if key[1] > commit.back_to]:
+                del memories[key]
+        memories.update({(one.client_index, one.round): one.value for one in commit.memories})
 
     async def closed(self, assignment_id: str) -> ClosedWork | None:
         """Return a closed assignment; None if it is open or unknown."""
         return self._closed.get(assignment_id)
 
-    async def memory(self, run_id: str, client_index: int) -> bytes | None:
-        """Return the method memory of a client."""
-        return self._memories.get((run_id, client_index))
-
-    async def memories(self, run_id: str) -> dict[int, bytes]:
-        """Return the method memories of all clients, by client index."""
-        return {index: value for (run, index), value in self._memories.items() if run == run_id}
+    async def memory(
+        self, run_id: str, client_index: int, at_round: int | None = None
+    ) -> bytes | None:
+        """Return the newest memory of a client or the server, or that of a round."""
+        memories = self._memories.get(run_id, {})
+        if at_round is None:
+            rounds = [number for index, number in memories if index == client_index]
+            at_round = max(rounds, default=0)
+        return memories.get((client_index, at_round))
 
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
@@ -289,13 +296,12 @@ class MemoryStore(Alone):
         return RunSize(
             log=len(self._logs.get(run_id, ())),
             closed=sum(work.run_id == run_id for work in self._closed.values()),
-            memories=len(await self.memories(run_id)),
         )
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-        """Delete a run's log, its closed work, or both permanently; the run stays."""
+        """Delete a run's log with its memories, its closed work, or both; the run stays."""
         if log:
-            self._logs[run_id] = []
+            self._logs[run_id], self._memories[run_id] = [], {}
         if closed:
             self._closed = {k: work for k, work in self._closed.items() if work.run_id != run_id}
 
@@ -305,60 +311,9 @@ class MemoryStore(Alone):
         if run.version != version:
             raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
         await self.trim(run_id, log=True, closed=True)
-        del self._runs[run_id], self._logs[run_id]
-        self._memories = {key: value for key, value in self._memories.items() if key[0] != run_id}
+        del self._runs[run_id], self._logs[run_id], self._memories[run_id]
         self._deleted[run_id] = version, now
 
     async def deleted(self, run_id: str) -> float | None:
         """Return when the run of this id was deleted; None if it was not."""
         return self._deleted[run_id][1] if run_id in self._deleted else None
-
-    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
-        """Return a consistent snapshot of a run; see `Store.snapshot`."""
-        if run_id not in self._runs:
-            return None
-        closed = [work for work in self._closed.values() if work.run_id == run_id]
-        return RunSnapshot(
-            record=self._runs[run_id],
-            closed=tuple(sorted(closed, key=lambda work: work.assignment_id)),
-            log=tuple(self._logs[run_id]) if log else (),
-            memories=tuple(sorted((await self.memories(run_id)).items())),
-        )
-
-    async def restore(self, snapshot: RunSnapshot, clients: Sequence[ClientRecord] = ()) -> None:
-        """Add a run with all its data from a snapshot; see `Store.restore`."""
-        run_id = snapshot.record.run_id
-        closed = {work.assignment_id: work for work in snapshot.closed}
-        check_run_of(snapshot.closed, run_id)
-        if run_id in self._runs:
-            raise ValueError(f"run {run_id!r} exists already")
-        if snapshot.record.version < self._deleted.get(run_id, (0, 0.0))[0]:
-            raise RunDeleted(f"run {run_id!r} was deleted, and had moved on by then")
-        if len(closed) < len(snapshot.closed) or closed.keys() & self._closed.keys():
-            raise ValueError("work can be closed only once")
-        added = list(self._clients)
-        for client in clients:
-            if client.index > len(added):
-                raise ValueError(f"client {client.index} would leave a gap")
-            if client.index < len(added):
-                known = added[client.index]
-                if known.client_id != client.client_id:
-                    raise ValueError(
-                        f"client {client.index} is {known.client_id!r} here, not "
-                        f"{client.client_id!r}"
-                    )
-                continue
-            for known in added:
-                if known.client_id == client.client_id:
-                    raise ValueError(f"client {client.client_id!r} is enrolled already")
-                if known.credential_sha256 == client.credential_sha256:
-                    raise ValueError(f"the credential of {client.client_id!r} is in use")
-            added.append(client)
-        # Nothing may raise from here on.
-        for client in added[len(self._clients) :]:
-            self._put(client)
-        self._deleted.pop(run_id, None)
-        self._runs[run_id] = snapshot.record
-        self._closed.update(closed)
-        self._logs[run_id] = list(snapshot.log)
-        self._memories.update({(run_id, index): value for index, value in snapshot.memories})

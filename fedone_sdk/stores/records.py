@@ -203,6 +203,26 @@ class LogEntry:
     version: int = 0
 
 
+SERVER = -1
+"""Index of the server among the owners of memories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMemory:
+    """A method memory of a client, or the server's state, as of a round.
+
+    Attributes:
+        client_index: The client, or `SERVER`.
+        round: Number of rounds done at which it holds. A rollback to this round or a later one
+            keeps it.
+        value: The arrays, opaque to the store.
+    """
+
+    client_index: int
+    round: int
+    value: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """All changes of one event, committed atomically.
@@ -212,7 +232,8 @@ class Commit:
         arrays: The new arrays; None if unchanged.
         closed: Closed assignments.
         log: Lines to append, in order.
-        memories: (client index, bytes): method memories of clients.
+        memories: Memories, each of which replaces the one of its owner and round.
+        back_to: Round of a rollback: the memories of later rounds are deleted. None for none.
         signal: Signal to publish after the commit; None for none. It is lost if the process exits
             in between.
     """
@@ -221,25 +242,9 @@ class Commit:
     arrays: bytes | None = None
     closed: tuple[ClosedWork, ...] = ()
     log: tuple[LogEntry, ...] = ()
-    memories: tuple[tuple[int, bytes], ...] = ()
+    memories: tuple[StoredMemory, ...] = ()
+    back_to: int | None = None
     signal: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSnapshot:
-    """A consistent snapshot of a run with all its data.
-
-    Attributes:
-        record: The run.
-        closed: Closed assignments, by id.
-        log: The log in order, each entry with its version.
-        memories: (client index, bytes): method memories, in index order.
-    """
-
-    record: RunRecord
-    closed: tuple[ClosedWork, ...] = ()
-    log: tuple[LogEntry, ...] = ()
-    memories: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,12 +254,10 @@ class RunSize:
     Attributes:
         log: Log lines.
         closed: Closed assignments.
-        memories: Clients with a method memory.
     """
 
     log: int = 0
     closed: int = 0
-    memories: int = 0
 
 
 def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:

@@ -169,6 +169,7 @@ HTML = b"<html>hi</html>"
         (["show"], HTML),
         (["show"], b'[{"a": 1}]'),
         (["show", "tiny", "--clients"], HTML),
+        (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
     ],
 )
 def test_an_answer_of_another_server_is_reported(
@@ -177,6 +178,34 @@ def test_an_answer_of_another_server_is_reported(
     with answering(body) as url:
         found = fedone("runs", *command, "--server", url, "--admin-token", "t")
     assert found == (2, "", "the server does not answer as an aggregator does\n")
+
+
+def test_only_the_runs_export_replaces_an_export(fedone: Fedone, folder: Path) -> None:
+    for name in "tiny", "other":
+        (folder / "run.yaml").write_text(RUN.replace("tiny", name))
+        fedone("tune", "run.yaml", "--transport", "memory", "--store", f"{name}.db")
+        assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
+    good, other = (folder / f"{name}.jsonl" for name in ("tiny", "other"))
+    before = good.read_bytes()
+    export = ("runs", "export", "tiny", "--admin-token", "t", "--server")
+    with answering(HTML) as url:
+        assert fedone(*export, url) == (2, "", "the server does not answer as an aggregator does\n")
+    for body, problem in (
+        (
+            b"\n".join(before.splitlines()[:-1]),
+            "its first line must be a run, and its last line a result",
+        ),
+        (other.read_bytes(), "holds run 'other', not 'tiny'"),
+    ):
+        with answering(body) as url:
+            for form in "run", "prompt":
+                found = fedone(*export, url, "--as", form)
+                assert found == (2, "", f"{url}: {problem}\n")
+    assert good.read_bytes() == before
+    assert not (folder / "tiny.prompt.json").exists()
+    with answering(before) as url:
+        assert fedone(*export, url, "-o", "again.jsonl").code == 0
+    assert (folder / "again.jsonl").read_bytes() == before
 
 
 def test_each_wrong_label_word_has_a_line(

@@ -86,10 +86,10 @@ def test_tune_without_a_store_does_so_too(fedone: Fedone, folder: Path) -> None:
     assert (folder / "again.md").read_text().startswith("# tiny\n")
 
 
-@pytest.mark.parametrize("name", ["tiny.fedone", "result.json"])
+@pytest.mark.parametrize("name", ["tiny.jsonl", "result.json", "prompt.json"])
 def test_tune_starts_from_an_earlier_run(fedone: Fedone, folder: Path, name: str) -> None:
     earlier = result_in("result.json")
-    if name.endswith(".fedone"):
+    if name == "tiny.jsonl":
         fedone("runs", "export", "tiny", "--store", "run.db")
     code, _, _ = fedone("tune", "run.yaml", "--start", name, "--json", "again.json")
     assert code == 0
@@ -118,45 +118,13 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
     assert (folder / "tiny.prompt.json").read_bytes() == (folder / "prompt.json").read_bytes()
 
 
-def test_verify(fedone: Fedone, folder: Path) -> None:
-    fedone("runs", "export", "tiny", "--store", "run.db", "-o", "tiny.fedone")
-    code, out, _ = fedone("prompt", "verify", "prompt.json")
-    assert (code, "--against compares it with its run" in out) == (0, True)
-    for against in ("tiny.fedone", "run.db"):
-        code, out, err = fedone(
-            "prompt", "verify", "prompt.json", "--against", against, "--json", "checks.json"
-        )
-        assert (code, "replay" in out) == (0, True), err
-        checks = json.loads((folder / "checks.json").read_text())
-        assert checks["agrees"] is True
-        assert {check["verdict"] for check in checks["checks"]} == {"ok"}
-    code, out, _ = fedone("prompt", "verify", "prompt.json", "--against", "result.json")
-    assert (code, "not checked: a result file has none" in out) == (0, True)
-
-
-def test_verify_finds_what_differs(fedone: Fedone, folder: Path) -> None:
-    changed = artefact(folder).model_copy(update={"alpha_sha256": "0" * 64}).signed()
-    Path("changed.json").write_text(changed.dump())
-    code, out, err = fedone("prompt", "verify", "changed.json", "--against", "run.db")
-    assert (code, err) == (1, "")
-    assert "changed.json: does not agree" in out
-    assert "alpha                         differs: artefact: '0000" in out
-    Path("edited.json").write_text(changed.dump().replace(" great", " awful"))
-    code, out, _ = fedone("prompt", "verify", "edited.json")
-    assert (code, "digest of the file            differs" in out) == (1, True)
-    assert fedone("prompt", "use", "edited.json").code == 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["prompt", "verify", "none.json"], "none.json: No such file or directory"),
-        (["prompt", "verify", "dev.jsonl"], "dev.jsonl: is no JSON"),
-        (["prompt", "verify", "result.json"], "result.json: is no prompt artefact"),
-        (
-            ["prompt", "verify", "prompt.json", "--against", "run.yaml"],
-            "run.yaml: must be an archive (fedone runs export) or a result (--json)",
-        ),
+        (["prompt", "use", "none.json"], "none.json: No such file or directory"),
+        (["prompt", "use", "dev.jsonl"], "dev.jsonl: is no JSON"),
+        (["prompt", "use", "result.json"], "result.json: is no prompt artefact"),
+        (["report", "run.yaml"], "run.yaml: must be an export (fedone runs export) or a result"),
         (
             ["prompt", "use", "prompt.json", "--backend", "run.yaml"],
             "arguments: --data: is required to use a model",
@@ -169,7 +137,7 @@ def test_verify_finds_what_differs(fedone: Fedone, folder: Path) -> None:
             ["prompt", "use", "prompt.json", "--data", "other.jsonl"],
             "other.jsonl: example 1 has no text 'text'",
         ),
-        (["report", "none.fedone"], "none.fedone: No such file or directory"),
+        (["report", "none.jsonl"], "none.jsonl: No such file or directory"),
         (["report", "result.json", "-o", "x.pdf"], "--output: x.pdf must end in .html or .md"),
         (
             ["report", "result.json", "--markdown", "-o", "x.html"],
@@ -177,10 +145,6 @@ def test_verify_finds_what_differs(fedone: Fedone, folder: Path) -> None:
         ),
         (["report", "result.json", "-o", "no/x.html"], "--output: there is no folder no"),
         (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
-        (
-            ["runs", "export", "tiny", "--as", "prompt", "--with-credentials", "--store", "run.db"],
-            "--with-credentials: does not go with --as prompt",
-        ),
         (["tune", "run.yaml", "--report", "x.txt"], "--report: x.txt must end in .html or .md"),
         (["tune", "run.yaml", "--artefact", "no/x.json"], "--artefact: there is no folder no"),
         (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
@@ -252,11 +216,11 @@ def test_use_takes_no_other_model(fedone: Fedone, folder: Path) -> None:
     assert fedone(*command, "--any-model").code == 0
 
 
-def test_report_of_a_store_an_archive_and_a_result(fedone: Fedone, folder: Path) -> None:
-    fedone("runs", "export", "tiny", "--store", "run.db", "-o", "tiny.fedone")
+def test_report_of_a_store_an_export_and_a_result(fedone: Fedone, folder: Path) -> None:
+    fedone("runs", "export", "tiny", "--store", "run.db", "-o", "tiny.jsonl")
     code, out, err = fedone("report", "tiny", "--store", "run.db", "-o", "stored.html")
     assert (code, out) == (0, "stored.html: run tiny, 4 rounds\n"), err
-    assert fedone("report", "tiny.fedone").out == "tiny.html: run tiny, 4 rounds\n"
+    assert fedone("report", "tiny.jsonl").out == "tiny.html: run tiny, 4 rounds\n"
     # From wherever it comes it is the same page.
     assert Path("tiny.html").read_bytes() == Path("stored.html").read_bytes()
     assert Path("tiny.html").read_bytes() == Path("report.html").read_bytes()

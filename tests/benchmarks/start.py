@@ -23,7 +23,7 @@ from pathlib import Path
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore, RunSnapshot, SqlStore
+from fedone_sdk.stores import Commit, MemoryStore, RunRecord, SqlStore, Store
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -81,8 +81,8 @@ def federation_of(rounds: int) -> Federation:
     )
 
 
-async def played(rounds: int, cut_at: int | None = None) -> RunSnapshot:
-    """Return a run at its end, or at the moment when its process was killed."""
+async def played(rounds: int, cut_at: int | None = None) -> tuple[RunRecord, Commit]:
+    """Return a run and its log at its end, or at the moment when its process was killed."""
     store, done = MemoryStore(), asyncio.Event()
 
     def watch(run: ServedRun, _: object) -> None:
@@ -104,21 +104,16 @@ async def played(rounds: int, cut_at: int | None = None) -> RunSnapshot:
         await done.wait()
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
-    snapshot = await store.snapshot("run")
-    assert snapshot is not None
-    return snapshot
+    record = await store.run("run")
+    assert record is not None
+    return record, Commit(document=record.document, log=tuple(await store.log("run")))
 
 
-def _named(snapshot: RunSnapshot, name: str) -> RunSnapshot:
-    spec = {**json.loads(snapshot.record.spec), "name": name}
-    return replace(
-        snapshot,
-        record=replace(snapshot.record, run_id=name, spec=json.dumps(spec)),
-        closed=tuple(
-            replace(work, run_id=name, assignment_id=f"{work.assignment_id}-{name}")
-            for work in snapshot.closed
-        ),
-    )
+async def _add(store: Store, run: tuple[RunRecord, Commit], name: str) -> None:
+    record, commit = run
+    spec = {**json.loads(record.spec), "name": name}
+    await store.add_run(replace(record, run_id=name, spec=json.dumps(spec), version=0))
+    await store.commit(name, 0, commit)
 
 
 async def fill(path: Path, runs: int, live: int, rounds: int) -> None:
@@ -128,9 +123,9 @@ async def fill(path: Path, runs: int, live: int, rounds: int) -> None:
     await store.open()
     try:
         for number in range(runs):
-            await store.restore(_named(ended, f"ended-{number}"))
+            await _add(store, ended, f"ended-{number}")
         for number in range(live):
-            await store.restore(_named(going, f"live-{number}"))
+            await _add(store, going, f"live-{number}")
     finally:
         await store.close()
 

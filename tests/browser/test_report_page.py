@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk.reports import run_of_archive
 from fedone_sdk.reports.render import html_report
 from tests.browser.axe import looks, overflow, violations
 from tests.browser.stage import Chromium, needs_chromium
@@ -17,9 +16,7 @@ pytestmark = [needs_chromium, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def test_axe_finds_nothing_and_the_page_fits(chromium: Chromium, tmp_path: Path) -> None:
-    (tmp_path / "report.html").write_text(
-        html_report(await run_of_archive((await small()).archive)), encoding="utf-8"
-    )
+    (tmp_path / "report.html").write_text(html_report((await small()).run), encoding="utf-8")
     found = []
     # It asserts at its end that nothing but these files was asked for.
     async with chromium.watching(tmp_path.as_uri()) as watcher:
@@ -33,7 +30,7 @@ async def test_axe_finds_nothing_and_the_page_fits(chromium: Chromium, tmp_path:
 
 
 async def test_hostile_text_does_nothing(chromium: Chromium, tmp_path: Path) -> None:
-    run = hostile(await run_of_archive((await small()).archive))
+    run = hostile((await small()).run)
     (tmp_path / "report.html").write_text(html_report(run), encoding="utf-8")
     said: list[str] = []
     async with chromium.watching(tmp_path.as_uri()) as watcher:

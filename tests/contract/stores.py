@@ -18,6 +18,7 @@ from fedone_sdk.stores import (
     RunRecord,
     SqlStore,
     Store,
+    StoredMemory,
     TokenRecord,
 )
 
@@ -65,7 +66,7 @@ def everything(*closed: ClosedWork, signal: str | None = "never") -> Commit:
         arrays=b"never",
         closed=closed,
         log=(LogEntry(kind="a", body="never"),),
-        memories=((0, b"never"),),
+        memories=(StoredMemory(client_index=0, round=1, value=b"never"),),
         signal=signal,
     )
 

@@ -27,6 +27,7 @@ from fedone_sdk.stores import (
     LogEntry,
     Member,
     SqlStore,
+    StoredMemory,
     TokenRefused,
     VersionConflict,
 )
@@ -179,23 +180,6 @@ class TestReplicas:
             await asyncio.to_thread(restarted.kill)
             await asyncio.to_thread(restarted.start)
             assert await store.members() == [replace(member, num_examples=20)]
-
-    async def test_a_snapshot_is_of_one_moment(self, url: str) -> None:
-        async with replicas(url, 2) as (one, two):
-            await one.add_run(RUN)
-
-            async def commit() -> None:
-                for version in range(40):
-                    closed = replace(WORK, assignment_id=str(version))
-                    commit = Commit(document="", log=line(version), closed=(closed,))
-                    await one.commit("run-1", version, commit)
-
-            writing = asyncio.create_task(commit())
-            while not writing.done():
-                snapshot = await two.snapshot("run-1")
-                assert snapshot is not None
-                assert len(snapshot.log) == len(snapshot.closed) == snapshot.record.version
-            await writing
 
     async def test_a_tool_is_no_replica(self, url: str) -> None:
         async with opened(url) as server, opened(url, serving=False) as tool:
@@ -540,7 +524,12 @@ class TestLostAnswers:
 
     async def test_commit_whose_answer_is_lost(self, store: SqlStore, proxy: Proxy) -> None:
         proxy.lose_answer.add(b"marked")
-        commit = Commit(document="marked", log=line(0), closed=(WORK,), memories=((0, b"m"),))
+        commit = Commit(
+            document="marked",
+            log=line(0),
+            closed=(WORK,),
+            memories=(StoredMemory(client_index=0, round=1, value=b"m"),),
+        )
         await store.commit("run-1", 0, commit)
         assert proxy.lost == 1
         assert await store.versions() == {"run-1": 1}

@@ -13,6 +13,7 @@ from fedone_sdk.stores import (
     RunDeleted,
     RunSize,
     Store,
+    StoredMemory,
     TokenRefused,
     VersionConflict,
 )
@@ -21,30 +22,31 @@ from tests.contract.stores import RUN, TOKEN, WORK, device, enrol
 OTHER = replace(RUN, run_id="other")
 OTHERS = replace(WORK, assignment_id="work-2", run_id="other")
 LINE = LogEntry(kind="round", body="{}")
+MEMORY = StoredMemory(client_index=3, round=1, value=b"m")
 
 
 async def fill(store: Store) -> None:
     for record, work in ((RUN, WORK), (OTHER, OTHERS)):
         await store.add_run(record)
-        commit = Commit(document="1", closed=(work,), log=(LINE, LINE), memories=((3, b"m"),))
+        commit = Commit(document="1", closed=(work,), log=(LINE, LINE), memories=(MEMORY,))
         await store.commit(record.run_id, 0, commit)
 
 
 class TestRuns:
     async def test_a_run_goes_with_all_that_belongs_to_it(self, store: Store) -> None:
         await fill(store)
-        assert await store.size("run-1") == RunSize(log=2, closed=1, memories=1)
+        assert await store.size("run-1") == RunSize(log=2, closed=1)
         assert await store.deleted("run-1") is None
         await store.delete_run("run-1", 1, 7.5)
         assert await store.run("run-1") is None
-        assert await store.snapshot("run-1") is None
         assert await store.size("run-1") == RunSize()
         assert await store.closed("work-1") is None
         assert await store.log("run-1") == []
-        assert await store.memories("run-1") == {}
+        assert await store.memory("run-1", 3) is None
+        assert await store.memory("other", 3) == b"m"
         assert await store.deleted("run-1") == 7.5
         assert await store.versions() == {"other": 1}
-        assert await store.size("other") == RunSize(log=2, closed=1, memories=1)
+        assert await store.size("other") == RunSize(log=2, closed=1)
 
     async def test_its_name_stays_taken(self, store: Store) -> None:
         await fill(store)
@@ -59,37 +61,23 @@ class TestRuns:
 
     async def test_only_the_run_that_was_looked_at_is_deleted(self, store: Store) -> None:
         await fill(store)
-        before = await store.snapshot("run-1")
+        before = await store.run("run-1"), await store.log("run-1")
         with pytest.raises(VersionConflict):
             await store.delete_run("run-1", 0, 7.5)
-        assert await store.snapshot("run-1") == before
-        assert await store.deleted("run-1") is None
-
-    async def test_it_comes_back_as_it_was_and_not_as_it_was_before(self, store: Store) -> None:
-        """Its spending since then would be lost."""
-        await fill(store)
-        early = await store.snapshot("run-1")
-        await store.commit("run-1", 1, Commit(document="2"))
-        late = await store.snapshot("run-1")
-        assert early is not None
-        assert late is not None
-        await store.delete_run("run-1", 2, 7.5)
-        with pytest.raises(RunDeleted, match="moved on"):
-            await store.restore(early)
-        assert await store.run("run-1") is None
-        await store.restore(late)
-        assert await store.snapshot("run-1") == late
+        assert (await store.run("run-1"), await store.log("run-1")) == before
         assert await store.deleted("run-1") is None
 
     async def test_a_run_is_trimmed(self, store: Store) -> None:
         await fill(store)
         record = await store.run("run-1")
         await store.trim("run-1", closed=True)
-        assert await store.size("run-1") == RunSize(log=2, memories=1)
+        assert await store.size("run-1") == RunSize(log=2)
+        assert await store.memory("run-1", 3) == b"m"
         await store.trim("run-1", log=True)
-        assert await store.size("run-1") == RunSize(memories=1)
+        assert await store.size("run-1") == RunSize()
+        assert await store.memory("run-1", 3) is None
         assert await store.run("run-1") == record
-        assert await store.size("other") == RunSize(log=2, closed=1, memories=1)
+        assert await store.size("other") == RunSize(log=2, closed=1)
 
 
 class TestClients:

@@ -18,8 +18,10 @@ from sqlalchemy import Connection, event
 
 import fedone_sdk.stores
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
-from fedone_sdk.stores import Commit, LogEntry, SqlStore, VersionConflict
+from fedone_sdk.stores import Commit, LogEntry, SqlStore, StoredMemory, VersionConflict
 from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
+
+MEMORY = StoredMemory(client_index=0, round=1, value=b"m")
 
 
 class TestFile:
@@ -29,7 +31,7 @@ class TestFile:
         async with opened(path) as store:
             client = await enrol(store, 0)
             await store.add_run(RUN)
-            commit = Commit(document="1", closed=(WORK,), log=(entry,), memories=((0, b"m"),))
+            commit = Commit(document="1", closed=(WORK,), log=(entry,), memories=(MEMORY,))
             await store.commit("run-1", 0, commit)
         async with opened(path) as store:
             assert await store.clients() == [client]

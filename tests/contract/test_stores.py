@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from fedone_sdk.stores import (
+    SERVER,
     ClientRecord,
     ClosedWork,
     Commit,
     LogEntry,
     Member,
     RunHead,
-    RunSnapshot,
     Store,
+    StoredMemory,
     TokenRecord,
     TokenRefused,
     VersionConflict,
@@ -25,7 +26,10 @@ from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything
 from tests.interpreter import printed_by
 
 OTHER = replace(RUN, run_id="other")
-OTHERS = replace(WORK, assignment_id="work-2", run_id="other")
+
+
+def kept(client_index: int, at_round: int, value: bytes) -> StoredMemory:
+    return StoredMemory(client_index=client_index, round=at_round, value=value)
 
 
 class TestTokens:
@@ -226,88 +230,6 @@ class TestMembers:
         assert await store.members() == []
 
 
-class TestMoving:
-    async def test_a_run_comes_whole(self, store: Store) -> None:
-        await store.add_run(replace(RUN, run_id="other"))
-        await store.commit("other", 0, everything())
-        await store.add_run(RUN)
-        other = replace(WORK, assignment_id="work-0", outcome="expired", receipt=None)
-        entries = [LogEntry(kind="a", body=str(number)) for number in range(4)]
-        await store.commit(
-            "run-1", 0, Commit(document="1", closed=(WORK,), log=(entries[0], entries[1]))
-        )
-        memories = ((3, b"three"), (1, b"one"))
-        await store.commit(
-            "run-1",
-            1,
-            Commit(document="2", closed=(other,), log=(entries[2], entries[3]), memories=memories),
-        )
-        snapshot = await store.snapshot("run-1")
-        assert snapshot == RunSnapshot(
-            record=replace(RUN, document="2", version=2),
-            closed=(other, WORK),
-            log=tuple(replace(entry, version=n // 2 + 1) for n, entry in enumerate(entries)),
-            memories=((1, b"one"), (3, b"three")),
-        )
-
-    async def test_a_run_is_restored(self, store: Store) -> None:
-        snapshot = RunSnapshot(
-            record=replace(RUN, version=7),
-            closed=(WORK,),
-            log=tuple(
-                LogEntry(kind="a", body=str(number), version=number // 2 + 3) for number in range(6)
-            ),
-            memories=((1, b"one"),),
-        )
-        known = await enrol(store, 0)
-        guest = device(1, index=1, token="elsewhere", runs=("a",), revoked_at=4.0)
-        await store.restore(snapshot, [replace(known, name="another name"), guest])
-        assert await store.snapshot("run-1") == snapshot
-        assert await store.clients() == [known, guest]
-        assert (await enrol(store, 2)).index == 2
-        await store.commit("run-1", 7, Commit(document="8", log=(LogEntry(kind="a", body="8"),)))
-        assert (await store.log("run-1"))[-1].version == 8
-
-    @pytest.mark.parametrize(
-        ("snapshot", "guests", "reason"),
-        [
-            (RunSnapshot(record=RUN), [], "exists already"),
-            (RunSnapshot(record=OTHER, closed=(OTHERS,) * 2), [], "only once"),
-            (
-                RunSnapshot(record=OTHER, closed=(replace(WORK, run_id="other"),)),
-                [],
-                "only once",
-            ),
-            (
-                RunSnapshot(record=OTHER, closed=(replace(OTHERS, run_id="run-1"),)),
-                [],
-                "not of run",
-            ),
-            (RunSnapshot(record=OTHER), [device(2, index=2)], "gap"),
-            (RunSnapshot(record=OTHER), [device(2, index=0)], "'client-0' here"),
-            (RunSnapshot(record=OTHER), [device(0, index=1, credential_sha256="x")], "enrolled"),
-            (
-                RunSnapshot(record=OTHER),
-                [device(2, index=1, credential_sha256=device(0).credential_sha256)],
-                "in use",
-            ),
-        ],
-    )
-    async def test_what_does_not_fit_changes_nothing(
-        self, store: Store, snapshot: RunSnapshot, guests: list[ClientRecord], reason: str
-    ) -> None:
-        known = await enrol(store, 0)
-        await store.add_run(RUN)
-        await store.commit("run-1", 0, Commit(document="1", closed=(WORK,)))
-        snapshot = replace(snapshot, log=(LogEntry(kind="a", body="", version=1),))
-        with pytest.raises(ValueError, match=reason):
-            await store.restore(snapshot, guests)
-        assert await store.runs() == [replace(RUN, document="1", version=1)]
-        assert await store.clients() == [known]
-        assert await store.closed("work-2") is None
-        assert (await enrol(store, 1)).index == 1
-
-
 class TestBeingOne:
     async def test_is_alive_and_leads(self, store: Store) -> None:
         assert await store.alive() == {store.replica}
@@ -342,8 +264,6 @@ class TestRuns:
         assert await store.run("nobody's") is None
         assert await store.client("nobody's") is None
         assert await store.revoke_token("nobody's", 1.0) is None
-        assert await store.snapshot("nobody's") is None
-        assert await store.memories("nobody's") == {}
         assert await store.log("nobody's") == []
         assert await store.closed("nobody's") is None
         assert await store.memory("nobody's", 0) is None
@@ -375,7 +295,7 @@ class TestRuns:
                 arrays=arrays,
                 closed=(WORK, late),
                 log=entries,
-                memories=((0, arrays), (3, b"\xff\0")),
+                memories=(kept(0, 1, arrays), kept(3, 1, b"\xff\0")),
             ),
         )
         assert await store.runs() == [
@@ -384,7 +304,6 @@ class TestRuns:
         assert await store.closed("work-1") == WORK
         assert await store.closed("work-2") == late
         assert await store.log("run-1") == [replace(entry, version=1) for entry in entries]
-        assert await store.memories("run-1") == {0: arrays, 3: b"\xff\0"}
         assert await store.memory("run-1", 0) == arrays
         assert await store.memory("run-1", 3) == b"\xff\0"
         assert await store.memory("run-1", 1) is None
@@ -450,15 +369,30 @@ class TestRuns:
             ),
         ]
 
-    async def test_memories_are_overwritten(self, store: Store) -> None:
+    async def test_the_newest_memory_of_a_round_counts(self, store: Store) -> None:
         await store.add_run(RUN)
         await store.add_run(replace(RUN, run_id="run-2"))
         for run_id in ("run-1", "run-2"):
-            await store.commit(run_id, 0, Commit(document="", memories=((0, b"a"), (1, b"b"))))
-        newer = ((0, b"c"), (2, b"d"), (2, b"e"))
+            first = (kept(0, 5, b"a"), kept(1, 5, b"b"), kept(SERVER, 5, b"s"))
+            await store.commit(run_id, 0, Commit(document="", memories=first))
+        newer = (kept(0, 5, b"c"), kept(2, 10, b"d"), kept(SERVER, 10, b"t"))
         await store.commit("run-1", 1, Commit(document="", memories=newer))
-        assert [await store.memory("run-1", client) for client in range(3)] == [b"c", b"b", b"e"]
+        clients = (0, 1, 2, SERVER)
+        assert [await store.memory("run-1", one) for one in clients] == [b"c", b"b", b"d", b"t"]
+        assert [await store.memory("run-1", SERVER, at) for at in (5, 7, 10)] == [b"s", None, b"t"]
         assert await store.memory("run-2", 0) == b"a"
+
+    async def test_a_rollback_removes_the_memories_of_later_rounds(self, store: Store) -> None:
+        await store.add_run(RUN)
+        await store.add_run(replace(RUN, run_id="run-2"))
+        memories = (kept(0, 5, b"a"), kept(0, 10, b"b"), kept(1, 10, b"c"), kept(SERVER, 10, b"s"))
+        for run_id in ("run-1", "run-2"):
+            await store.commit(run_id, 0, Commit(document="", memories=memories))
+        await store.commit("run-1", 1, Commit(document="", back_to=9))
+        assert [await store.memory("run-1", one) for one in (0, 1, SERVER)] == [b"a", None, None]
+        await store.commit("run-1", 2, Commit(document="", back_to=0))
+        assert await store.memory("run-1", 0) is None
+        assert await store.memory("run-2", 0) == b"b"
 
     @pytest.mark.parametrize("version", [0, 2])
     async def test_conflict_changes_nothing(self, store: Store, version: int) -> None:

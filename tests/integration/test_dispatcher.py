@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
 from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
@@ -256,16 +255,6 @@ class TestSignals:
         async with serving(hub.store(), hub.store()) as (one, two):
             await enrol(one, 10)
             await until(lambda: two.access.num_clients == 10)
-
-    async def test_clients_that_come_with_a_run_are_counted(self) -> None:
-        async with serving(MemoryStore()) as (service,):
-            run = await service.add_run(spec_of(), WORDS)
-            clients = await enrol(service, 10)
-            await update(service, clients[9], await work_of(service, clients[9]))
-            data = await export_run(service.store, run.run_id, with_credentials=True)
-        async with serving(MemoryStore()) as (service,):
-            await service.import_run(data)
-            assert service.access.num_clients == len(await service.access.clients()) == 10
 
     async def test_a_flood_of_signals_causes_one_read(self) -> None:
         hub = Hub()

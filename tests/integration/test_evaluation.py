@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import structlog
 
-from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
+from fedone_sdk.cli.export import exported_from
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
-from fedone_sdk.reports import artefact_of, run_of_archive
+from fedone_sdk.reports import artefact_of, read_export
 from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
@@ -139,8 +139,8 @@ async def test_a_price_that_is_not_known_is_null() -> None:
             assert RunResult.model_validate(document) == result
             assert result.verdict is not None
             assert ("unknown price" in result.verdict.text) is (usd is None)
-        # An archive says it, too, and so do a report and an artefact.
-        reported = await run_of_archive(await export_run(store, "run"))
+        # An export says it, too, and so do a report and an artefact.
+        reported = read_export(await exported_from(store, "run"))
         assert reported.result == result
         assert json.loads(artefact_of(reported).dump())["ledger"]["spent"]["usd"] == usd
         costs = {name: spent for name, spent, _ in contents_of(reported).costs}

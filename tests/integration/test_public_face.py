@@ -173,15 +173,6 @@ class TestAdminClient:
                 assert (await admin.revoke_client(enrolled.client_id)).revoked_at is not None
             assert await admin.clients_of("run") == ()
 
-    async def test_an_archive_moves_a_run(self) -> None:
-        async with serving() as (here, old), serving() as (_, new):
-            await here.add_run(spec_of())
-            async with AdminClient(old, "admin") as admin:
-                await admin.stop("run")
-                archive = await admin.export_run("run")
-            async with AdminClient(new, "admin") as admin:
-                assert (await admin.import_run(archive)).status == "stopped"
-
     async def test_a_rollback_is_checked_before_it_is_sent(self) -> None:
         admin = AdminClient("http://127.0.0.1:9", "admin")
         with pytest.raises(SpecError, match="reason of 1 to 500 characters"):

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.config import RunToServe
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.cli.serve import _add_runs
@@ -84,22 +83,6 @@ class TestDelete:
             await server.aggregator.add_run(spec_of("run"), WORDS)
         assert await server.aggregator.service.store.deleted("run")
         assert await server.store.runs() == []
-
-    async def test_an_archive_of_its_last_state_brings_it_back(self, server: Server) -> None:
-        service = server.aggregator.service
-        early = await export_run(service.store, "run")
-        await round_of(server)
-        await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
-        before = (await service.run("run")).result()
-        late = await export_run(service.store, "run")
-        await server.call("DELETE", "/v1/runs/run", token=ADMIN)
-        gzip = {"Content-Type": "application/gzip"}
-        path = "/v1/runs/import"
-        code = await server.refused("POST", path, early, token=ADMIN, headers=gzip)
-        assert code == "invalid_run"
-        status, _, _ = await server.call("POST", path, late, token=ADMIN, headers=gzip)
-        assert status == 201
-        assert (await service.run("run")).result() == before
 
     async def test_a_live_run_stays(self, server: Server) -> None:
         assert await server.refused("DELETE", "/v1/runs/run", token=ADMIN) == "run_conflict"
@@ -198,10 +181,10 @@ class TestRetention:
         await round_of(server)
         run = await server.aggregator.service.run("run")
         await server.aggregator.service.steering.stop(run)
-        before = await server.store.snapshot("run"), await server.store.clients()
+        before = await server.store.run("run"), await server.store.clients()
         server.clock.advance(1000 * DAY_S)
         await server.aggregator.service.sweeper.sweep()
-        assert (await server.store.snapshot("run"), await server.store.clients()) == before
+        assert (await server.store.run("run"), await server.store.clients()) == before
 
     async def test_ended_runs_are_deleted_by_age(self, stack: AsyncExitStack) -> None:
         server = await server_of(stack, Retention(ended_runs_days=30))

@@ -21,7 +21,6 @@ from fedone_sdk.reports import (
     artefact_of,
     retuned,
     retuned_artefact,
-    run_of_archive,
 )
 from fedone_sdk.spec import OnnxSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.stores import MemoryStore
@@ -37,7 +36,7 @@ DEV = tuple(
 
 
 async def artefact(**changes: Any) -> PromptArtefact:
-    found = artefact_of(await run_of_archive((await small()).archive))
+    found = artefact_of((await small()).run)
     return found.model_copy(update=changes)
 
 
@@ -77,7 +76,7 @@ async def moved(
     rows: int = 200,
     finished: bool = True,
 ) -> tuple[Retuned, ReportedRun]:
-    run = await run_of_archive((await small()).archive)
+    run = (await small()).run
     result = run.result.model_copy(update={"prompt": PromptReport(text=NEW, tokens=(NEW,))})
     run = replace(
         run,

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.access.tokens import Authority
-from fedone_sdk.aggregator.rounds.events import RollbackRequested
-from fedone_sdk.aggregator.rounds.replay import compare
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -231,8 +229,7 @@ class _Shared(MemoryStore):
             self.__dict__ = other.__dict__
 
 
-async def test_a_rollback_drops_work_that_finished_during_the_lookup() -> None:
-    """A client whose first work came meanwhile starts from nothing, as in a replay."""
+async def test_after_a_rollback_to_the_start_a_client_remembers_nothing() -> None:
     store = MemoryStore()
     spec = spec_of(min_clients=1)
     method = spec.method.model_copy(update={"optimizer": "adamw"})
@@ -245,19 +242,17 @@ async def test_a_rollback_drops_work_that_finished_during_the_lookup() -> None:
         assert work is not None
         await device.send(work)
         assert load_memory(await store.memory("run", 0) or b"")
-        # What is gone back to was looked up before it came.
-        await run.apply(RollbackRequested(method=start.method, to_round=0, reason="a lying client"))
-        assert load_memory(await store.memory("run", 0) or b"") == {}
-        await service.steering.stop(run)
-        snapshot = await store.snapshot("run")
-        assert snapshot is not None
-        assert compare(snapshot).difference is None
+        await service.steering.roll_back(run, 0, "a lying client")
+        assert await store.memory("run", 0) is None
+        assert alpha_sha256(run.state.method.alpha) == alpha_sha256(start.method.alpha)
 
 
 async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before() -> None:
     class Slow(_Shared):
-        async def memory(self, run_id: str, client_index: int) -> bytes | None:
-            found = await super().memory(run_id, client_index)
+        async def memory(
+            self, run_id: str, client_index: int, at_round: int | None = None
+        ) -> bytes | None:
+            found = await super().memory(run_id, client_index, at_round)
             while meanwhile:
                 await meanwhile.pop()()
             return found

@@ -1,4 +1,4 @@
-"""Prompts of slots, from the run to the device and back: exchanges, wire, replay, growth."""
+"""Prompts of slots, from the run to the device and back: exchanges, wire, growth."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.archives.writing import export_run
-from fedone_sdk.aggregator.rounds.replay import compare
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.routes.monitoring import likeliest
 from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
+from fedone_sdk.cli.export import exported_from
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
-from fedone_sdk.reports import artefact_of, check_against, check_artefact
-from fedone_sdk.reports.source import ReportedRun, run_of_archive
+from fedone_sdk.reports import artefact_of
+from fedone_sdk.reports.source import ReportedRun, read_export
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
-from fedone_sdk.vocabulary import LABELS
+from fedone_sdk.vocabulary import LABELS, Vocabulary
 
 SLOTS = [
     {"name": "instruction", "candidates": ["", "Judge it as {label:0} or {label:1}. ", "Hm. "]},
@@ -119,8 +119,8 @@ async def served(
     *,
     own: Callable[[], LLMBackend] | None = None,
     proposer: LLMBackend | None = None,
-) -> ReportedRun:
-    """A run over HTTP, by clients that enrol in their order; and its archive, read again."""
+) -> tuple[ReportedRun, Vocabulary]:
+    """A run over HTTP, by clients that enrol in their order: its export, and its candidates."""
     federation = federation_of(spec)
     async with AsyncExitStack() as stack:
         loop = await stack.enter_async_context(
@@ -137,34 +137,32 @@ async def served(
             await loop.run.ended.wait()
             for task in working:
                 task.cancel()
-        archive = await export_run(loop.aggregator.service.store, loop.run.run_id)
-    return await run_of_archive(archive)
+        data = await exported_from(loop.aggregator.service.store, loop.run.run_id)
+        return read_export(data), loop.run.vocabulary
 
 
 @pytest.mark.parametrize("exchange", ["alpha", "losses"])
 async def test_a_device_with_its_own_model_fetches_the_slots(exchange: str) -> None:
     spec = spec_of("gs-bdpl", exchange)
-    by_gateway = await served(spec)
-    by_itself = await served(spec, own=ScriptedBackend)
+    by_gateway, _ = await served(spec)
+    by_itself, _ = await served(spec, own=ScriptedBackend)
     assert by_gateway.result.alpha_sha256 == by_itself.result.alpha_sha256
     assert by_gateway.result.status == by_itself.result.status == "completed"
 
 
 @pytest.mark.parametrize("method", ["gs-bdpl", "thompson"])
-async def test_replay_and_artefact(method: str) -> None:
-    run = await served(spec_of(method, "losses"))
-    assert run.snapshot is not None
-    assert compare(run.snapshot).agrees
+async def test_artefact(method: str) -> None:
+    run, _ = await served(spec_of(method, "losses"))
     artefact = artefact_of(run)
-    checks = [*check_artefact(artefact), *check_against(artefact, run)]
-    assert {check.verdict for check in checks} == {"ok"}, checks
+    assert artefact.prompt.slots is not None
+    assert artefact.prompt.text == "".join(artefact.prompt.slots.values())
     assert artefact.asked.labels == artefact.prompt.labels
 
 
 WRITTEN = '["Is it good?", "Say {label:0} or {label:1}!", "Is it good?", "Name the {colour}."]'
 
 
-async def test_proposed_candidates_are_tried_and_replayed() -> None:
+async def test_proposed_candidates_are_tried() -> None:
     scripted = ScriptedBackend(write=lambda inputs, most: WRITTEN)
     proposer = ModelClient(scripted)
     prompt = {
@@ -178,9 +176,8 @@ async def test_proposed_candidates_are_tried_and_replayed() -> None:
         models.append(ScriptedBackend())
         return models[-1]
 
-    run = await served(spec, own=own, proposer=proposer)
-    assert run.vocabulary is not None
-    assert run.vocabulary.candidates_of("instruction")[3:] == (
+    run, vocabulary = await served(spec, own=own, proposer=proposer)
+    assert vocabulary.candidates_of("instruction")[3:] == (
         "Is it good? ",
         "Say {label:0} or {label:1}! ",
     )
@@ -191,8 +188,6 @@ async def test_proposed_candidates_are_tried_and_replayed() -> None:
     assert all("loss" in text for text in said)
     assert not any("text 0-" in text for text in said)
     assert run.result.evaluation.requests == len(scripted.asked)
-    assert run.snapshot is not None
-    assert compare(run.snapshot).agrees
 
 
 async def test_a_proposer_that_fails_costs_its_call_only() -> None:
@@ -202,10 +197,9 @@ async def test_a_proposer_that_fails_costs_its_call_only() -> None:
     prompt = {"slots": SLOTS, "proposer": {"backend": {"kind": "onnx"}, "every": 1}}
     scripted = ScriptedBackend(gate=fails)
     proposer = ModelClient(scripted)
-    run = await served(spec_of("random", "losses", prompt=prompt), proposer=proposer)
+    run, vocabulary = await served(spec_of("random", "losses", prompt=prompt), proposer=proposer)
     assert run.result.status == "completed"
-    assert run.vocabulary is not None
-    assert run.vocabulary.candidates_of("instruction") == tuple(SLOTS[0]["candidates"])
+    assert vocabulary.candidates_of("instruction") == tuple(SLOTS[0]["candidates"])
     assert run.result.evaluation.requests == len(scripted.asked)
 
 
@@ -264,10 +258,10 @@ def test_label_sets_that_do_not_fit(sets: Sequence[Any], message: str) -> None:
 
 
 async def test_the_dashboard_names_the_candidates_of_each_position() -> None:
-    run = await served(spec_of("gs-bdpl", "losses"))
-    assert run.alpha is not None
-    assert run.vocabulary is not None
-    positions = likeliest(run.alpha, run.vocabulary, 8)
+    spec = spec_of("gs-bdpl", "losses")
+    vocabulary = spec.prompt.build(spec.task)
+    alpha = RoundMachine.of("run", spec, vocabulary).initial_state().method.alpha
+    positions = likeliest(alpha, vocabulary, 8)
     assert [len(position.tokens) for position in positions] == [3, 3, 3, 2, 3]
     for position in positions:
         assert sum(token.probability for token in position.tokens) == pytest.approx(1.0, abs=1e-4)

@@ -11,10 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fedone_sdk.aggregator.archives.reading import read_archive
-from fedone_sdk.aggregator.archives.writing import export_pages, export_run
+from fedone_sdk.aggregator.export import export_run
 from fedone_sdk.aggregator.serving.retention import Retention
-from fedone_sdk.errors import ArchiveError, StoreUnavailable
+from fedone_sdk.errors import StoreUnavailable
 from fedone_sdk.messages import ClientList
 from fedone_sdk.stores import ClientRecord, LogEntry, MemoryStore
 from tests.contract.stores import device
@@ -39,7 +38,7 @@ class Large(MemoryStore):
         self.broken = -1
 
     def lengthen(self, run_id: str) -> None:
-        """Add lines that replays ignore, each with its own commit."""
+        """Add lines, each with its own commit."""
         body = json.dumps({"of": "nothing", "examples": "x" * LINE_BYTES})
         version = self._runs[run_id].version
         self._logs[run_id] += [
@@ -91,32 +90,23 @@ class TestLogs:
         async with server.session.get(f"{server.url}/v1/runs/run/log", headers=headers) as found:
             assert found.content_type == "application/jsonl"
             lines = [json.loads(line) for line in (await found.read()).splitlines()]
-        assert [line["kind"] for line in lines] == ["round", "round", *["outcomes"] * LINES]
-        assert lines[0]["report"]["round"] == 0
+        kinds = ["run", "round", "round", *["outcomes"] * LINES, "result"]
+        assert [line["kind"] for line in lines] == kinds
+        assert lines[1]["report"]["round"] == 0
+        assert lines[-1]["rounds"] == 2
         assert store.largest < 2 * 1024 * 1024 < LINES * LINE_BYTES
 
-    async def test_a_run_is_exported_in_pages(self, server: Server) -> None:
-        store = store_of(server)
-        headers = {"Authorization": f"Bearer {ADMIN}"}
-        url = f"{server.url}/v1/runs/run/export"
-        async with server.session.get(url, headers=headers) as found:
-            archive = read_archive(await found.read())
-        assert archive.snapshot == await MemoryStore.snapshot(store, "run")
-        assert [client.index for client in archive.clients] == [0]
-        assert store.largest < 2 * 1024 * 1024
-
-    async def test_a_run_is_rolled_back_in_pages(self, server: Server) -> None:
+    async def test_a_rollback_reads_no_log(self, server: Server) -> None:
         store = store_of(server)
         body = {"to_round": 1, "reason": "a client lied"}
         status, answer, _ = await server.call("POST", "/v1/runs/run/rollback", body, token=ADMIN)
         assert (status, answer["rounds"]) == (200, 1)
-        assert store.largest < 2 * 1024 * 1024
+        assert store.largest == 0
 
-    @pytest.mark.parametrize("what", ["log", "export"])
-    async def test_a_part_is_not_taken_for_the_whole(self, what: str, server: Server) -> None:
+    async def test_a_part_is_not_taken_for_the_whole(self, server: Server) -> None:
         store = store_of(server)
         headers = {"Authorization": f"Bearer {ADMIN}"}
-        url = f"{server.url}/v1/runs/run/{what}"
+        url = f"{server.url}/v1/runs/run/log"
         store.broken = 1
         async with server.session.get(url, headers=headers) as found:
             assert found.status == 503
@@ -129,22 +119,13 @@ class TestLogs:
     async def test_what_is_written_meanwhile_is_of_a_later_state(self, server: Server) -> None:
         store, service = store_of(server), server.aggregator.service
         run = await service.run("run")
-        before = await MemoryStore.snapshot(store, "run")
-        pages = export_pages(service.store, run.run_id)
-        data = await anext(pages)
+        before = len(await store.log("run"))
+        pieces = export_run(service.store, run)
+        data = await anext(pieces)
         await run.record_metric(1, 0.5)
-        data += b"".join([page async for page in pages])
-        assert read_archive(data).snapshot == before
-
-    async def test_a_log_that_is_removed_meanwhile_gives_no_archive(self, server: Server) -> None:
-        pages = export_pages(server.aggregator.service.store, "run")
-        await anext(pages)
-        await server.store.trim("run", log=True)
-        with pytest.raises(ArchiveError, match="removed during the export"):
-            async for _ in pages:
-                pass
-        with pytest.raises(ArchiveError, match="there is no run"):
-            await export_run(server.store, "gone")
+        data += b"".join([piece async for piece in pieces])
+        assert len(data.splitlines()) == before + 2
+        assert json.loads(data.splitlines()[-1])["history"][1]["metric"] is None
 
 
 class TestClients:

@@ -1,97 +1,92 @@
-"""Concurrent rollbacks."""
+"""Rollbacks of a served run, to snapshots of its rounds."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.rounds.replay import compare
+from fedone_sdk.aggregator.rounds import rules
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.aggregator.serving.steering import Steering
+from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.errors import ProblemError
+from fedone_sdk.stores import SERVER, MemoryStore
 from fedone_sdk.testing import ScriptedBackend
 from tests.integration.test_edge_resume import client_of, serving, spec_of
 
 
-class SlowLookup:
-    """Holds the first rollback back when it has looked up where the run stood."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.done, self.go_on = asyncio.Event(), asyncio.Event()
-        looked_back = Steering._state_at_round
-
-        async def slow(served: Steering, run: ServedRun, to_round: int) -> Any:
-            found = await looked_back(served, run, to_round)
-            if not self.done.is_set():
-                self.done.set()
-                await self.go_on.wait()
-            return found
-
-        monkeypatch.setattr(Steering, "_state_at_round", slow)
-
-
 @asynccontextmanager
-async def three_rounds() -> AsyncIterator[tuple[Service, ServedRun, EdgeClient]]:
+async def played(
+    rounds: int, exchange: str = "losses"
+) -> AsyncIterator[tuple[Service, ServedRun, EdgeClient, list[str]]]:
+    """A run of 8 rounds, some of them done, and the digest of alpha before each."""
     async with (
-        serving(spec_of("losses", rounds=8), ScriptedBackend()) as served,
+        serving(spec_of(exchange, rounds=8), ScriptedBackend()) as served,
         client_of(served, None) as client,
     ):
-        for _ in range(3):
+        run = served.runs["run"]
+        digests = [alpha_sha256(run.state.method.alpha)]
+        for _ in range(rounds):
             assert (await client.run_once()).outcome == "worked"
-        yield served, served.runs["run"], client
+            digests.append(alpha_sha256(run.state.method.alpha))
+        yield served, run, client, digests
 
 
-async def agrees(served: Service) -> bool:
-    """Whether the log gives the alpha that the run has."""
-    snapshot = await served._store.snapshot("run")
-    assert snapshot is not None
-    return compare(snapshot).agrees
+@pytest.mark.parametrize("exchange", ["alpha", "losses"])
+async def test_each_round_can_be_gone_back_to(exchange: str) -> None:
+    async with played(4, exchange) as (served, run, client, digests):
+        assert len(set(digests)) == 5
+        for to_round in (3, 1, 0):
+            await served.steering.roll_back(run, to_round, "a client lied")
+            assert run.state.round == to_round
+            assert alpha_sha256(run.state.method.alpha) == digests[to_round]
+            assert (await client.run_once()).outcome == "worked"
+        # What was done again has taken the place of what was gone back over.
+        again = alpha_sha256(run.state.method.alpha)
+        assert (await client.run_once()).outcome == "worked"
+        await served.steering.roll_back(run, 1, "a client lied")
+        assert alpha_sha256(run.state.method.alpha) == again
 
 
-async def test_a_rollback_applies_to_what_another_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookup = SlowLookup(monkeypatch)
-    async with three_rounds() as (served, run, client):
-        rollback = asyncio.create_task(served.steering.roll_back(run, 2, "one person"))
-        await lookup.done.wait()
-        await served.steering.roll_back(run, 0, "another person")
+async def test_a_rollback_applies_to_what_another_left() -> None:
+    async with played(3) as (served, run, client, _):
+        await served.steering.roll_back(run, 0, "one person")
         for _ in range(4):
             assert (await client.run_once()).outcome == "worked"
-        lookup.go_on.set()
-        await rollback
+        await served.steering.roll_back(run, 2, "another person")
         assert (run.state.round, run.state.rollbacks) == (2, 2)
-        assert await agrees(served)
         assert (await client.run_once()).outcome == "worked"
-        assert await agrees(served)
 
 
-async def test_a_round_that_the_other_took_away_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lookup = SlowLookup(monkeypatch)
-    async with three_rounds() as (served, run, _):
-        rollback = asyncio.create_task(served.steering.roll_back(run, 2, "one person"))
-        await lookup.done.wait()
-        await served.steering.roll_back(run, 1, "another person")
-        lookup.go_on.set()
-        with pytest.raises(ProblemError, match="the run has done 1 rounds, not 2"):
-            await rollback
+async def test_a_round_that_the_other_took_away_is_refused() -> None:
+    async with played(3) as (served, run, _, digests):
+        found = await asyncio.gather(
+            served.steering.roll_back(run, 1, "one person"),
+            served.steering.roll_back(run, 2, "another person"),
+            return_exceptions=True,
+        )
+        assert found[0] is None
+        assert isinstance(found[1], ProblemError)
+        assert found[1].detail == "the run has done 1 rounds, not 2"
         assert (run.state.round, run.state.rollbacks) == (1, 1)
-        assert await agrees(served)
+        assert alpha_sha256(run.state.method.alpha) == digests[1]
 
 
-async def test_rounds_that_end_meanwhile_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookup = SlowLookup(monkeypatch)
-    async with three_rounds() as (served, run, client):
-        rollback = asyncio.create_task(served.steering.roll_back(run, 2, "one person"))
-        await lookup.done.wait()
+async def test_a_long_run_keeps_some_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "MAX_SNAPSHOTS", 3)
+    async with played(7) as (served, run, client, digests):
+        assert run.machine.snapshot_every == math.ceil(8 / 3)
+        store = served._store
+        assert isinstance(store, MemoryStore)
+        kept = [at for at in range(9) if await store.memory("run", SERVER, at) is not None]
+        assert kept == [3, 6]
+        with pytest.raises(ProblemError, match=r"no snapshot of round 4.*rounds 0, 3, 6, \.\.\."):
+            await served.steering.roll_back(run, 4, "a client lied")
+        await served.steering.roll_back(run, 3, "a client lied")
+        assert alpha_sha256(run.state.method.alpha) == digests[3]
         assert (await client.run_once()).outcome == "worked"
-        lookup.go_on.set()
-        await rollback
-        assert (run.state.round, run.state.rollbacks) == (2, 1)
-        assert await agrees(served)

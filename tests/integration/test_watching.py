@@ -14,13 +14,11 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
-from fedone_sdk.aggregator.archives.reading import import_run
-from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.aggregator.routes.dashboard import FILES
 from fedone_sdk.aggregator.routes.monitoring import likeliest
-from fedone_sdk.messages import LostWork, Me, RoundReport, RunSummary, Seats, TokenProbabilities
+from fedone_sdk.messages import Me, RoundReport, RunSummary, Seats, TokenProbabilities
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import MemoryStore, SqlStore
+from fedone_sdk.stores import SqlStore
 from fedone_sdk.vocabulary import Vocabulary
 from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.runs import run_spec
@@ -103,11 +101,6 @@ async def test_a_result_without_its_rounds(server: Server) -> None:
     assert refused == "invalid_message"
 
 
-def without_time(work: LostWork) -> LostWork:
-    """As it is known after a restart: the log of every version can be read by all others."""
-    return work.model_copy(update={"at": None})
-
-
 class TestSeats:
     async def test_working_and_waiting_clients(self, server: Server) -> None:
         assert (await seats_of(server)) == Seats(round=0, waiting=0, seats=(), lost=())
@@ -137,18 +130,7 @@ class TestSeats:
         assert before[1].reason == "the deadline passed"
         assert [work.at for work in before] == [server.clock.now() - 101, server.clock.now()]
         async with serving(store=SqlStore.sqlite(tmp_path / "runs.db")) as server:
-            assert (await seats_of(server)).lost == tuple(map(without_time, before))
-
-    async def test_lost_work_is_removed_with_the_run(self) -> None:
-        store, other = MemoryStore(), MemoryStore()
-        async with serving(store=store) as server:
-            _, credential = await server.enrol()
-            await decline(server, credential, await server.claim(credential), "no data")
-            archive = await export_run(store, "run")
-            lost = (await seats_of(server)).lost
-        await import_run(other, archive, 0.0)
-        async with serving(store=other) as server:
-            assert (await seats_of(server)).lost == tuple(map(without_time, lost))
+            assert (await seats_of(server)).lost == before
 
     async def test_only_the_newest_are_reported(self, server: Server) -> None:
         run = server.aggregator.service.runs["run"]

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fedone_sdk.aggregator.archives.writing import export_run
 from fedone_sdk.backends import LLMBackend
+from fedone_sdk.cli.export import exported_from
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
+from fedone_sdk.reports import ReportedRun, read_export
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ScriptedBackend
@@ -35,11 +36,16 @@ SPEC: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """A run that is over: its result, its archive and its store."""
+    """A run that is over: its result, its export and its store."""
 
     result: RunResult
-    archive: bytes
+    export: bytes
     store: MemoryStore
+
+    @property
+    def run(self) -> ReportedRun:
+        """The run as reports read it."""
+        return read_export(self.export)
 
 
 async def tuned(
@@ -70,7 +76,7 @@ async def tuned(
         store=store,
         watch=watch,
     )
-    return Tuned(result=result, archive=await export_run(store, spec.name), store=store)
+    return Tuned(result=result, export=await exported_from(store, spec.name), store=store)
 
 
 _kept: list[Tuned] = []

@@ -23,7 +23,6 @@ from fedone_sdk.reports import (
     langfuse_prompt,
     mlflow_prompt,
     promptfoo_config,
-    run_of_archive,
 )
 from fedone_sdk.task import TaskSpec
 from tests.fake_openai import FakeModel, FakeOpenAI
@@ -40,7 +39,7 @@ TEXT = 'Say "so" {here}: <b>\\n'
 
 
 async def artefact_with(task: dict[str, Any], text: str = TEXT) -> PromptArtefact:
-    artefact = artefact_of(await run_of_archive((await tuned()).archive))
+    artefact = artefact_of((await tuned()).run)
     changes = {
         "task": TaskSpec.model_validate(task),
         "prompt": PromptReport(text=text, tokens=(text,), bias=(0.25, -0.25)),

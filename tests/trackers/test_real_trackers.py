@@ -157,9 +157,9 @@ async def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_dspy_loads_the_prompt(tmp_path: Path) -> None:
     dspy = pytest.importorskip("dspy", reason="scripts/test-trackers installs dspy")
-    from fedone_sdk.reports import artefact_of, in_form, run_of_archive
+    from fedone_sdk.reports import artefact_of, in_form
 
-    artefact = artefact_of(await run_of_archive((await tuned()).archive))
+    artefact = artefact_of((await tuned()).run)
     file = tmp_path / "prompt.dspy.json"
     file.write_text(in_form(artefact, "dspy"))
     program = dspy.Predict("text -> label")

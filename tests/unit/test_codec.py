@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.codec import (
+    arrays_of,
+    decode,
+    decode_snapshot,
+    encode_arrays,
+    encode_document,
+    encode_snapshot,
+)
 from fedone_sdk.aggregator.rounds.curves import Curves
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import State
@@ -137,22 +144,6 @@ def test_seats_keep_their_arrays_apart() -> None:
     assert [seat.local.alpha[0, 0] for seat in again.seats if seat.local] == [1, 2]
 
 
-def test_a_document_of_the_version_with_hedging_is_understood() -> None:
-    """Two clients had the work of one slot: the first keeps it, the second's lease is spent."""
-    leases = {"work-1": Usage(queries=3), "work-2": Usage(queries=4)}
-    held = Seat(slot=4, client=7, phase="working", due=9.0, assignment_id="work-1")
-    state = dataclasses.replace(simple(), seats=(held,), account=Account(leases=leases))
-    document = json.loads(json.dumps(encode_document(state)))
-    (slow,) = document["seats"]
-    document["seats"] = [
-        {**slow, "late": True, "backup_due": None},
-        {**slow, "client": 8, "assignment_id": "work-2", "late": False, "backup_due": 30.0},
-    ]
-    again = decode(document, encode_arrays(arrays_of(state)))
-    assert again.seats == (held,)
-    assert again.account == Account(spent=Usage(queries=4), leases={"work-1": leases["work-1"]})
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -184,24 +175,19 @@ def test_damaged_arrays_are_refused(arrays: bytes) -> None:
 
 def test_every_field_is_written() -> None:
     arrays = {"method", "defence"}
-    later = {"proposed", "waiting", "summary", "verdict", "unfit", "planned"}
-    names = {field.name for field in dataclasses.fields(RunState)} - arrays
-    assert encode_document(simple()).keys() == names - later
-    added = dataclasses.replace(
-        simple(),
-        proposed=(("a", " b"),),
-        waiting=(("a", " c"),),
-        summary="paused",
-        verdict=Verdict(conclusion="unclear", source="dev", bias=(0.0, 0.5), examples=7),
-        unfit={4: "why"},
-        planned=80,
-    )
-    assert decode(encode_document(added), encode_arrays(arrays_of(added))).verdict == added.verdict
-    assert encode_document(added).keys() == names
-    (seat,) = encode_document(simple())["seats"]
-    # What a replica of an earlier version does not know is written only where it says something.
-    fields = {field.name for field in dataclasses.fields(Seat)} - {"local"}
-    assert seat.keys() == fields - {"own_model"}
-    own = dataclasses.replace(simple().seats[0], own_model=True)
-    (seat,) = encode_document(dataclasses.replace(simple(), seats=(own,)))["seats"]
-    assert seat.keys() == fields
+    document = encode_document(simple())
+    assert document.keys() == {field.name for field in dataclasses.fields(RunState)} - arrays
+    (seat,) = document["seats"]
+    assert seat.keys() == {field.name for field in dataclasses.fields(Seat)} - {"local"}
+    verdict = Verdict(conclusion="unclear", source="dev", bias=(0.0, 0.5), examples=7)
+    judged = dataclasses.replace(simple(), verdict=verdict, unfit={4: "why"}, planned=80)
+    again = decode(encode_document(judged), encode_arrays(arrays_of(judged)))
+    assert (again.verdict, again.unfit, again.planned) == (verdict, {4: "why"}, 80)
+
+
+def test_a_snapshot_has_what_a_rollback_restores() -> None:
+    method = State(alpha=np.ones((2, 3), np.float32), memory={"m": np.arange(3)})
+    state = dataclasses.replace(simple(), method=method)
+    assert plain(decode_snapshot(encode_snapshot(state))) == plain(method)
+    with pytest.raises(ValueError, match="has no alpha"):
+        decode_snapshot(encode_arrays({"other": np.ones(3)}))

@@ -152,11 +152,12 @@ async def test_the_rate_limits_of_a_hosted_model() -> None:
 async def test_the_longest_rows_and_candidates_bound_every_query() -> None:
     federation = federation_of(clients=2, rounds=10)
     plan = await plan_run(federation, backend=Local())
-    # The longest three rows of all are dev rows of six words. " good" twice is two words,
-    # " very bad" one more in each, and one more where it meets its neighbours.
-    each = 3 * (6 + 2 * (1 + 1 + 1))
-    queries = plan.training_queries + plan.evaluation.queries
-    assert plan.most.prompt_tokens == each * queries
+    # " good" twice is two words, " very bad" one more in each, and one more where it meets its
+    # neighbours. The longest three rows of client 1 have 5 to 7 words, those of the dev split 6.
+    added = 2 * (1 + 1 + 1)
+    training = plan.training_queries * (5 + 6 + 7 + 3 * added)
+    evaluation = plan.evaluation.queries * 3 * (6 + added)
+    assert plan.most.prompt_tokens == training + evaluation
     run = await simulate(federation, backend=Local(), transport="memory")
     assert run.spent.prompt_tokens <= plan.most.prompt_tokens
 

@@ -22,7 +22,6 @@ from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import Admitted, Defence, ledger
 from fedone_sdk.algorithms.estimator import drawn_advantage
 from fedone_sdk.messages import RoundReport
-from fedone_sdk.messages.ndarray import memory_to_wire, to_wire
 
 
 def close_seat(rules: Rules, state: RunState, seat: Seat, now: float) -> Transition:
@@ -64,11 +63,8 @@ def finish_round(rules: Rules, state: RunState, now: float) -> Transition:
     )
     record: dict[str, Any] = {
         "round": state.round,
-        "fills": state.fills,
         "seats": [_seat_record(rules, seat) for seat in state.seats if seat.phase == "done"],
     }
-    if state.planned is not None:
-        record["plan"] = state.planned
     if state.waiting:
         record["candidates"] = [list(each) for each in state.waiting]
     banned: tuple[ClientQuarantined, ...] = ()
@@ -180,10 +176,4 @@ def _seat_record(rules: Rules, seat: Seat) -> dict[str, Any]:
     }
     if rules.losses_exchange:
         record["losses"] = [list(losses) for losses in seat.losses]
-        if seat.curves:
-            record["curves"] = [curves.dump() for curves in seat.curves]
-        return record
-    if seat.local is None:
-        return record
-    arrays = {"alpha": to_wire(seat.local.alpha), **memory_to_wire(seat.local.memory)}
-    return {**record, **{name: array.model_dump() for name, array in arrays.items()}}
+    return record

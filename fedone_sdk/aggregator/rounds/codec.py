@@ -26,6 +26,23 @@ def arrays_of(state: RunState) -> dict[str, Any]:
     return arrays
 
 
+def encode_snapshot(state: RunState) -> bytes:
+    """Return the method's state as bytes: what a rollback restores."""
+    return dump_memory(_named(_METHOD, state.method))
+
+
+def decode_snapshot(arrays: bytes) -> State:
+    """Return the method's state of a snapshot.
+
+    Raises:
+        ValueError: The snapshot is damaged.
+    """
+    method = _unnamed(_METHOD, load_memory(arrays))
+    if method is None:
+        raise ValueError("the snapshot has no alpha")
+    return method
+
+
 def encode_arrays(arrays: Memory) -> bytes:
     """Return the arrays of `arrays_of` as bytes."""
     return dump_memory(arrays)
@@ -52,16 +69,12 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "started_at": state.started_at,
         "ended_at": state.ended_at,
         "metric": state.metric.model_dump(),
-        # Omitted when empty: replicas of earlier versions reject unknown keys.
-        **({} if state.summary is None else {"summary": state.summary}),
-        **({} if state.planned is None else {"planned": state.planned}),
-        **({} if state.verdict is None else {"verdict": state.verdict.model_dump(mode="json")}),
-        **({"unfit": list(state.unfit.items())} if state.unfit else {}),
-        **{
-            name: [list(each) for each in found]
-            for name in ("proposed", "waiting")
-            if (found := getattr(state, name))
-        },
+        "summary": state.summary,
+        "planned": state.planned,
+        "verdict": state.verdict and state.verdict.model_dump(mode="json"),
+        "unfit": list(state.unfit.items()),
+        "proposed": state.proposed,
+        "waiting": state.waiting,
     }
 
 
@@ -73,7 +86,6 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
     """
     try:
         loaded = load_memory(arrays)
-        account, seats = _without_backups(document)
         method = _unnamed(_METHOD, loaded)
         if method is None:
             raise ValueError("the run's alpha is missing")
@@ -81,19 +93,22 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
             **{
                 **document,
                 "method": method,
-                "account": account,
+                "account": _load_account(document["account"]),
                 "evaluation": _load_account(document["evaluation"]),
-                "seats": tuple(_load_seat(s, _unnamed(f"seat{s['slot']}", loaded)) for s in seats),
+                "seats": tuple(
+                    _load_seat(seat, _unnamed(f"seat{seat['slot']}", loaded))
+                    for seat in document["seats"]
+                ),
                 "passed": frozenset(document["passed"]),
                 "quarantined": frozenset(document["quarantined"]),
                 "releases": dict(document["releases"]),
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
-                "unfit": dict(document.get("unfit", ())),
+                "unfit": dict(document["unfit"]),
                 "metric": MetricReport.model_validate(document["metric"]),
-                "verdict": _load_verdict(document.get("verdict")),
-                "proposed": _load_candidates(document.get("proposed", ())),
-                "waiting": _load_candidates(document.get("waiting", ())),
+                "verdict": _load_verdict(document["verdict"]),
+                "proposed": _load_candidates(document["proposed"]),
+                "waiting": _load_candidates(document["waiting"]),
             }
         )
     except (ArithmeticError, AttributeError, KeyError, TypeError) as exc:
@@ -146,8 +161,6 @@ def _load_account(document: dict[str, Any]) -> Account:
 def _seat(seat: Seat) -> dict[str, Any]:
     plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
     del plain["local"]
-    if not seat.own_model:  # Omitted when false: earlier versions reject the key.
-        del plain["own_model"]
     return {
         **plain,
         "calls": sorted(seat.calls),
@@ -155,25 +168,6 @@ def _seat(seat: Seat) -> dict[str, Any]:
         "used": seat.used.exact(),
         "curves": [curves.dump() for curves in seat.curves],
     }
-
-
-def _without_backups(document: dict[str, Any]) -> tuple[Account, list[dict[str, Any]]]:
-    """Return the account and the seats of a document, with one seat per slot.
-
-    Earlier versions could hedge: two clients held the slot of a slow client. The first client keeps
-    the slot, and the lease of the second is charged in full.
-    """
-    account = _load_account(document["account"])
-    seats: dict[int, dict[str, Any]] = {}
-    for seat in document["seats"]:
-        kept = seats.setdefault(seat["slot"], seat)
-        lease = None if kept is seat else account.leases.get(seat["assignment_id"])
-        if lease is not None:
-            account = account.settle(seat["assignment_id"], lease)
-    hedging = ("backup_due", "late")
-    return account, [
-        {key: value for key, value in seat.items() if key not in hedging} for seat in seats.values()
-    ]
 
 
 def _load_seat(document: dict[str, Any], local: State | None) -> Seat:

@@ -254,18 +254,13 @@ class RollbackRequested:
 
     Attributes:
         method: Method state of that round: alpha and its memory.
-        memories: The clients' method memories of that round, by enrolment index.
         to_round: Number of rounds done at that point.
         reason: The reason, for the log.
-        rollbacks: The run's number of rollbacks when the state was read. The event is refused if
-            the run was rolled back since. None skips the check.
     """
 
     method: State
-    memories: Mapping[int, Memory] = field(default_factory=dict)
     to_round: int
     reason: str
-    rollbacks: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,7 +369,7 @@ class RoundFinished:
     Attributes:
         report: The round's report, with an empty `client_id`.
         clients: Enrolment indices, in seat order.
-        record: The log record from which a replay computes the round.
+        record: The log record.
     """
 
     report: RoundReport

@@ -9,7 +9,6 @@ from fedone_sdk.aggregator.rounds.events import (
     CapsRaised,
     Effect,
     Measured,
-    MemorySaved,
     ModelSeen,
     PauseRequested,
     RaiseRequested,
@@ -196,8 +195,6 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
     """Roll a run back to an earlier round; its spending stays."""
     if not (state.running or can_resume(state)):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
-    if event.rollbacks not in (None, state.rollbacks):
-        raise ProblemError("run_conflict", "the run was rolled back since")
     if not 0 <= event.to_round <= state.round:
         raise ProblemError(
             "run_conflict", f"the run has done {state.round} rounds, not {event.to_round}"
@@ -224,8 +221,6 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
         metric=state.metric.model_copy(update={"after": None}),
         verdict=None,
     )
-    if rules.remembers_clients:
-        effects.extend(MemorySaved(client=c, memory=m) for c, m in event.memories.items())
     record = {
         "round": state.round,
         "rollbacks": state.rollbacks,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Set
 from typing import Any
 
 from fedone_sdk.aggregator.rounds import (
-    closing,
     deadlines,
     events,
     lifecycle,
@@ -56,8 +55,8 @@ class RoundMachine(Rules):
     """State machine of one run.
 
     ``step(state, event, now) -> (state, effects)`` is a pure function. The service stores the new
-    state and performs the effects in one transaction; simulation and replay use the same code. Each
-    event has one handler, a function of the run's `Rules` in the module of its concern.
+    state and performs the effects in one transaction. Each event has one handler, a function of the
+    run's `Rules` in the module of its concern.
     """
 
     def step(self, state: RunState, event: Event, now: float) -> Transition:
@@ -97,7 +96,3 @@ class RoundMachine(Rules):
         attempts = [attempt for seat in state.seats for attempt in seat.sent]
         attempts.extend(state.evaluation.leases)
         return any(spending.is_lost(attempt, alive) for attempt in attempts)
-
-    def finish_round(self, state: RunState, now: float) -> Transition:
-        """End the round of a state whose seats are done (for replays)."""
-        return closing.finish_round(self.at(state), state, now)

@@ -40,6 +40,9 @@ from fedone_sdk.vocabulary import Layout, Vocabulary
 MIN_SAMPLES = 2
 """Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
 
+MAX_SNAPSHOTS = 100
+"""Maximal number of rounds of a run to which it can be rolled back, besides its start."""
+
 ONE_QUERY = Usage(queries=1)
 """Upper bound on the cost of a query if only queries can be bounded."""
 
@@ -228,13 +231,9 @@ class Rules:
         return self.losses_exchange and self.spec.method.remembers
 
     @property
-    def repeats_exactly(self) -> bool:
-        """Whether a replay gives the same numbers on every machine.
-
-        Searches over whole prompts use linear algebra, whose results depend on the processor and
-        the number of threads.
-        """
-        return not (self.losses_exchange and self._computes)
+    def snapshot_every(self) -> int:
+        """Number of rounds between two snapshots, of which a run keeps at most `MAX_SNAPSHOTS`."""
+        return math.ceil(self.spec.rounds / MAX_SNAPSHOTS)
 
     @property
     def is_slow(self) -> bool:

@@ -11,7 +11,6 @@ from fedone_sdk.aggregator.http.cors import NO_PAGES, Cors, CorsConfig
 from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
 from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
 from fedone_sdk.aggregator.routes.access import ACCESS
-from fedone_sdk.aggregator.routes.archives import ARCHIVES
 from fedone_sdk.aggregator.routes.context import (
     CONTEXT,
     DOCUMENT,
@@ -51,7 +50,6 @@ def routes(*, public_metrics: bool = False) -> tuple[Route, ...]:
         *DEVICE_ROUTES,
         *RUN_ROUTES,
         *MONITORING_ROUTES,
-        *ARCHIVES,
         *ACCESS,
         *SYSTEM_ROUTES,
         metrics,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
 from pydantic import TypeAdapter
 
+from fedone_sdk.aggregator.export import export_run
 from fedone_sdk.aggregator.http.requests import answer, streamed
 from fedone_sdk.aggregator.routes.context import CONTEXT, DRAIN, SERVICE, message_of, run_of
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
-from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.feed import Feed
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -31,7 +29,6 @@ from fedone_sdk.messages import (
     RunSummary,
 )
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
-from fedone_sdk.stores import LogEntry, log_pages
 from fedone_sdk.vocabulary import ListVocabulary
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
@@ -127,19 +124,9 @@ async def prompt(request: web.Request) -> web.Response:
 
 
 async def log(request: web.Request) -> web.StreamResponse:
-    """Return the log of a run as JSON lines, oldest first."""
-    pages = log_pages(request.app[SERVICE].store, (await run_of(request)).run_id)
-    return await streamed(request, _lines(pages), content_type="application/jsonl")
-
-
-async def _lines(pages: AsyncIterator[list[LogEntry]]) -> AsyncIterator[bytes]:
-    async for page in pages:
-        yield await in_thread_if_large(sum(len(entry.body) for entry in page), _text_of, page)
-
-
-def _text_of(page: list[LogEntry]) -> bytes:
-    lines = (json.dumps({"kind": entry.kind, **json.loads(entry.body)}) for entry in page)
-    return "".join(f"{line}\n" for line in lines).encode()
+    """Return a run as JSON lines: its description, its log from the oldest line on, its result."""
+    pieces = export_run(request.app[SERVICE].store, await run_of(request))
+    return await streamed(request, pieces, content_type="application/jsonl")
 
 
 async def events(request: web.Request) -> web.StreamResponse:
@@ -312,9 +299,9 @@ RUN_ROUTES = (
         method="GET",
         path="/v1/runs/{run_id}/log",
         handler=log,
-        access="viewer",
+        access="operator",
         tag="runs",
-        summary="Get the log of a run",
+        summary="Export a run",
         answers={200: "application/jsonl"},
     ),
     Route(

@@ -1,3 +1,3 @@
-"""Serving of runs: clients and their work, the gateway, evaluation, archives."""
+"""Serving of runs: clients and their work, the gateway, evaluation."""
 
 __all__: list[str] = []

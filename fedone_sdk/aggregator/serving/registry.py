@@ -90,8 +90,8 @@ class StoredRun:
             clients=frozenset(
                 [
                     *(seat["client"] for seat in document["seats"]),
-                    *document.get("quarantined", ()),
-                    *(client for client, _ in document.get("releases", ())),
+                    *document["quarantined"],
+                    *(client for client, _ in document["releases"]),
                 ]
             ),
             summary=RunSummary(
@@ -101,11 +101,11 @@ class StoredRun:
                 rounds=json.loads(head.spec).get("rounds", _ROUNDS),
                 cap=Cap.model_validate(account["cap"] or {}),
                 spent=Usage.model_validate(account["spent"]),
-                priced=not document["counters"].get("unpriced"),
+                priced=not document["counters"]["unpriced"],
                 created_at=head.created_at,
                 ended_at=document["ended_at"],
-                metric=document["metric"].get("after"),
-                metric_name=document["metric"].get("name"),
+                metric=document["metric"]["after"],
+                metric_name=document["metric"]["name"],
             ),
         )
 

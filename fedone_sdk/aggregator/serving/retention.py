@@ -28,8 +28,7 @@ class Retention(Spec):
     Attributes:
         ended_runs_days: Runs, counted from their end. A run is deleted with all its data; its name
             stays reserved.
-        logs_days: Logs of runs that have ended for good. The result and the prompt stay; replay and
-            export need the log.
+        logs_days: Logs of runs that have ended for good. The result and the prompt stay.
         closed_work_days: Receipts of ended runs. Afterwards a repeated update gets 404.
         idle_clients_days: Clients without a request. Their index and public id stay.
     """

@@ -13,7 +13,13 @@ import structlog
 
 from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, RunChanged
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.codec import arrays_of, encode_arrays, encode_document
+from fedone_sdk.aggregator.rounds.codec import (
+    arrays_of,
+    decode_snapshot,
+    encode_arrays,
+    encode_document,
+    encode_snapshot,
+)
 from fedone_sdk.aggregator.rounds.events import (
     Accepted,
     CapsRaised,
@@ -41,7 +47,7 @@ from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.aggregator.runtime import Bucket, in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Feed, Listener, RunReloaded
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView, client_influences
-from fedone_sdk.algorithms import dump_memory, load_memory
+from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import MethodError, ProblemError
@@ -55,11 +61,13 @@ from fedone_sdk.messages import (
     SeatReport,
 )
 from fedone_sdk.stores import (
+    SERVER,
     ClosedWork,
     Commit,
     LogEntry,
     RunRecord,
     Store,
+    StoredMemory,
     VersionConflict,
     log_pages,
 )
@@ -397,19 +405,32 @@ class ServedRun(RunView):
     async def _complete_event(self, event: Event) -> Event:
         """Add data from the store to an event, read no earlier than the state.
 
-        A work request gets the client's current method memory. A rollback clears the memory of
-        clients without work before the target round. `ReplicasLost` gets replicas that have started
-        since the list was read, because they may have pending calls.
+        A work request gets the client's current method memory, and a rollback the snapshot of its
+        round. `ReplicasLost` gets replicas that have started since the list was read, because they
+        may have pending calls.
         """
         if isinstance(event, ReplicasLost):
             return replace(event, alive=event.alive | await self._store.alive())
-        if isinstance(event, RollbackRequested) and self.machine.remembers_clients:
-            known = await self._store.memories(self.run_id)
-            return replace(event, memories={**{one: {} for one in known}, **event.memories})
+        if isinstance(event, RollbackRequested) and 0 < event.to_round <= self._state.round:
+            return replace(event, method=await self._snapshot(event.to_round))
         if not (isinstance(event, WorkRequested) and self.machine.remembers_clients):
             return event
         saved = await self._store.memory(self.run_id, event.client)
         return event if saved is None else replace(event, memory=load_memory(saved))
+
+    async def _snapshot(self, number: int) -> State:
+        """Return the method's state after some rounds."""
+        every = self.base.snapshot_every
+        stored = None
+        if number % every == 0:
+            stored = await self._store.memory(self.run_id, SERVER, number)
+        if stored is None:
+            kept = "every round" if every == 1 else f"rounds 0, {every}, {2 * every}, ..."
+            raise ProblemError(
+                "run_conflict",
+                f"there is no snapshot of round {number}; the run keeps those of {kept}",
+            )
+        return await in_thread_if_large(len(stored), decode_snapshot, stored)
 
     async def _has_newer_version(self) -> bool:
         """Whether the store has a newer version that was not signalled yet."""
@@ -485,7 +506,7 @@ class ServedRun(RunView):
         """Return the newest stored outcomes of each prompt.
 
         Raises:
-            ArchiveError: A line of the log is damaged.
+            ResultError: A line of the log is damaged.
         """
         lines = [
             entry async for page in log_pages(self._store, self.run_id, OUTCOMES) for entry in page
@@ -504,8 +525,11 @@ class ServedRun(RunView):
                     self.mark_stale()
 
     async def _commit(self, state: RunState, effects: Sequence[Effect]) -> None:
-        closed, log, memories = [], [], []
+        closed, log, memories = [], [], list[StoredMemory]()
         reports, lost = [], []
+        back_to, every = None, self.base.snapshot_every
+        # The first round of which there is a snapshot with the clients' new memories.
+        kept_at = -(-state.round // every) * every
         for effect in effects:
             if isinstance(effect, Accepted):
                 receipt = effect.receipt
@@ -537,8 +561,7 @@ class ServedRun(RunView):
                     at=self._clock.now(),
                 )
                 lost.append(work)
-                # Without the time: earlier versions reject the key.
-                log.append(LogEntry(kind="lost", body=work.model_dump_json(exclude={"at"})))
+                log.append(LogEntry(kind="lost", body=work.model_dump_json()))
             elif isinstance(effect, RoundFinished):
                 names = ",".join(await self._names(effect.clients))
                 report = effect.report.model_copy(update={"client_id": names})
@@ -546,14 +569,28 @@ class ServedRun(RunView):
                 body = {"report": report.model_dump(), **effect.record}
                 text = await in_thread_if_large(self._num_bytes, json.dumps, body)
                 log.append(LogEntry(kind="round", body=text))
+                if state.round == kept_at:
+                    snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
+                    memories.append(
+                        StoredMemory(client_index=SERVER, round=kept_at, value=snapshot)
+                    )
             elif isinstance(effect, RunRolledBack):
+                back_to = effect.to_round
                 log.append(LogEntry(kind="rollback", body=json.dumps(effect.record)))
             elif isinstance(effect, CapsRaised):
                 log.append(LogEntry(kind="budget", body=json.dumps(effect.record)))
             elif isinstance(effect, MemorySaved):
-                memories.append((effect.client, dump_memory(effect.memory)))
+                value = dump_memory(effect.memory)
+                memories.append(
+                    StoredMemory(client_index=effect.client, round=kept_at, value=value)
+                )
         await self._store_commit(
-            state, effects, closed=tuple(closed), log=tuple(log), memories=tuple(memories)
+            state,
+            effects,
+            closed=tuple(closed),
+            log=tuple(log),
+            memories=tuple(memories),
+            back_to=back_to,
         )
         for effect in effects:
             if isinstance(effect, RunRolledBack):

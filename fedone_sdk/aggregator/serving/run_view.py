@@ -99,7 +99,7 @@ class Counters:
             cache_hits=document["cache_hits"],
             values=document["values"],
             censored=document["censored"],
-            unpriced=document.get("unpriced", 0),
+            unpriced=document["unpriced"],
         )
 
 

@@ -17,8 +17,6 @@ from fedone_sdk.aggregator.rounds.events import (
     RollbackRequested,
     StopRequested,
 )
-from fedone_sdk.aggregator.rounds.replay import Lookback, Replayed
-from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks
@@ -26,7 +24,7 @@ from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.stores import Store, log_pages
+from fedone_sdk.stores import Store
 
 _log = structlog.get_logger(__name__)
 
@@ -166,42 +164,15 @@ class Steering:
             )
 
     async def roll_back(self, run: ServedRun, to_round: int, reason: str) -> None:
-        """Roll a run back to its state before round `to_round`; its spending stays counted.
+        """Roll a run back to its state after `to_round` rounds; its spending stays counted.
 
         Raises:
-            ProblemError: ``run_conflict`` if it has done fewer rounds, or has ended for good.
+            ProblemError: ``run_conflict`` if it has done fewer rounds, has no snapshot of that
+                round, or has ended for good.
         """
-        while True:
-            await run.catch_up()
-            rollbacks = run.state.rollbacks
-            if not 0 <= to_round <= run.state.round:
-                raise ProblemError(
-                    "run_conflict", f"the run has done {run.state.round} rounds, not {to_round}"
-                )
-            before = await self._state_at_round(run, to_round)
-            event = RollbackRequested(
-                method=before.state.method,
-                memories=before.memories,
-                to_round=to_round,
-                reason=reason,
-                rollbacks=rollbacks,
-            )
-            try:
-                await run.apply(event)
-                return
-            except ProblemError:
-                if run.state.rollbacks == rollbacks:
-                    raise
-                # A concurrent rollback came first: compute the state again.
-
-    async def _state_at_round(self, run: ServedRun, to_round: int) -> Replayed:
-        until = run.version
-        rollbacks = await self._store.log(run.run_id, "rollback")
-        lookback = Lookback(run.spec, run.vocabulary, rollbacks, to_round)
-        async for page in log_pages(self._store, run.run_id):
-            known = [entry for entry in page if entry.version <= until]
-            await in_thread(lookback.follow, known)
-        return lookback.found()
+        # The run replaces the method's state by that of the snapshot, unless it goes to the start.
+        start = run.base.initial_state().method
+        await run.apply(RollbackRequested(method=start, to_round=to_round, reason=reason))
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
         """Put a client of a run in quarantine.

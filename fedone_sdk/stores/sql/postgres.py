@@ -78,12 +78,16 @@ WITH moved AS (
     SELECT moved.run_id, moved.version, l.number - 1, l.kind, l.body
     FROM moved, unnest(CAST(:kinds AS varchar[]), CAST(:bodies AS text[]))
         WITH ORDINALITY AS l (kind, body, number)
+), forgotten AS (
+    DELETE FROM memories USING moved
+    WHERE memories.run_id = moved.run_id AND memories.round > CAST(:back_to AS integer)
 ), remembered AS (
-    INSERT INTO memories (run_id, client_index, value)
-    SELECT moved.run_id, m.client_index, m.value
-    FROM moved, unnest(CAST(:of_clients AS integer[]), CAST(:memories AS bytea[]))
-        AS m (client_index, value)
-    ON CONFLICT (run_id, client_index) DO UPDATE SET value = excluded.value
+    INSERT INTO memories (run_id, client_index, round, value)
+    SELECT moved.run_id, m.client_index, m.round, m.value
+    FROM moved, unnest(
+        CAST(:of_clients AS integer[]), CAST(:of_rounds AS integer[]), CAST(:memories AS bytea[])
+    ) AS m (client_index, round, value)
+    ON CONFLICT (run_id, client_index, round) DO UPDATE SET value = excluded.value
 )
 SELECT version FROM moved
 """)
@@ -141,12 +145,11 @@ class PostgresDatabase:
         if engine is not None:
             await engine.dispose()
 
-    async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
-        """Run `work` with one snapshot per statement, or one for all statements."""
-        level = "REPEATABLE READ" if at_one_moment else "AUTOCOMMIT"
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` with one snapshot per statement."""
 
         async def read() -> T:
-            async with self._connection(level) as connection:
+            async with self._connection() as connection:
                 return await connection.run_sync(work)
 
         return await self._with_retries(read)
@@ -187,7 +190,6 @@ class PostgresDatabase:
         repetition conflicts and the run's row has the commit's name.
         """
         name = secrets.token_urlsafe(_NAME_LENGTH * 6 // 8)
-        memories = dict(commit.memories)
         row = {
             "run_id": run_id,
             "version": version,
@@ -201,8 +203,10 @@ class PostgresDatabase:
             "receipts": [work.receipt for work in commit.closed],
             "kinds": [entry.kind for entry in commit.log],
             "bodies": [entry.body for entry in commit.log],
-            "of_clients": list(memories.keys()),
-            "memories": list(memories.values()),
+            "back_to": commit.back_to,
+            "of_clients": [memory.client_index for memory in commit.memories],
+            "of_rounds": [memory.round for memory in commit.memories],
+            "memories": [memory.value for memory in commit.memories],
         }
         tries = 0
 

@@ -20,12 +20,12 @@ def size(connection: Connection, run_id: str) -> RunSize:
         found: int = connection.execute(query).scalar_one()
         return found
 
-    return RunSize(log=count(t.log), closed=count(t.closed_work), memories=count(t.memories))
+    return RunSize(log=count(t.log), closed=count(t.closed_work))
 
 
 def trim(connection: Connection, run_id: str, *, log: bool = False, closed: bool = False) -> None:
     """See `Store.trim`."""
-    for table, wanted in ((t.log, log), (t.closed_work, closed)):
+    for table, wanted in ((t.log, log), (t.memories, log), (t.closed_work, closed)):
         if wanted:
             connection.execute(delete(table).where(table.c.run_id == run_id))
 
@@ -63,18 +63,6 @@ def refuse_deleted(connection: Connection, run_id: str) -> None:
     """
     if deleted(connection, run_id) is not None:
         raise RunDeleted(f"run {run_id!r} was deleted")
-
-
-def bring_back(connection: Connection, run_id: str, version: int) -> None:
-    """Free the id of a run that was deleted at this version or earlier.
-
-    Raises:
-        RunDeleted: The run was deleted at a later version.
-    """
-    of_run = t.deleted_runs.c.run_id == run_id
-    connection.execute(delete(t.deleted_runs).where(of_run & (t.deleted_runs.c.version <= version)))
-    if deleted(connection, run_id) is not None:
-        raise RunDeleted(f"run {run_id!r} was deleted, and had moved on by then")
 
 
 def see_client(connection: Connection, index: int, now: float) -> None:

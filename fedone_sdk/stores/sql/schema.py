@@ -28,14 +28,11 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     inspect,
-    select,
     text,
 )
 
-HEAD = "0003"
+HEAD = "0001"
 """Schema version of this code; a test compares it with the migrations."""
-
-_BEFORE_ALEMBIC = "0001"
 
 metadata = MetaData()
 
@@ -53,8 +50,7 @@ class _Patterns(TypeDecorator[tuple[str, ...]]):
         return None if value is None else tuple(json.loads(value))
 
 
-# Integers by name: ``num_clients``; ``schema_version`` makes versions before Alembic refuse the
-# database.
+# Integers by name: ``num_clients``.
 meta = Table(
     "meta",
     metadata,
@@ -152,6 +148,7 @@ memories = Table(
     metadata,
     _run_key(),
     Column("client_index", Integer, primary_key=True, autoincrement=False),
+    Column("round", Integer, primary_key=True, autoincrement=False),
     Column("value", LargeBinary, nullable=False),
 )
 # Reserved ids of deleted runs, with their last versions.
@@ -177,15 +174,9 @@ def current(connection: Connection) -> str | None:
     tables = inspect(connection).get_table_names()
     if not tables:
         return None
-    if "meta" not in tables:
-        raise SchemaRefused("another program's database")
     found = None
-    if "alembic_version" in tables:
+    if {"meta", "alembic_version"} <= set(tables):
         found = MigrationContext.configure(connection).get_current_revision()
-    else:
-        version = select(meta.c.value).where(meta.c.key == "schema_version")
-        if connection.execute(version).scalar() == 1:
-            found = _BEFORE_ALEMBIC
     if found is None:
         raise SchemaRefused("another program's database")
     known = [script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()]
@@ -216,8 +207,6 @@ def prepare(connection: Connection, *, upgrading: bool) -> None:
         )
     config = _config()
     config.attributes["connection"] = connection
-    if found == _BEFORE_ALEMBIC and "alembic_version" not in inspect(connection).get_table_names():
-        command.stamp(config, _BEFORE_ALEMBIC)
     command.upgrade(config, HEAD)
 
 

@@ -131,8 +131,8 @@ class SqliteDatabase(Alone):
         """Read a row."""
         await self.read(statements.ping)
 
-    async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
-        """Run `work` on a connection of the pool, always with one snapshot."""
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` on a connection of the pool."""
         if self._engine is None:
             raise self._not_open()
 

@@ -7,10 +7,9 @@ replicas: indices have no gaps, and a token's uses are counted exactly.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from itertools import groupby
 from typing import Any
 
 from sqlalchemy import (
@@ -37,11 +36,9 @@ from fedone_sdk.stores.records import (
     Member,
     RunHead,
     RunRecord,
-    RunSnapshot,
     TokenRecord,
     TokenRefused,
     VersionConflict,
-    check_run_of,
 )
 from fedone_sdk.stores.sql import removal
 from fedone_sdk.stores.sql import schema as t
@@ -282,20 +279,15 @@ def closed(connection: Connection, assignment_id: str) -> ClosedWork | None:
     return None if row is None else ClosedWork(**row)
 
 
-def memory(connection: Connection, run_id: str, client_index: int) -> bytes | None:
+def memory(
+    connection: Connection, run_id: str, client_index: int, at_round: int | None = None
+) -> bytes | None:
     """See `Store.memory`."""
-    query = select(t.memories.c.value).where(
-        t.memories.c.run_id == run_id, t.memories.c.client_index == client_index
-    )
-    return connection.execute(query).scalar()
-
-
-def memories(connection: Connection, run_id: str) -> dict[int, bytes]:
-    """See `Store.memories`."""
-    query = select(t.memories.c.client_index, t.memories.c.value).where(
-        t.memories.c.run_id == run_id
-    )
-    return {row.client_index: row.value for row in connection.execute(query)}
+    c = t.memories.c
+    query = select(c.value).where(c.run_id == run_id, c.client_index == client_index)
+    if at_round is not None:
+        query = query.where(c.round == at_round)
+    return connection.execute(query.order_by(c.round.desc()).limit(1)).scalar()
 
 
 def log(
@@ -316,77 +308,6 @@ def log(
     query = select(t.log.c.kind, t.log.c.body, t.log.c.version).where(which)
     rows = connection.execute(query.order_by(t.log.c.version, t.log.c.position)).mappings()
     return [LogEntry(**row) for row in rows]
-
-
-def snapshot(connection: Connection, run_id: str, *, with_log: bool) -> RunSnapshot | None:
-    """See `Store.snapshot`; the transaction must have one snapshot."""
-    record = run(connection, run_id)
-    if record is None:
-        return None
-    of_run = select(t.closed_work).where(t.closed_work.c.run_id == run_id)
-    rows = connection.execute(of_run.order_by(t.closed_work.c.assignment_id)).mappings()
-    return RunSnapshot(
-        record=record,
-        closed=tuple(ClosedWork(**row) for row in rows),
-        log=tuple(log(connection, run_id)) if with_log else (),
-        memories=tuple(sorted(memories(connection, run_id).items())),
-    )
-
-
-def restore(
-    connection: Connection,
-    again: bool,
-    snapshot: RunSnapshot,
-    clients: Sequence[ClientRecord] = (),
-) -> None:
-    """See `Store.restore`."""
-    run_id = snapshot.record.run_id
-    check_run_of(snapshot.closed, run_id)
-    known = _line_up(connection)
-    if again and run(connection, run_id) == snapshot.record:
-        return
-    _insert_run(connection, snapshot.record)
-    removal.bring_back(connection, run_id, snapshot.record.version)
-    for guest in clients:
-        known = _admit(connection, guest, known)
-    connection.execute(update(t.meta).where(_NUM_CLIENTS).values(value=known))
-    if snapshot.closed:
-        with refusing("work can be closed only once"):
-            connection.execute(_CLOSE, [asdict(work) for work in snapshot.closed])
-    if snapshot.log:
-        connection.execute(_APPEND, list(_lines(run_id, snapshot.log)))
-    if snapshot.memories:
-        _remember(connection, run_id, snapshot.memories)
-
-
-def _admit(connection: Connection, guest: ClientRecord, count: int) -> int:
-    """Add a client under its index if missing; return the new number of clients."""
-    if guest.index > count:
-        raise ValueError(f"client {guest.index} would leave a gap")
-    if guest.index < count:
-        known = _client(connection, t.clients.c.index == guest.index)
-        if known is None or known.client_id != guest.client_id:
-            name = None if known is None else known.client_id
-            raise ValueError(f"client {guest.index} is {name!r} here, not {guest.client_id!r}")
-        return count
-    if _client(connection, t.clients.c.credential_sha256 == guest.credential_sha256) is not None:
-        raise ValueError(f"the credential of {guest.client_id!r} is in use")
-    with refusing(f"client {guest.client_id!r} is enrolled already"):
-        connection.execute(insert(t.clients), asdict(guest))
-    return count + 1
-
-
-def _lines(run_id: str, entries: Iterable[LogEntry]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of log entries; entries of one version are numbered in order."""
-    for _, together in groupby(entries, key=lambda entry: entry.version):
-        for position, entry in enumerate(together):
-            yield {"run_id": run_id, "position": position, **asdict(entry)}
-
-
-def _remember(connection: Connection, run_id: str, memories: Iterable[tuple[int, bytes]]) -> None:
-    newest = dict(memories).items()
-    rows = [{"run_id": run_id, "client_index": index, "value": value} for index, value in newest]
-    _upsert(connection, t.memories, rows)
 
 
 # Statements of a commit, built once.
@@ -421,10 +342,23 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
         with refusing("work can be closed only once"):
             connection.execute(_CLOSE, [asdict(work) for work in commit.closed])
     if commit.log:
-        entries = (replace(entry, version=version + 1) for entry in commit.log)
-        connection.execute(_APPEND, list(_lines(run_id, entries)))
+        rows = [
+            {
+                "run_id": run_id,
+                "version": version + 1,
+                "position": position,
+                "kind": entry.kind,
+                "body": entry.body,
+            }
+            for position, entry in enumerate(commit.log)
+        ]
+        connection.execute(_APPEND, rows)
+    if commit.back_to is not None:
+        later = (t.memories.c.run_id == run_id) & (t.memories.c.round > commit.back_to)
+        connection.execute(delete(t.memories).where(later))
     if commit.memories:
-        _remember(connection, run_id, commit.memories)
+        rows = [{"run_id": run_id, **asdict(memory)} for memory in commit.memories]
+        _upsert(connection, t.memories, rows)
 
 
 def _insert(connection: Connection, table: Table) -> Insert:

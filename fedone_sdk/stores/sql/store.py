@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.stores.base import Replica, Signals, Store
-from fedone_sdk.stores.records import Commit, Member, RunSnapshot, check_run_of
+from fedone_sdk.stores.records import Commit, Member, check_run_of
 from fedone_sdk.stores.sql import removal, statements
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
@@ -47,8 +47,8 @@ class Database(Replica, Protocol):
         """Raise `FedOneError` if the database is not available."""
         ...
 
-    async def read(self, work: Callable[[Connection], T], *, at_one_moment: bool = False) -> T:
-        """Run `work`; `at_one_moment` gives all its statements the same snapshot."""
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work`."""
         ...
 
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
@@ -260,20 +260,11 @@ class SqlStore:
 
     closed = _reads(statements.closed)
     memory = _reads(statements.memory)
-    memories = _reads(statements.memories)
     log = _reads(statements.log)
     size = _reads(removal.size)
     trim = _writes(removal.trim)
     delete_run = _writes_once(removal.delete_run)
     deleted = _reads(removal.deleted)
-
-    async def snapshot(self, run_id: str, *, log: bool = True) -> RunSnapshot | None:
-        """Return a consistent snapshot of a run; see `Store.snapshot`."""
-        return await self._database.read(
-            lambda c: statements.snapshot(c, run_id, with_log=log), at_one_moment=True
-        )
-
-    restore = _writes_once(statements.restore)
 
     # Replicas
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,13 @@ from fedone_sdk.aggregator.rounds.events import (
     RoundFinished,
     SeatsVacant,
 )
-from fedone_sdk.aggregator.rounds.replay import replay
 from fedone_sdk.aggregator.serving.run_view import client_influences
-from fedone_sdk.algorithms import State, aggregate, alpha_sha256, dump_memory
+from fedone_sdk.algorithms import State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.errors import SpecError
-from fedone_sdk.messages import AlphaUpdate, Array, LossesUpdate
+from fedone_sdk.messages import AlphaUpdate, LossesUpdate
 from fedone_sdk.messages.ndarray import from_wire, to_wire
 from fedone_sdk.spec import RunSpec, validate_spec
-from fedone_sdk.stores import LogEntry
-from fedone_sdk.vocabulary import Vocabulary
 from tests.unit.machine.game import Game, answer_to, both, refusal, spec_of
 
 CLIENTS = (0, 1, 2, 3)
@@ -157,29 +153,6 @@ def test_a_rollback_keeps_the_ledger() -> None:
     assert all(game.state.defence[name] is before[name] for name in before)
 
 
-@both
-@pytest.mark.parametrize("method", ["gs-bdpl", "bdpl", "random"])
-def test_a_replay_computes_the_same(exchange: str, method: str) -> None:
-    if (method, exchange) == ("random", "alpha"):
-        return
-    participation = {"exchange": exchange}
-    options: dict[str, Any] = {"name": method, "num_samples": 20, "rounds": 30}
-    raw = spec_of(participation=participation, **options).model_dump()
-    game = Game(RunSpec.model_validate({**raw, "defence": "standard"}))
-    play(game, attackers=(ATTACKER,))
-    report = [e.report.model_dump() for e in game.effects if isinstance(e, RoundFinished)]
-    entries = [
-        LogEntry(kind="round", body=json.dumps({"report": updated, **record}))
-        for updated, record in zip(report, records(game), strict=True)
-    ]
-    vocabulary = Vocabulary(candidates=("a", "b", "c"))
-    lines = list(replay(game.spec, vocabulary, entries))
-    assert len(lines) == 30
-    assert all(line.agrees for line in lines)
-    assert dump_memory(lines[-1].state.defence) == dump_memory(game.state.defence)
-    assert any(line["outlier"] for record in records(game) for line in record["defence"])
-
-
 def test_a_search_drops_held_back_losses() -> None:
     raw = spec_of(participation={"exchange": "losses"}, name="random", num_samples=20, rounds=20)
     game = Game(RunSpec.model_validate({**raw.model_dump(), "defence": "standard"}))
@@ -225,11 +198,15 @@ def test_a_memory_beyond_all_measure_is_refused(value: float) -> None:
 def test_the_aggregate_of_many() -> None:
     part = {"clients_per_round": 4, "aggregation": "plain"}
     game = Game(defended("alpha", defence="none", participation=part, rounds=1))
-    play(game, attackers=(ATTACKER,))
-    (record,) = records(game)
+    game.seat(CLIENTS)
+    works = {seat.client: game.claim(seat.client) for seat in game.state.seats}
     alphas = []
-    for seat in sorted(record["seats"], key=lambda seat: seat["client"]):
-        alphas.append(from_wire(Array.model_validate(seat["alpha"])))
+    for client, work in sorted(works.items()):
+        assert work is not None
+        update = ascent(game, work) if client == ATTACKER else answer_to(game, work)
+        assert isinstance(update, AlphaUpdate)
+        alphas.append(from_wire(update.alpha))
+        game.send(work, update)
     feasible = game.machine.method.project(aggregate(alphas))
     assert game.state.method.alpha.tobytes() == State(alpha=feasible).alpha.tobytes()
 

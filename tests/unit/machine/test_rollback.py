@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator.rounds.events import (
-    MemorySaved,
     PauseRequested,
     ResumeRequested,
     RollbackRequested,
@@ -22,7 +21,6 @@ from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import alpha_sha256, stream_seed
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import (
-    ALPHA,
     LOSSES,
     MODEL,
     SAMPLES,
@@ -177,15 +175,6 @@ class TestRollback:
             )
             refused = refusal(game.apply(event))
             assert refused.detail == f"the run has done 1 rounds, not {to_round}"
-
-    def test_clients_memories_go_back_where_they_are_kept(self) -> None:
-        for part, kept in ((LOSSES, 1), (ALPHA, 0)):
-            game = Game(spec_of(rounds=5, optimizer="adamw", participation=part))
-            start = game.state
-            rounds(game, 1)
-            effects = game.apply(back(start, memories={3: {}}))
-            saved = [effect for effect in effects if isinstance(effect, MemorySaved)]
-            assert saved == [MemorySaved(client=3, memory={})] * kept
 
     def test_a_gateway_s_run_keeps_its_model(self) -> None:
         game = Game(spec_of(rounds=5), gateway=True)

@@ -123,12 +123,8 @@ class TestRounds:
         (seat,) = game.only(RoundFinished).record["seats"]
         assert [len(losses) for losses in seat["losses"]] == [SAMPLES] * 3
 
-    @both
-    def test_replay_from_the_log(self, exchange: str) -> None:
-        """A round's record has the sources of its alpha."""
-        game = Game(
-            spec_of(participation={"exchange": exchange, "clients_per_round": 2}, local_steps=2)
-        )
+    def test_alpha_is_the_mean_of_the_steps_with_the_logged_losses(self) -> None:
+        game = Game(spec_of(participation={**LOSSES, "clients_per_round": 2}, local_steps=2))
         game.play()
         state = game.machine.initial_state().method
         for effect in game.effects:
@@ -137,10 +133,6 @@ class TestRounds:
             alphas, weights = [], []
             for record in json.loads(json.dumps(effect.record))["seats"]:
                 weights.append(record["weight"])
-                if exchange == "alpha":
-                    array = Array.model_validate(record["alpha"])
-                    alphas.append(np.frombuffer(array.to_bytes(), "<f4").reshape(array.shape))
-                    continue
                 local = state
                 for step, losses in enumerate(record["losses"]):
                     seat = Seat(slot=record["slot"], client=record["client"], phase="working",

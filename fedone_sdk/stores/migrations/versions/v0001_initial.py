@@ -1,4 +1,4 @@
-"""Clients, runs, finished work and the log: the schema that fedone-sdk 0.1 creates itself."""
+"""The first schema."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -20,8 +20,17 @@ def upgrade() -> None:
         sa.Column("key", sa.String, primary_key=True),
         sa.Column("value", sa.Integer, nullable=False),
     )
-    op.bulk_insert(
-        meta, [{"key": "schema_version", "value": 1}, {"key": "num_clients", "value": 0}]
+    op.bulk_insert(meta, [{"key": "num_clients", "value": 0}])
+    op.create_table(
+        "tokens",
+        sa.Column("seq", sa.Integer, primary_key=True),
+        sa.Column("name", sa.String, nullable=False, unique=True),
+        sa.Column("token_sha256", sa.String, nullable=False, unique=True),
+        sa.Column("runs", sa.Text),
+        sa.Column("uses_left", sa.Integer),
+        sa.Column("expires_at", sa.Double),
+        sa.Column("created_at", sa.Double, nullable=False),
+        sa.Column("revoked_at", sa.Double),
     )
     op.create_table(
         "clients",
@@ -30,6 +39,22 @@ def upgrade() -> None:
         sa.Column("credential_sha256", sa.String, nullable=False),
         sa.Column("name", sa.Text),
         sa.Column("enrolled_at", sa.Double, nullable=False),
+        sa.Column("enrolment_sha256", sa.String),
+        sa.Column("token", sa.String),
+        sa.Column("runs", sa.Text),
+        sa.Column("previous_sha256", sa.String),
+        sa.Column("revoked_at", sa.Double),
+        sa.Column("seen_at", sa.Double),
+    )
+    op.create_index("clients_credential_sha256", "clients", ["credential_sha256"])
+    op.create_index("clients_previous_sha256", "clients", ["previous_sha256"])
+    op.create_index("clients_enrolment_sha256", "clients", ["enrolment_sha256"], unique=True)
+    op.create_table(
+        "members",
+        sa.Column("client_index", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("num_examples", sa.Integer, nullable=False),
+        sa.Column("run_id", sa.String),
+        sa.Column("until", sa.Double, nullable=False),
     )
     op.create_table(
         "runs",
@@ -38,6 +63,7 @@ def upgrade() -> None:
         sa.Column("version", sa.Integer, nullable=False),
         sa.Column("document", sa.Text, nullable=False),
         sa.Column("created_at", sa.Double, nullable=False),
+        sa.Column("commits", sa.Text, nullable=False, server_default=sa.text("''")),
     )
     op.create_table(
         "run_data",
@@ -55,6 +81,7 @@ def upgrade() -> None:
         sa.Column("body_sha256", sa.String),
         sa.Column("receipt", sa.Text),
     )
+    op.create_index("closed_work_run_id", "closed_work", ["run_id"])
     op.create_table(
         "log",
         _run_key(),
@@ -67,5 +94,12 @@ def upgrade() -> None:
         "memories",
         _run_key(),
         sa.Column("client_index", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("round", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("value", sa.LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "deleted_runs",
+        sa.Column("run_id", sa.String, primary_key=True),
+        sa.Column("version", sa.Integer, nullable=False),
+        sa.Column("deleted_at", sa.Double, nullable=False),
     )

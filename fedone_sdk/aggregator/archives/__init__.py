@@ -1,3 +1,0 @@
-"""Archives: a complete run in one file."""
-
-__all__: list[str] = []
