@@ -19,7 +19,7 @@ from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecError
-from fedone_sdk.spec import BackendSpec, OnnxSpec, OwnMethodSpec, RunSpec, Spec
+from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, Spec
 from fedone_sdk.stores import RunRecord, SqlStore
 from fedone_sdk.task import Example
 from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary
@@ -259,7 +259,7 @@ class ServeConfig(Spec):
     cors: CorsConfig = CorsConfig()
     retention: Retention = Retention()
     tls: TlsConfig | None = None
-    backend: BackendSpec | None = OnnxSpec()
+    backend: BackendSpec | None = BackendSpec()
     runs: tuple[str, ...] = ()
     metrics: MetricsConfig = MetricsConfig()
     tracing: TracingConfig | None = None
@@ -433,8 +433,8 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
 
 def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
     """Return the fields that identify the model, with resolved paths."""
-    names = {"kind", "model", "base_url", "url", "revision", "object", "options"}
+    names = {"kind", "model", "base_url", "object", "options"}
     document = backend.model_dump(include=names)
-    if isinstance(backend, OnnxSpec) and backend.model is not None:
+    if backend.kind == "onnx" and backend.model is not None:
         document["model"] = (folder / backend.model).expanduser().resolve()
     return document

@@ -12,17 +12,7 @@ from fedone_sdk.backends.model_client import ModelClient, Watch
 from fedone_sdk.budget import FREE, BudgetGuard, Price, known_price
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.objects import load_object
-from fedone_sdk.spec import (
-    BackendSpec,
-    LlamaCppSpec,
-    OnnxSpec,
-    OpenAISpec,
-    OwnSpec,
-    RemoteSpec,
-    RunSpec,
-    TransformersSpec,
-    VllmSpec,
-)
+from fedone_sdk.spec import BackendSpec, RunSpec
 
 __all__ = ["build_adapter", "build_backend", "proposer_of"]
 
@@ -51,12 +41,11 @@ def build_backend(
         adapter = build_adapter(spec, folder)
     with _about("cache"):
         cache = AnswerCache(None if spec.cache is None else _path(folder, spec.cache))
-    remote = spec if isinstance(spec, RemoteSpec) else None
     return ModelClient(
         adapter,
         cache=cache,
-        retry=None if remote is None else remote.retry,
-        limits=None if remote is None else remote.limits,
+        retry=spec.retry if spec.is_remote else None,
+        limits=spec.limits if spec.is_remote else None,
         price=_price(spec),
         guard=guard,
         watch=watch,
@@ -116,39 +105,41 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
         SpecError: The description cannot be met.
         MissingExtraError: What the model needs is not installed.
     """
-    options = spec.model_dump(exclude={"kind", "cache", "retry", "limits", "prices"})
-    if options.get("tokenizer") is not None:
-        options["tokenizer"] = _path(folder, options["tokenizer"])
-    if isinstance(spec, OwnSpec):
-        return _own(spec, folder)
-    if isinstance(spec, OnnxSpec):
-        from fedone_sdk.backends.onnx import OnnxBackend
+    options, model = spec.adapter_options, spec.model or ""
+    if spec.tokenizer is not None:
+        options["tokenizer"] = _path(folder, spec.tokenizer)
+    match spec.kind:
+        case "own":
+            return _own(spec, folder)
+        case "onnx":
+            from fedone_sdk.backends.onnx import OnnxBackend
 
-        if spec.model is not None:
-            options["model"] = _path(folder, spec.model)
-        return OnnxBackend(**options)
-    if isinstance(spec, LlamaCppSpec):
-        from fedone_sdk.backends.llama_cpp import LlamaCppBackend
+            if model:
+                options["model"] = _path(folder, model)
+            return OnnxBackend(**options)
+        case "llama_cpp":
+            from fedone_sdk.backends.llama_cpp import LlamaCppBackend
 
-        return LlamaCppBackend(**{**options, "model": _gguf(spec.model, folder)})
-    if isinstance(spec, TransformersSpec):
-        from fedone_sdk.backends.transformers import TransformersBackend
+            return LlamaCppBackend(**{**options, "model": _gguf(model, folder)})
+        case "transformers":
+            from fedone_sdk.backends.transformers import TransformersBackend
 
-        local = _path(folder, spec.model)
-        return TransformersBackend(**{**options, "model": local if local.is_dir() else spec.model})
-    if isinstance(spec, VllmSpec):
-        from fedone_sdk.backends.vllm import VllmBackend
+            local = _path(folder, model)
+            return TransformersBackend(**{**options, "model": local if local.is_dir() else model})
+        case "vllm":
+            from fedone_sdk.backends.vllm import VllmBackend
 
-        return VllmBackend(**options)
-    from fedone_sdk.backends.openai import OpenAIBackend
+            return VllmBackend(**options)
+        case "openai":
+            from fedone_sdk.backends.openai import OpenAIBackend
 
-    return OpenAIBackend(**options)
+            return OpenAIBackend(**options)
 
 
-def _own(spec: OwnSpec, folder: Path) -> LLMBackend:
+def _own(spec: BackendSpec, folder: Path) -> LLMBackend:
     """Return a user-defined backend."""
     try:
-        make = load_object("object", spec.object, folder, group="fedone.backends")
+        make = load_object("object", spec.object or "", folder, group="fedone.backends")
     except SpecError as exc:
         raise SpecError(exc.problems, source="backend") from exc
     try:
@@ -184,10 +175,8 @@ def _path(folder: Path, name: str) -> Path:
 
 
 def _price(spec: BackendSpec) -> Price | None:
-    if not isinstance(spec, RemoteSpec):
-        return FREE
     if spec.prices is not None:
-        return spec.prices
-    if isinstance(spec, OpenAISpec):
-        return known_price(spec.model) if spec.base_url is None else None
-    return FREE
+        return Price(prompt=spec.prices.prompt, completion=spec.prices.completion)
+    if spec.kind == "openai":
+        return known_price(spec.model or "") if spec.base_url is None else None
+    return None if spec.kind == "own" else FREE

@@ -48,7 +48,7 @@ class LlamaCppBackend(LocalBackend[_Plan]):
     The constructor reads the file's metadata. A worker thread loads the model on the first call
     that needs it.
 
-    The arguments are options of `LlamaCppSpec`; `model` is a file.
+    The arguments are keys of ``kind: llama_cpp``; `model` is a file.
 
     Raises:
         MissingExtraError: The extra ``llama-cpp`` is not installed.
@@ -61,7 +61,7 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         self,
         model: str | Path,
         *,
-        context_length: int | None = None,
+        max_input_tokens: int | None = None,
         threads: int | None = None,
         gpu_layers: int | None = None,
         multi_token_labels: bool = False,
@@ -79,17 +79,17 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         trained = found.get(trained_key)
         if not isinstance(trained, int):
             raise SpecError("holds no language model", source=str(self._file))
-        if context_length is not None and not 16 <= context_length <= trained:
+        if max_input_tokens is not None and not 16 <= max_input_tokens <= trained:
             raise SpecError(
-                f"backend.context_length: must be from 16 to {trained} for this model, "
-                f"not {context_length}"
+                f"backend.max_input_tokens: must be from 16 to {trained} for this model, "
+                f"not {max_input_tokens}"
             )
         self._has_template = _TEMPLATE in found
         self._exact = found.get(_FILE_TYPE) in _NOT_QUANTISED
-        self.max_length = context_length or min(_CONTEXT_LENGTH, trained)
+        self.max_length = max_input_tokens or min(_CONTEXT_LENGTH, trained)
         self._settings = "".join(
             f":{key}={value}"
-            for key, value in (("context", context_length), ("gpu_layers", gpu_layers))
+            for key, value in (("context", max_input_tokens), ("gpu_layers", gpu_layers))
             if value is not None
         )
         self._threads = threads or os.cpu_count() or 1

@@ -108,7 +108,7 @@ class LlamaEngine:
             raise BackendError(
                 f"{file.name}: llama.cpp cannot load the model: it does not know the architecture, "
                 "the file is damaged, or the memory does not suffice for it and for "
-                f"{context_length} tokens of context (backend.context_length)"
+                f"{context_length} tokens of context (backend.max_input_tokens)"
             ) from exc
         self._url = str(self._server.listening_address)
         self.context_length = context_length

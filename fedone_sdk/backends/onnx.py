@@ -45,7 +45,7 @@ class OnnxBackend(LocalBackend[_Plan]):
 
     The constructor checks the files. A worker thread loads them on the first call that needs them.
 
-    The arguments are options of `OnnxSpec`. The model has the inputs ``input_ids``,
+    The arguments are keys of ``kind: onnx``. The model has the inputs ``input_ids``,
     ``attention_mask`` and ``mask_index``, and the output ``logits`` at the mask;
     ``tokenizer_config.json`` or ``config.json`` has the maximum length.
 

@@ -84,8 +84,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     tokens that the server shows; such a refusal is a `BackendUnavailable` that may be retried at
     once.
 
-    The arguments are options of `OpenAISpec`. Without `log_probs`, it answers ``choice`` instead of
-    ``labels``.
+    The arguments are keys of ``kind: openai``. Without `log_probs`, it answers ``choice`` instead
+    of ``labels``.
 
     Raises:
         MissingExtraError: The extra ``openai`` is not installed.

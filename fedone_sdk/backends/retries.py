@@ -37,7 +37,8 @@ class Retries:
     Args:
         attempts: Maximum attempts per request.
         max_wait_s: Maximum delay, in seconds.
-        breaker_failures: Failures in a row that open the breaker.
+        breaker_failures: Failures in a row that open the breaker: more than a burst of requests
+            that fail together.
         on_open: Called with the reason when the breaker opens.
     """
 

@@ -34,7 +34,7 @@ class TransformersBackend(LocalBackend[Plan]):
     The constructor reads the small files, those of a hub model over the network. A worker thread
     loads the weights on the first call that needs them. Code that comes with a model is never run.
 
-    The arguments are options of `TransformersSpec`. A model needs ``config.json`` and
+    The arguments are keys of ``kind: transformers``. A model needs ``config.json`` and
     ``tokenizer.json``.
 
     Attributes:

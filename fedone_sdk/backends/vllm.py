@@ -85,7 +85,7 @@ class VllmBackend(ServerBackend[_Request]):
     `check` reads the maximum length, the start tokens and the kind of model from the server, and
     must precede `fingerprint` and `worst_case`.
 
-    The arguments are options of `VllmSpec`. With `multi_token_labels` each input is sent once per
+    The arguments are keys of ``kind: vllm``. With `multi_token_labels` each input is sent once per
     label word.
 
     Raises:

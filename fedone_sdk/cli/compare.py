@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedone_sdk import __version__
-from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
 from fedone_sdk.cli._output import Output, money, note, write_file
-from fedone_sdk.cli._process import quiet_logs, stopping
-from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._state import RunState
-from fedone_sdk.cli._tuning import same_command
-from fedone_sdk.cli.progress import trial_progress
+from fedone_sdk.cli._process import naming, quiet_logs, stopping
+from fedone_sdk.cli._run_file import RunFile, RunState
+from fedone_sdk.cli._tuning import same_command, trial_progress
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.errors import ArgumentError, FedOneError
 

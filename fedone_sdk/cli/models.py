@@ -34,10 +34,9 @@ from fedone_sdk.backends.local_models import (
     model_path,
     models_folder,
 )
-from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import JsonFile
 from fedone_sdk.cli._output import Output, note, say, size, terminal
-from fedone_sdk.cli._process import interruptible
+from fedone_sdk.cli._process import interruptible, naming
 from fedone_sdk.errors import SpecError
 from fedone_sdk.files import sync_path
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import fedone_sdk
-from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.aggregator.serving.evaluation import curve_examples
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import (
@@ -33,9 +32,8 @@ from fedone_sdk.task import Example, TaskSpec, TextPrompt, example_loss, predict
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.events import Effect
     from fedone_sdk.aggregator.rounds.state import RunState
-    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import Change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,12 +168,12 @@ class _Checkpoints:
         assert self._run is not None
         return self._run
 
-    def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
+    def watch(self, run: ServedRun, change: Change | None) -> None:
         """Record an event of the run."""
         self._run, every = run, run.spec.evaluation.every
-        if isinstance(effect, RoundFinished):
-            self._queries += effect.report.queries
-            if every and (effect.report.round + 1) % every == 0:
+        if change is not None and change.finished is not None:
+            self._queries += change.finished.report.queries
+            if every and (change.finished.report.round + 1) % every == 0:
                 self.points.append((self._queries, run.state))
 
 

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports.forms import ready_messages
-from fedone_sdk.spec import BackendSpec, OpenAISpec, RunSpec, VllmSpec
+from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.task import TaskSpec
 
 _TOP = 20
@@ -63,13 +63,13 @@ def snippets(
         return [], f"The run does not describe how to call the model that scored, {model}."
     messages = ready_messages(task, prompt.prompt)
     masked = any("mask" in _names(message["content"]) for message in messages)
-    if not isinstance(backend, (OpenAISpec, VllmSpec)) or masked:
+    if backend.kind not in ("openai", "vllm") or masked:
         return [_local(task, spec, prompt)], ""
     note = ""
-    if isinstance(backend, OpenAISpec) and not backend.log_probs and backend.structured:
+    if not backend.log_probs and backend.structured:
         note = "The run restricted answers to label words by a JSON schema; these programs do not."
-    chat = task.chat is not None or getattr(backend, "api", "chat") == "chat"
-    if isinstance(backend, VllmSpec):
+    chat = task.chat is not None or backend.api == "chat"
+    if backend.kind == "vllm":
         chat = task.chat is not None
     if messages[-1]["role"] == "assistant":
         note = (
@@ -88,7 +88,7 @@ def snippets(
         "top": _shown(task, spec),
         "max_name": _max_name(spec),
         "max_tokens": task.max_written or 64,
-        "effort": getattr(backend, "reasoning_effort", None),
+        "effort": backend.reasoning_effort,
     }
     return [
         Snippet(title=title, code=_PROGRAMS.get_template(name).render(facts))
@@ -102,13 +102,10 @@ def snippets(
 def _local(task: TaskSpec, spec: RunSpec, prompt: PromptReport) -> Snippet:
     """Return a program that calls any backend by the SDK."""
     asked = task.with_bias(prompt.bias) if prompt.bias else task
-    settings = spec.backend.model_dump(
-        mode="json", exclude_defaults=True, exclude={"cache", "record"}
-    )
+    settings = spec.backend.model_dump(mode="json", exclude_defaults=True, exclude={"cache"})
     settings["kind"] = spec.backend.kind
     text = prompt.prompt
     code = _PROGRAMS.get_template("snippet_sdk.py.j2").render(
-        backend=type(spec.backend).__name__,
         settings=settings,
         task=asked.model_dump(mode="json", exclude_defaults=True, exclude={"description"}),
         prompt=text if isinstance(text, str) else None,
@@ -121,21 +118,20 @@ def _local(task: TaskSpec, spec: RunSpec, prompt: PromptReport) -> Snippet:
 
 def _url(backend: BackendSpec) -> str | None:
     """Return the URL of OpenAI's API; None is the clients' default."""
-    url: str | None = getattr(backend, "base_url", None)
-    if isinstance(backend, VllmSpec) and url is not None and not url.endswith("/v1"):
+    url = backend.base_url
+    if backend.kind == "vllm" and url is not None and not url.endswith("/v1"):
         return f"{url}/v1"
     return url
 
 
 def _shown(task: TaskSpec, spec: RunSpec) -> int:
     """Return the number of ``top_logprobs``; 0 if the program reads the answer's text."""
-    silent = isinstance(spec.backend, OpenAISpec) and not spec.backend.log_probs
-    return 0 if task.generates or silent else _TOP
+    return 0 if task.generates or not spec.backend.log_probs else _TOP
 
 
 def _max_name(spec: RunSpec) -> str:
     """Return the server's name of the limit of completion tokens, which differs for OpenAI."""
-    url = getattr(spec.backend, "base_url", None)
+    url = spec.backend.base_url
     host = urlsplit(url or "").netloc
     ours = url is None or host == "openai.com" or host.endswith(".openai.com")
     return "max_completion_tokens" if ours else "max_tokens"

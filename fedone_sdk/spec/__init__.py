@@ -9,17 +9,11 @@ from fedone_sdk._lazy import lazy
 # Submodules are imported on first use, because an edge device uses few of them.
 if TYPE_CHECKING:
     from fedone_sdk.spec.backends import (
+        BackendKind,
         BackendSpec,
         LimitsSpec,
-        LlamaCppSpec,
-        OnnxSpec,
-        OpenAISpec,
-        OwnSpec,
-        PriceSpec,
-        RemoteSpec,
+        PricesSpec,
         RetrySpec,
-        TransformersSpec,
-        VllmSpec,
     )
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.methods import (
@@ -49,10 +43,7 @@ else:
     __getattr__, __dir__ = lazy(
         globals(),
         {
-            "backends": (
-                "BackendSpec LimitsSpec LlamaCppSpec OnnxSpec OpenAISpec OwnSpec PriceSpec "
-                "RemoteSpec RetrySpec TransformersSpec VllmSpec"
-            ),
+            "backends": "BackendKind BackendSpec LimitsSpec PricesSpec RetrySpec",
             "base": "RunName Spec load_yaml validate_spec",
             "methods": (
                 "BdplSpec GsBdplSpec MethodSpec OwnMethodSpec PoolSpec RandomSpec ThompsonSpec "
@@ -68,6 +59,7 @@ else:
     )
 
 __all__ = [
+    "BackendKind",
     "BackendSpec",
     "BdplSpec",
     "CalibrationSpec",
@@ -79,19 +71,14 @@ __all__ = [
     "GsBdplSpec",
     "IidSpec",
     "LimitsSpec",
-    "LlamaCppSpec",
     "MethodSpec",
-    "OnnxSpec",
-    "OpenAISpec",
     "OwnMethodSpec",
-    "OwnSpec",
     "ParticipationSpec",
     "PoolSpec",
-    "PriceSpec",
+    "PricesSpec",
     "PrivacySpec",
     "PromptSpec",
     "RandomSpec",
-    "RemoteSpec",
     "RetrySpec",
     "RunName",
     "RunSpec",
@@ -99,8 +86,6 @@ __all__ = [
     "Spec",
     "ThompsonSpec",
     "TpeSpec",
-    "TransformersSpec",
-    "VllmSpec",
     "load_backend",
     "load_yaml",
     "validate_spec",

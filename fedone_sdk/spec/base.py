@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -83,9 +84,16 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
             if "tag" in context:
                 message = f"{context['tag']!r} is not one of {context.get('expected_tags')}"
             key = f"{key}.{str(context.get('discriminator')).strip(chr(39))}"
-        elif item["type"] != "value_error":
+        elif item["type"] == "value_error":
+            # A check of several keys names the one that is wrong.
+            if key and (named := _KEY.match(message)):
+                key, message = f"{key}.{named[1]}", message[named.end() :]
+        else:
             message = f"{message[0].lower()}{message[1:]} (got {item['input']!r:.80})"
         yield f"{key}: {message}" if key else message
+
+
+_KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 
 class _Place(NamedTuple):

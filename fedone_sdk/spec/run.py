@@ -13,7 +13,7 @@ from fedone_sdk.budget import Budget
 from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
-from fedone_sdk.spec.backends import BackendSpec, OnnxSpec
+from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec, ThompsonSpec
 from fedone_sdk.spec.prompt import PromptSpec
@@ -63,7 +63,7 @@ class RunSpec(Spec):
     budget: Budget | None = None
     rounds: Annotated[int, Field(ge=1, le=10_000_000)] = 100
     evaluation: EvaluationSpec = EvaluationSpec()
-    backend: BackendSpec = OnnxSpec()
+    backend: BackendSpec = BackendSpec()
     gateway: GatewayPolicy = GatewayPolicy()
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
 

@@ -18,8 +18,6 @@ from typing import IO
 import pytest
 
 # They import LOCAL_MODELS by name, so before a test replaces it.
-import fedone_sdk.cli.init
-import fedone_sdk.cli.models  # noqa: F401
 from fedone_sdk import assets
 from fedone_sdk.backends import local_models
 from fedone_sdk.backends.local_models import LOCAL_MODELS, LocalModel, ModelWheel

@@ -19,7 +19,7 @@ import pytest
 from fedone_sdk.backends import predict
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
-from fedone_sdk.spec import OnnxSpec, RunSpec
+from fedone_sdk.spec import BackendSpec, RunSpec
 from tests.acceptance.tiny import write_sentences
 from tests.console import Fedone, Outcome
 
@@ -116,7 +116,7 @@ def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
 async def _check(trials: Iterable[dict[str, Any]]) -> None:
     """Asks about each deployed prompt again."""
     spec, dev = RunSpec.load("run.yaml"), list(load_examples("dev.jsonl"))
-    async with build_backend(OnnxSpec()) as backend:
+    async with build_backend(BackendSpec()) as backend:
         for trial in trials:
             task = spec.task if trial["bias"] is None else spec.task.with_bias(trial["bias"])
             again = await predict(backend, task, trial["prompt"], dev, 4)

@@ -258,7 +258,7 @@ def test_a_masked_models_prompt_on_a_causal_one(
 ) -> None:
     pytest.importorskip("xllamacpp")
     # One thread: two wait for each other where another process has one of two cores.
-    backend = f"kind: llama_cpp\nmodel: {smollm2}\ncontext_length: 512\nthreads: 1\n"
+    backend = f"kind: llama_cpp\nmodel: {smollm2}\nmax_input_tokens: 512\nthreads: 1\n"
     Path("new.yaml").write_text(backend)
     line = the_line(retune("--run", "run.yaml"))  # It has no masks to fill.
     assert line.startswith("new.yaml: ")

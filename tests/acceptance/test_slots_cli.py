@@ -92,7 +92,7 @@ def test_the_embedded_model(fedone: Fedone, folder: Path, method: str) -> None:
 
 def test_an_instruct_model_by_llama_cpp(fedone: Fedone, folder: Path, smollm2: Path) -> None:
     pytest.importorskip("xllamacpp", reason="needs the extra llama-cpp")
-    backend = {"kind": "llama_cpp", "model": str(smollm2), "context_length": 512, "threads": 1}
+    backend = {"kind": "llama_cpp", "model": str(smollm2), "max_input_tokens": 512, "threads": 1}
     result = check(fedone, folder, chat_run(backend))
     assert result.prompt.labels in (
         {"0": "negative", "1": "positive"},

@@ -93,7 +93,9 @@ class Cell:
         if self.model == "roberta-mini":
             return OnnxBackend()
         file = place.smollm2 if self.model == "smollm2" else place.gemma
-        return LlamaCppBackend(file, context_length=1024, threads=threads, multi_token_labels=True)
+        return LlamaCppBackend(
+            file, max_input_tokens=1024, threads=threads, multi_token_labels=True
+        )
 
     def prefix(self, prompt: Sequence[int], shown: Mapping[str, Sequence[Row]]) -> str:
         """Return the text before a row's text: instruction and demonstrations."""

@@ -13,7 +13,7 @@ from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger
 from fedone_sdk.errors import BackendError, BudgetExhausted
-from fedone_sdk.spec import LimitsSpec, OpenAISpec, PriceSpec, RetrySpec
+from fedone_sdk.spec import BackendSpec, LimitsSpec, PricesSpec, RetrySpec
 from fedone_sdk.task import Part
 from tests.chaos.provider import LABELS, MODEL, PRICE
 
@@ -32,16 +32,16 @@ async def ask_until_refused(backend: LLMBackend, name: str) -> int:
         answers += 1
 
 
-def spec_of(base_url: str, num_callers: int) -> OpenAISpec:
+def spec_of(base_url: str, num_callers: int) -> BackendSpec:
     """The provider's model, with every wrapper."""
-    return OpenAISpec(
+    return BackendSpec(
         kind="openai",
         model=MODEL,
         base_url=base_url,
         api_key_env=None,
         retry=RetrySpec(max_wait_s=0.02, breaker_failures=100_000),
         limits=LimitsSpec(concurrency=num_callers),
-        prices=PriceSpec(prompt=PRICE.prompt, completion=PRICE.completion, request=PRICE.request),
+        prices=PricesSpec(prompt=PRICE.prompt, completion=PRICE.completion),
     )
 
 

@@ -191,7 +191,6 @@ class Plan:
                     "prices": {
                         "prompt": str(PRICE.prompt),
                         "completion": str(PRICE.completion),
-                        "request": str(PRICE.request),
                     },
                 },
                 "seed": self.seed,

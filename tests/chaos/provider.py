@@ -15,7 +15,7 @@ from tests.fake_openai import FakeModel, FakeOpenAI, Received, Script
 
 MODEL = "fake-1"
 LABELS = (" terrible", " great")
-PRICE = Price(prompt=Decimal(5), completion=Decimal(15), request=Decimal("0.0003"))
+PRICE = Price(prompt=Decimal(5), completion=Decimal(15))
 
 ERRORS: Mapping[str, float] = {
     "rate_limited:0": 0.02,

@@ -24,7 +24,7 @@ from fedone_sdk.reports.contents import MOST_CLIENTS, contents_of
 from fedone_sdk.reports.render import html_report, markdown_report
 from fedone_sdk.reports.snippets import snippets
 from fedone_sdk.reports.source import ReportedRun
-from fedone_sdk.spec import OpenAISpec, RunSpec
+from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.trackers import params_of
 from tests.fake_openai import FakeOpenAI, Script
 from tests.integration.tuned import ROWS, SPEC, small, tuned
@@ -279,8 +279,11 @@ async def test_no_key_is_in_what_is_left_of_a_run(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OUR_KEY", key)
     script = Script({12: "bad_key"})
     async with FakeOpenAI(key=key, models={"fake-1": {}}, script=script) as server:
-        backend = OpenAISpec(
-            kind="openai", model="fake-1", base_url=server.base_url, api_key_env="OUR_KEY"
+        backend = BackendSpec(
+            kind="openai",
+            model="fake-1",
+            base_url=server.base_url,
+            api_key_env="OUR_KEY",
         )
         async with build_backend(backend) as model:
             done = await tuned(backend=model, backend_spec=backend.model_dump())

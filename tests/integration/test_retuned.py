@@ -22,7 +22,7 @@ from fedone_sdk.reports import (
     retuned,
     retuned_artefact,
 )
-from fedone_sdk.spec import OnnxSpec, PromptSpec, RunSpec, load_backend
+from fedone_sdk.spec import BackendSpec, PromptSpec, RunSpec, load_backend
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.task import Bias, Example
 from fedone_sdk.testing import ScriptedBackend
@@ -175,22 +175,22 @@ RUN = RunSpec.model_validate({**SPEC, "data": {"train": "t.jsonl", "dev": "d.jso
 async def test_the_run_starts_with_the_old_prompt_and_without_its_bias() -> None:
     prompt = PromptReport(text=" good bad", tokens=(" good", " bad", ""), bias=(0.0, 2.0))
     old = await artefact(prompt=prompt, calibration="labels")
-    spec = retune_spec(old, OnnxSpec(), RUN, name="n")
+    spec = retune_spec(old, BackendSpec(), RUN, name="n")
     assert spec.prompt.wanted == (" good", " bad", "")
     assert (spec.method, spec.rounds, spec.data) == (RUN.method, RUN.rounds, RUN.data)
     longer = PromptSpec.model_validate({**SPEC["prompt"], "length": 5})
-    spec = retune_spec(old, OnnxSpec(), RUN.model_copy(update={"prompt": longer}), name="n")
+    spec = retune_spec(old, BackendSpec(), RUN.model_copy(update={"prompt": longer}), name="n")
     assert spec.prompt.length == 5
     assert spec.prompt.vocabulary is not None
     assert spec.prompt.vocabulary.blank  # For the positions that the old prompt does not have.
     biased = RUN.model_copy(update={"task": RUN.task.with_bias((0.0, 1.0))})
-    assert retune_spec(old, OnnxSpec(), biased, name="n").task.bias is None
+    assert retune_spec(old, BackendSpec(), biased, name="n").task.bias is None
 
 
 async def test_a_text_that_its_tokens_do_not_make() -> None:
     prompt = PromptReport(text=" better", tokens=(" good",))
     with pytest.raises(SpecError, match="its tokens do not make its text"):
-        retune_spec(await artefact(prompt=prompt), OnnxSpec(), RUN, name="n")
+        retune_spec(await artefact(prompt=prompt), BackendSpec(), RUN, name="n")
 
 
 async def test_names() -> None:
@@ -207,7 +207,7 @@ def test_a_backend_file_is_a_section_or_a_run(tmp_path: Path) -> None:
         "task: sst2\n",
     ):
         path.write_text(text)
-        assert load_backend(path) == OnnxSpec()
+        assert load_backend(path) == BackendSpec()
 
 
 def cached(inner: ScriptedBackend) -> ModelClient:

@@ -19,7 +19,7 @@ from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.budget import Budget, BudgetGuard, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, BudgetExhausted
-from fedone_sdk.spec import OpenAISpec
+from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
 from tests.fake_openai import FakeOpenAI, Script
 from tests.processes import free_port
@@ -102,8 +102,8 @@ def keys() -> Any:
         yield
 
 
-def asking(url: str, **options: Any) -> OpenAISpec:
-    return OpenAISpec.model_validate(
+def asking(url: str, **options: Any) -> BackendSpec:
+    return BackendSpec.model_validate(
         {
             "kind": "openai",
             "model": "fake",
@@ -126,7 +126,7 @@ async def test_a_model_behind_the_proxy_is_queried_as_directly(keys: Any, tmp_pa
         async with built(url) as backend:
             await backend.check(QUERY.label_words)
             answer = await backend.score(QUERY)
-        direct = OpenAISpec(
+        direct = BackendSpec(
             kind="openai", model="fake-1", base_url=server.base_url, api_key_env=None
         )
         async with build_backend(direct) as backend:

@@ -20,7 +20,7 @@ from fedone_sdk.errors import (
     BackendError,
     LabelsNotShown,
 )
-from fedone_sdk.spec import OpenAISpec
+from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
 from tests.llama_cpp.conftest import ALIAS, CONTEXT, LlamaServer
 
@@ -53,8 +53,8 @@ class Sent:
         self.ends["answered"] += 1
 
 
-def described(server: LlamaServer, **options: Any) -> OpenAISpec:
-    return OpenAISpec.model_validate(
+def described(server: LlamaServer, **options: Any) -> BackendSpec:
+    return BackendSpec.model_validate(
         {
             "kind": "openai",
             "base_url": f"{server.url}/v1",

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from fedone_sdk import assets
 from fedone_sdk.local import Federation
-from fedone_sdk.spec import RunSpec, VllmSpec
+from fedone_sdk.spec import RunSpec
 from tests.pages import blocks
 from tests.tutorials.tutorial import PAGES, ROOT, Tutorial
 
@@ -45,7 +45,7 @@ def test_the_run_fits_the_server(tmp_path: Path) -> None:
     page.skip("fedone plan run.yaml")
     spec = RunSpec.load(page.folder / "run.yaml")
     server = served()
-    assert isinstance(spec.backend, VllmSpec)
+    assert spec.backend.kind == "vllm"
     assert spec.backend.model == server.served_model_name
     assert spec.backend.base_url == f"http://{server.host}:{server.port}"
     assert spec.backend.tokenizer == server.model

@@ -9,7 +9,7 @@ import pytest
 
 from fedone_sdk.aggregator.config import ServeConfig, StoreConfig
 from fedone_sdk.errors import SpecError
-from fedone_sdk.spec import OnnxSpec, OpenAISpec
+from fedone_sdk.spec import BackendSpec
 from fedone_sdk.stores import SqlStore
 from tests.postgres import Cluster
 
@@ -89,7 +89,7 @@ class TestPrecedence:
         monkeypatch.setenv("FEDONE_BACKEND__MODEL", "gpt-4o-mini")
         monkeypatch.setenv("FEDONE_BACKEND__RETRY__ATTEMPTS", "3")
         config = ServeConfig.load()
-        assert isinstance(config.backend, OpenAISpec)
+        assert config.backend.kind == "openai"
         assert config.backend.retry.attempts == 3
         assert len(config.auth.enrolment_tokens) == 2
 
@@ -275,4 +275,4 @@ def test_a_run_has_the_model_of_its_server_and_its_dev_rows(tmp_path: Path) -> N
     assert run.spec.backend == config.backend
     assert (run.spec.data, run.dev, run.unmeasured) == (None, ({"text": "fine", "label": 1},), None)
     # A stored run continues with another backend: its fingerprint identifies the model.
-    assert run.spec.is_same_run(run.spec.model_copy(update={"backend": OnnxSpec()}))
+    assert run.spec.is_same_run(run.spec.model_copy(update={"backend": BackendSpec()}))

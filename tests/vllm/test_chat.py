@@ -96,7 +96,7 @@ async def test_float32_backends_agree(
         VllmBackend(server.model, base_url=server.url, tokenizer=str(folder)), task, rows
     )
     assert furthest(torch, served) < 1e-4
-    llama = await answers(LlamaCppBackend(float32, context_length=1024), task, rows)
+    llama = await answers(LlamaCppBackend(float32, max_input_tokens=1024), task, rows)
     # It sums the vocabulary in float32, which moves both labels of a row alike.
     assert furthest(torch, llama) < 1e-3
     between = [[a[0] - a[1]] for a in torch], [[a[0] - a[1]] for a in llama]

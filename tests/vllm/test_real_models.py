@@ -110,7 +110,7 @@ def tune(
 
 def test_smollm2_as_a_chat(smollm2: Path, shared: Callable[..., Path], tmp_path: Path) -> None:
     data = shared("data", "glue", "sst2")
-    backend = {"kind": "llama_cpp", "model": str(smollm2), "context_length": 512}
+    backend = {"kind": "llama_cpp", "model": str(smollm2), "max_input_tokens": 512}
     found = tune(tmp_path, data, "smollm2-chat", CHAT, CHAT_CANDIDATES, backend)
     # How an answer begins moves this model by far more than chance.
     assert found["metric"]["after"] > found["metric"]["no_prompt"] + 0.05
@@ -118,7 +118,7 @@ def test_smollm2_as_a_chat(smollm2: Path, shared: Callable[..., Path], tmp_path:
 
 def test_gemma_as_a_template(gemma: Path, shared: Callable[..., Path], tmp_path: Path) -> None:
     data = shared("data", "glue", "sst2")
-    backend = {"kind": "llama_cpp", "model": str(gemma), "context_length": 512}
+    backend = {"kind": "llama_cpp", "model": str(gemma), "max_input_tokens": 512}
     found = tune(tmp_path, data, "gemma-template", TEMPLATE, CANDIDATES, backend)
     assert found["metric"]["after"] > found["metric"]["no_prompt"] + 0.05
 

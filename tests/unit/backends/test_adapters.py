@@ -104,7 +104,7 @@ async def connected(
     if kind == "llama_cpp":
         pytest.importorskip("xllamacpp")
         model = request.getfixturevalue("smollm2")
-        return Case(kind, LlamaCppBackend(model, threads=1, context_length=128))
+        return Case(kind, LlamaCppBackend(model, threads=1, max_input_tokens=128))
     pytest.importorskip("openai")
     options: dict[str, Any] = {"tokenizer": str(TOKENIZER), "api_key_env": None}
     if kind == "openai":

@@ -52,8 +52,8 @@ async def test_float32_weights_give_the_same_answers(smollm2: Path, tmp_path: Pa
     exact = as_float32(smollm2, tmp_path / "smollm2-f32.gguf")
     async with (
         TransformersBackend(folder, device="cpu") as torch,
-        LlamaCppBackend(exact, context_length=512) as llama,
-        LlamaCppBackend(smollm2, context_length=512) as quantised,
+        LlamaCppBackend(exact, max_input_tokens=512) as llama,
+        LlamaCppBackend(smollm2, max_input_tokens=512) as quantised,
     ):
         for task in FORMS.values():
             ours, theirs = await answers(llama, task), await answers(torch, task)

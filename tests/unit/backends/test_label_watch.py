@@ -16,7 +16,7 @@ from fedone_sdk.backends.completions import NUM_WATCHED, LabelWatch, Token
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.cli.app import app
 from fedone_sdk.errors import LabelsNotShown
-from fedone_sdk.spec import OpenAISpec
+from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
 
 pytest.importorskip("openai")
@@ -45,7 +45,7 @@ async def server() -> AsyncIterator[FakeOpenAI]:
 
 
 def backend(server: FakeOpenAI, guard: BudgetGuard | None = None, **options: object) -> LLMBackend:
-    spec = OpenAISpec.model_validate(
+    spec = BackendSpec.model_validate(
         {
             "kind": "openai",
             "model": "fake-1",

@@ -181,8 +181,8 @@ class TestRefused:
                 await backend.check(ASKED.label_words)
 
     def test_a_context_that_the_model_does_not_have(self, smollm2: Path) -> None:
-        with pytest.raises(SpecError, match="context_length: must be from 16 to 8192"):
-            LlamaCppBackend(smollm2, context_length=9000)
+        with pytest.raises(SpecError, match="max_input_tokens: must be from 16 to 8192"):
+            LlamaCppBackend(smollm2, max_input_tokens=9000)
 
     async def test_a_chat_without_a_chat_template(self, smollm2: Path, tmp_path: Path) -> None:
         bare = without_template(smollm2, tmp_path / "bare.gguf")
@@ -198,7 +198,7 @@ class TestRefused:
             "import asyncio, resource, sys\n"
             "from fedone_sdk.backends.llama_cpp import LlamaCppBackend\n"
             "from fedone_sdk.errors import BackendError\n"
-            "backend = LlamaCppBackend(sys.argv[1], context_length=8192, threads=1)\n"
+            "backend = LlamaCppBackend(sys.argv[1], max_input_tokens=8192, threads=1)\n"
             "import xllamacpp\n"
             "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
             "resource.setrlimit(resource.RLIMIT_AS, (used + 550_000_000,) * 2)\n"
@@ -212,7 +212,7 @@ class TestRefused:
         )
         assert done.stdout.count("\n") == 1, done.stderr
         assert "cannot load the model" in done.stdout
-        assert "backend.context_length" in done.stdout
+        assert "backend.max_input_tokens" in done.stdout
 
 
 async def test_a_raw_template_gets_one_warning(smollm2: Path) -> None:
@@ -228,7 +228,7 @@ async def test_a_raw_template_gets_one_warning(smollm2: Path) -> None:
 async def test_the_fingerprint_names_file_and_settings(smollm2: Path) -> None:
     plain = LlamaCppBackend(smollm2).fingerprint
     assert plain.startswith(f"llama_cpp:{smollm2.name}:")
-    assert LlamaCppBackend(smollm2, context_length=512).fingerprint == f"{plain}:context=512"
+    assert LlamaCppBackend(smollm2, max_input_tokens=512).fingerprint == f"{plain}:context=512"
     assert LlamaCppBackend(smollm2, threads=1).fingerprint == plain
 
 

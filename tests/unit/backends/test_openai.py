@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -16,8 +17,10 @@ from fedone_sdk.backends import LOG_ZERO, AnswerCache, ModelClient, Query
 from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.completions import Completion, Token, chosen_label, label_log_probs
+from fedone_sdk.backends.onnx import OnnxBackend
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.backends.tokens import ByteCounter
+from fedone_sdk.backends.vllm import VllmBackend
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -26,7 +29,7 @@ from fedone_sdk.errors import (
     LabelWordError,
     SpecError,
 )
-from fedone_sdk.spec import LimitsSpec, OpenAISpec, RetrySpec
+from fedone_sdk.spec import BackendSpec, LimitsSpec, RetrySpec
 from fedone_sdk.task import Part, Rendered
 
 pytest.importorskip("openai")
@@ -402,7 +405,7 @@ async def test_a_server_known_to_show_log_probs_may_leave_them_out_once(make: Ma
 async def test_a_call_stopped_before_it_was_sent_costs_nothing() -> None:
     """A whole stack, and a user who gives up while the first request is pending."""
     async with FakeOpenAI(script=Script(default="hang")) as server:
-        described = OpenAISpec(
+        described = BackendSpec(
             kind="openai",
             model="fake-1",
             base_url=server.base_url,
@@ -654,19 +657,13 @@ async def test_a_wrong_key_is_seen_before_anything_is_paid(
     assert "sk-wrong" not in str(caught.value)
 
 
-def test_the_options_are_those_of_the_spec() -> None:
-    import inspect
-
-    from fedone_sdk.spec import OpenAISpec
-
-    wrappers = {"kind", "cache", "retry", "limits", "prices"}
-    fields = {
-        name: field.default
-        for name, field in OpenAISpec.model_fields.items()
-        if name not in wrappers
-    }
-    options = inspect.signature(OpenAIBackend).parameters
-    assert set(options) == set(fields)
-    for name, default in fields.items():
-        if name != "model":
-            assert options[name].default == default
+@pytest.mark.parametrize(
+    ("kind", "adapter"), [("openai", OpenAIBackend), ("vllm", VllmBackend), ("onnx", OnnxBackend)]
+)
+def test_the_options_are_those_of_the_spec(kind: str, adapter: type[Any]) -> None:
+    given = {"kind": kind} if kind == "onnx" else {"kind": kind, "model": "m"}
+    options = BackendSpec.model_validate(given).adapter_options
+    found = inspect.signature(adapter).parameters
+    assert set(found) == set(options)
+    for name in options.keys() - {"model"}:
+        assert found[name].default == options[name], name
