@@ -287,33 +287,20 @@ def progress(title: str) -> Iterator[Progress]:
 
 
 class _Trials(_Bar):
-    """Observer of an experiment's engine, with its progress as `text`."""
-
-    def __init__(self, title: str) -> None:
-        super().__init__(title)
-        self._began = time.monotonic()
+    """Observer of trials, with their progress as `text`."""
 
     def __call__(self, progress: TrialProgress) -> None:
-        ended = progress.done + progress.failed
-        self.share = ended / progress.total
-        kept = f" ({progress.kept} were there already)" if progress.kept else ""
-        failed = f", {progress.failed} failed" if progress.failed else ""
-        left = _time_left(self._began, ended - progress.kept, progress.total - ended)
-        last = f", last {progress.last}" if progress.last else ""
-        self.text = f"{ended} of {progress.total} trials{kept}{failed}{left}{last}"
+        self.share = (progress.done + progress.failed) / progress.total
+        self.text = progress.text
 
 
 @contextmanager
 def trial_progress(title: str) -> Iterator[Callable[[TrialProgress], None]]:
-    """Show progress on stderr inside the context; each failure is a separate line."""
+    """Show progress on stderr inside the context."""
     console, trials = terminal(stderr=True), _Trials(title)
 
     def note(progress: TrialProgress) -> None:
         trials(progress)
-        if progress.failure is not None:
-            console.print(f"{title}: {progress.last} failed: {progress.failure}")
-        if progress.note is not None:
-            console.print(progress.note)
         if not console.is_terminal:
             console.print(f"{title}: {trials.text}")
 
