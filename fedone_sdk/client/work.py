@@ -32,8 +32,8 @@ from fedone_sdk.messages import (
     Score,
     Scored,
     Scores,
+    first_error,
 )
-from fedone_sdk.messages.forms import first_error
 from fedone_sdk.spec.sections import PrivacySpec
 from fedone_sdk.task import (
     Example,
