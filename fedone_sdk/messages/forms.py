@@ -49,9 +49,9 @@ class Body(NamedTuple):
 
 
 class Parse(Protocol[T_co]):
-    """Parser of a message: ``model_validate_json``, or ``validate_json`` of an adapter."""
+    """Parser of a message: ``model_validate_json``, or `model_validate` of what `load` returns."""
 
-    def __call__(self, document: bytes, /, *, context: Any = None) -> T_co:
+    def __call__(self, document: Any, /, *, context: Any = None) -> T_co:
         """Return the message, or raise pydantic's ``ValidationError``."""
         ...
 
@@ -86,7 +86,7 @@ def decode(
     content: bytes,
     content_type: str = JSON,
     *,
-    check: Callable[[bytes], object] | None = None,
+    load: Callable[[bytes], Any] | None = None,
 ) -> T:
     """Decode a message of either content type.
 
@@ -94,22 +94,18 @@ def decode(
         parse: Parses the JSON.
         content: The body.
         content_type: `TENSORS`, or any other value for JSON.
-        check: Checks the JSON before it is parsed.
+        load: Parses the JSON before `parse`; None leaves that to `parse`.
 
     Raises:
         ValueError: The message is invalid; for errors of `parse`, pydantic's ``ValidationError``.
     """
     if content_type != TENSORS:
-        if check is not None:
-            check(content)
-        return parse(content)
+        return parse(content if load is None else load(content))
     tensors, texts = load_tensors(content)
     if texts.keys() != {_KEY}:
         raise ValueError(f"tensors: __metadata__ must hold {_KEY}, and nothing else")
     document, apart = texts[_KEY].encode(), Apart(tensors)
-    if check is not None:
-        check(document)
-    message = parse(document, context=apart)
+    message = parse(document if load is None else load(document), context=apart)
     apart.check_taken()
     return message
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import fedone_sdk.messages as messages
-from fedone_sdk.aggregator.http.requests import check_json
+from fedone_sdk.aggregator.http.requests import load_json
 from fedone_sdk.budget import Usage
 from fedone_sdk.messages import (
     JSON,
@@ -79,7 +79,12 @@ class TestGoldenFiles:
     @pytest.mark.parametrize("vector", GOLDEN, ids=name_of)
     def test_hold_the_same_message_as_the_json(self, vector: dict[str, Any]) -> None:
         parse = reader(vector["type"])
-        message = decode(parse, base64.b64decode(vector["file"]), TENSORS, check=check_json)
+        message = decode(
+            parser(vector["type"]).validate_python,
+            base64.b64decode(vector["file"]),
+            TENSORS,
+            load=load_json,
+        )
         assert message == parse(vector["body"].encode())
         assert encode(message) == (JSON, vector["body"].encode())
 
@@ -116,7 +121,7 @@ class TestBadFiles:
     def test_are_refused_for_their_mistake(self, vector: dict[str, Any]) -> None:
         content = base64.b64decode(vector["file"])
         with pytest.raises(ValueError, match=re.escape(vector["detail"])):
-            decode(reader(vector["type"]), content, TENSORS, check=check_json)
+            decode(parser(vector["type"]).validate_python, content, TENSORS, load=load_json)
 
     def test_a_file_is_no_json(self) -> None:
         for vector in GOLDEN:
@@ -131,9 +136,14 @@ class TestBadFiles:
 
     def test_what_is_checked_is_the_text(self) -> None:
         seen: list[bytes] = []
+
+        def load(text: bytes) -> bytes:
+            seen.append(text)
+            return text
+
         for vector in GOLDEN:
             content = base64.b64decode(vector["file"])
-            decode(reader(vector["type"]), content, TENSORS, check=seen.append)
+            decode(reader(vector["type"]), content, TENSORS, load=load)
         assert seen == [vector["document"].encode() for vector in GOLDEN]
 
 
@@ -196,10 +206,14 @@ MESSAGES: st.SearchStrategy[Message] = st.one_of(
 @settings(max_examples=200)
 @given(MESSAGES)
 def test_both_forms_give_the_message_back(message: Message) -> None:
-    parse = reader(type(message).__name__)
     plain, short = encode(message), encode(message, f"{TENSORS}, {JSON}")
     for body in (plain, short):
-        found = decode(parse, body.content, body.content_type, check=check_json)
+        found = decode(
+            parser(type(message).__name__).validate_python,
+            body.content,
+            body.content_type,
+            load=load_json,
+        )
         assert found == message
         assert type(found) is type(message)
         # What waits on a device and is read again is sent as the same bytes.

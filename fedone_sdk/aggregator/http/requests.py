@@ -213,7 +213,7 @@ async def read(
 
     Args:
         request: The request.
-        parse: Parses the message; validation errors become `invalid_message`.
+        parse: Validates the document; validation errors become `invalid_message`.
         max_bytes: Maximal size of the body; the application's limit by default.
         forms: Accepted content types (`fedone_sdk.messages.encode`).
 
@@ -225,23 +225,20 @@ async def read(
         raise ProblemError("not_json", f"the body is {form}; taken is {' or '.join(forms)}")
     body = await body_of(request, max_bytes=max_bytes)
     try:
-        return await in_thread_if_large(
-            len(body), decode, parse, body, form, check=check_json
-        ), body
+        found = await in_thread_if_large(len(body), decode, parse, body, form, load=load_json)
+        return found, body
     except ValidationError as exc:
         raise ProblemError("invalid_message", first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
 
 
-def check_json(body: bytes) -> None:
-    """Refuse documents that are ambiguous or too expensive to parse.
-
-    Does not check the syntax, which the parser does.
+def load_json(body: bytes) -> Any:
+    """Return the document of a body, which is parsed only here.
 
     Raises:
-        ValueError: The document is not UTF-8, is nested too deeply, has too many parts, a duplicate
-            key, or NaN or Infinity.
+        ValueError: The document is not JSON in UTF-8, is nested too deeply, has too many parts, a
+            duplicate key, or NaN or Infinity.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS} commas, lists and objects")
@@ -250,23 +247,24 @@ def check_json(body: bytes) -> None:
     except UnicodeDecodeError as exc:
         raise ValueError("the body is not UTF-8") from exc
     try:
-        # Not parsed as integers: long numbers would raise another error and end the check.
-        json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_int=float)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except _Refused:
         raise
     except RecursionError as exc:
         raise ValueError("lists and objects are nested too deeply") from exc
-    except ValueError:
-        return
+    except ValueError as exc:
+        raise ValueError("Invalid JSON") from exc
 
 
 class _Refused(ValueError):
     pass
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
         raise _Refused("an object has the same key twice")
+    return document
 
 
 def _no_number(_name: str) -> NoReturn:
