@@ -27,7 +27,7 @@ from fedone_sdk.cli._output import (
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
-from fedone_sdk.errors import ArgumentError, DataError
+from fedone_sdk.errors import ArgumentError, DataError, SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.messages.bill import bill
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
@@ -57,10 +57,8 @@ class FormName(StrEnum):
 
     text = "text"
     template = "template"
-    dspy = "dspy"
+    python = "python"
     mlflow = "mlflow"
-    langfuse = "langfuse"
-    promptfoo = "promptfoo"
 
 
 @app.command(
@@ -80,8 +78,8 @@ def use(
         FormName,
         typer.Option(
             "--as",
-            help="Without --data: print the prompt's exact text, the input with it, a program for "
-            "DSPy, a prompt for MLflow or Langfuse, or a configuration of promptfoo.",
+            help="Without --data: print the prompt's exact text, the model's input with it, a "
+            "Python program for the model, or the arguments of MLflow's register_prompt.",
         ),
     ] = FormName.template,
     backend_path: BackendFile = None,
@@ -103,17 +101,17 @@ def use(
     The output is JSON lines with the label and each label's log-probability. Without --backend the
     embedded model is used.
     """
-    from fedone_sdk.reports import in_form, label_examples, read_artefact
+    from fedone_sdk.reports import label_examples, read_artefact
 
     quiet_logs()
     artefact = read_artefact(path)
     if target is not None:
         check_target("--output", target)
     if data is None:
-        if backend_path is not None or any_model:
+        if any_model or (backend_path is not None and form != FormName.python):
             raise ArgumentError("--data: is required to use a model")
         with naming(str(path)):
-            _say(in_form(artefact, form.value), target)
+            _say(_in_form(artefact, form, backend_path), target)
         return
     examples = _examples(data, artefact.task)
     backend = backend_of(backend_path)
@@ -134,6 +132,23 @@ def use(
         f"{len(examples)} labelled, {plural(usage.requests, 'request')}, "
         f"{usage.prompt_tokens} prompt tokens, USD {money(usage, priced='usd' in backend.bounds)}"
     )
+
+
+def _in_form(artefact: PromptArtefact, form: FormName, backend_path: Path | None) -> str:
+    from fedone_sdk.reports import mlflow_prompt, program_of, ready_text
+    from fedone_sdk.spec import BackendSpec, load_backend
+
+    if form == FormName.text:
+        return artefact.prompt.text
+    if form == FormName.template:
+        return ready_text(artefact.task, artefact.prompt.prompt)
+    if form == FormName.mlflow:
+        return json.dumps(mlflow_prompt(artefact), indent=2, ensure_ascii=False) + "\n"
+    backend = BackendSpec() if backend_path is None else load_backend(backend_path)
+    code, note = program_of(artefact.task, artefact.prompt, backend, artefact.model)
+    if not code:
+        raise SpecError(note)
+    return code
 
 
 def _say(text: str, target: Path | None) -> None:

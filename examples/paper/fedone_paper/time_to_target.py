@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_paper.experiment import Result, Trial, Workspace
 from fedone_paper.federated import (
     Tuning,
     run_facts,
@@ -27,6 +26,7 @@ from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import Prediction, prediction_queries, score_all
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendError, FedOneError
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.local import Federation, simulate
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing)
     options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
     if tuning.method["name"] in SOFT:
         return soft_trial(key, settings, tuning, run_soft_to_target, probing=options["probing"])
-    trial = run_trial(key, settings, tuning, run_to_target, **options)
-    # Records name the function by its former place.
-    return dataclasses.replace(trial, function="fedone_paper.passage:run_passage")
+    return run_trial(key, settings, tuning, run_to_target, **options)
 
 
 def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
