@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
+from importlib import import_module
 from importlib.util import find_spec
+from math import fsum
 from pathlib import Path
 from threading import Lock
-from typing import Literal, TypeVar
+from typing import Any, Literal, NamedTuple
 
-from fedone_sdk.backends.base import Answer, LocalBackend, Query
-from fedone_sdk.backends.causal_model import CausalModel
+from fedone_sdk.backends.base import Answer, LocalBackend, Query, float32
 from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.checkpoint import (
+    Checkpoint,
     chat_template,
-    check_device,
     find_checkpoint,
+    first_line,
     hash_folder,
     is_causal,
+    load_module,
 )
 from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder, read_max_length
-from fedone_sdk.backends.masked_model import MaskedModel
-from fedone_sdk.backends.torch_model import TorchModel
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
-R = TypeVar("R")
+Encoder = ClozeEncoder | CausalEncoder
 
 
-class TransformersBackend(LocalBackend):
+class Row(NamedTuple):
+    """Token ids, and the (position, next token) pairs to score."""
+
+    ids: list[int]
+    asked: list[tuple[int, int]]
+
+
+class Plan(NamedTuple):
+    """The forward passes of a query. It needs the tokeniser only, not the weights.
+
+    Attributes:
+        rows: The sequences; for a text to generate, the inputs.
+        spans: Per input and text to score, its row, and the start and end of its tokens in the
+            row's `asked`.
+        worst: Its usage counts each input with its longest text except for the last token, which
+            the model does not read; of a text to generate, all tokens.
+    """
+
+    rows: list[Row]
+    spans: list[list[tuple[int, int, int]]]
+    worst: Usage
+    shortened: None = None  # The fingerprint determines it.
+
+    @property
+    def paid(self) -> Usage:
+        """The usage of the inputs."""
+        return Usage(requests=1, prompt_tokens=self.worst.prompt_tokens)
+
+
+class TransformersBackend(LocalBackend[Plan]):
     """Backend for a masked model of the RoBERTa family, or a causal model.
 
     A masked model answers at ``{mask}``, a causal one at the end of the input; the model's
@@ -57,7 +86,6 @@ class TransformersBackend(LocalBackend):
         self,
         model: str | Path,
         *,
-        revision: str | None = None,
         device: str = "auto",
         dtype: Literal["float32", "bfloat16", "float16"] = "float32",
         max_batch: int = 256,
@@ -67,7 +95,7 @@ class TransformersBackend(LocalBackend):
             raise MissingExtraError("a model of the transformers library", extra="torch")
         if max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, not {max_batch}")
-        self._checkpoint = find_checkpoint(str(model), revision)
+        self._checkpoint = find_checkpoint(str(model))
         folder = self._checkpoint.folder
         self._causal = is_causal(folder)
         if multi_token_labels and not self._causal:
@@ -77,16 +105,13 @@ class TransformersBackend(LocalBackend):
             )
         self.answers = frozenset({"labels", "reference", "text"} if self._causal else {"labels"})
         self.max_length = read_max_length(folder, causal=self._causal)
-        if device not in ("auto", "cpu"):
-            check_device(device)
         self._device, self._dtype, self._max_batch = device, dtype, max_batch
         self._multi_token_labels = multi_token_labels
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="fedone-transformers")
+        super().__init__("transformers")
         self._model: TorchModel | None = None
         self._hashing = Lock()
         self._template_warning = TemplateWarning(self._checkpoint.name)
-        self._tokenizing = Lock()
-        self._encoder: CausalEncoder | ClozeEncoder | None = None
+        self._encoder: Encoder | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -105,42 +130,6 @@ class TransformersBackend(LocalBackend):
             return self._checkpoint.commit[:16]
         return hash_folder(self._checkpoint.folder)
 
-    async def score(self, query: Query) -> Answer:
-        """Answers one query by one forward pass.
-
-        The text fields of an input that is too long are truncated at their ends, the longest
-        first; prompt, template text and mask are not.
-
-        Returns:
-            Log-probabilities as float32 numbers, which the wire preserves.
-            ``prompt_tokens`` counts each input once, with its longest label word or reference.
-
-        Raises:
-            BackendError: An input does not fit the model, or the model cannot be loaded or run.
-            LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs, no label words, or not one reference per input.
-        """
-        self.check_query(query)
-        return await self._with_model(lambda model: _answer(model, query))
-
-    async def quote(self, query: Query) -> Usage:
-        """Return the usage: the tokeniser counts the tokens, without the weights.
-
-        A generated text counts `max_tokens` completion tokens per input.
-
-        Raises:
-            BackendError: As `score`, except for failures of the loaded model.
-            LabelWordError: As `score`.
-            ValueError: As `score`.
-        """
-        self.check_query(query)
-        # Not in the worker thread, where the count would wait for forward passes.
-        return await asyncio.to_thread(
-            lambda: _count_tokens(
-                self._load_encoder(), query, multi_token_labels=self._multi_token_labels
-            )
-        )
-
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check that every label word is one token, and that the model supports the form.
 
@@ -148,91 +137,276 @@ class TransformersBackend(LocalBackend):
             BackendError: The model cannot be loaded, or does not support the form.
             LabelWordError: A label word is not one token (or none, if it may be several).
         """
-        await self._with_model(lambda model: model.label_ids(label_words, form))
+        several = self._multi_token_labels
+        await self._in(
+            self._token_thread,
+            lambda: self._loaded_encoder().label_ids(label_words, form, several=several),
+        )
+        await self._in(self._model_threads, self._loaded)
         if self._causal and chat_template(self._checkpoint) is not None:
             self._template_warning.check(form)
 
-    async def _with_model(self, call: Callable[[TorchModel], R]) -> R:
-        """Call a function with the loaded model, in the worker thread."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: call(self._loaded()))
-
     async def aclose(self) -> None:
-        """Stop the worker thread after its pending queries, and free the model."""
-        await asyncio.to_thread(self._executor.shutdown)
+        """Stop the threads after their pending queries, and free the model."""
+        await super().aclose()
         self._model = None
 
-    def _load_encoder(self) -> CausalEncoder | ClozeEncoder:
-        with self._tokenizing:
-            if self._encoder is None:
-                file = self._checkpoint.folder / "tokenizer.json"
-                self._encoder = (
-                    CausalEncoder(file, self.max_length, chat_template(self._checkpoint))
-                    if self._causal
-                    else ClozeEncoder(file, self.max_length)
-                )
-            return self._encoder
+    def _plan(self, query: Query) -> Plan:
+        return plan_of(self._loaded_encoder(), query, several=self._multi_token_labels)
+
+    def _run(self, query: Query, plan: Plan) -> Answer:
+        model = self._loaded()
+        return model.write(plan, query.max_tokens) if query.want == "text" else model.score(plan)
+
+    def _loaded_encoder(self) -> Encoder:
+        if self._encoder is None:  # Loaded by the token thread, before any query is answered.
+            file = self._checkpoint.folder / "tokenizer.json"
+            self._encoder = (
+                CausalEncoder(file, self.max_length, chat_template(self._checkpoint))
+                if self._causal
+                else ClozeEncoder(file, self.max_length)
+            )
+        return self._encoder
 
     def _loaded(self) -> TorchModel:
         if self._model is None:  # There is one worker only.
-            self._model = (CausalModel if self._causal else MaskedModel)(
+            self._model = TorchModel(
                 self._checkpoint,
-                self.max_length,
-                encoder=self._load_encoder(),
+                self._loaded_encoder(),
                 device=self._device,
                 dtype=self._dtype,
                 max_batch=self._max_batch,
-                multi_token_labels=self._multi_token_labels,
             )
             _ = self.fingerprint  # Hashed in the worker thread, because it blocks.
         return self._model
 
 
-def _answer(model: TorchModel, query: Query) -> Answer:
-    if query.want == "text" and isinstance(model, CausalModel):
-        return model.write(query)
-    if query.want == "labels":
-        labels = model.label_ids(query.label_words, query.inputs[0])
-        return model.answer(query, [labels] * len(query.inputs))
-    assert isinstance(model, CausalModel)
-    references = [model.encoder.continuation(text) for text in query.references]
-    if not all(references):
-        raise BackendError("a reference text is empty")
-    return model.answer(query, [[reference] for reference in references])
+def plan_of(encoder: Encoder, query: Query, *, several: bool = False) -> Plan:
+    """Plan the forward passes of a query.
 
-
-def _count_tokens(
-    encoder: CausalEncoder | ClozeEncoder, query: Query, *, multi_token_labels: bool = False
-) -> Usage:
-    """Return the usage of a query, an upper bound on its answer's, without loading the model.
-
-    Each input counts once, with its longest label word or reference except for the last token,
-    which the model does not read. A generated text counts `Query.max_tokens` per input.
+    Args:
+        encoder: The model's tokeniser.
+        query: The query.
+        several: Whether label words may be several tokens.
 
     Raises:
-        BackendError: An input does not fit the model.
+        BackendError: An input does not fit the model, or a reference is empty.
         LabelWordError: A label word is not one token and must be.
     """
     if isinstance(encoder, ClozeEncoder):
-        for word in query.label_words:
-            encoder.label_id(word)
-        lengths = [len(encoder.encode(each).ids) for each in query.inputs]
-        return Usage(queries=1, requests=1, prompt_tokens=sum(lengths))
+        labels = [token for (token,) in encoder.label_ids(query.label_words)]
+        clozes = [encoder.encode(parts) for parts in query.inputs]
+        rows = [Row(one.ids, [(one.mask_index, token) for token in labels]) for one in clozes]
+        spans = [[(row, at, at + 1) for at in range(len(labels))] for row in range(len(rows))]
+        return Plan(rows, spans, _usage(sum(len(row.ids) for row in rows)))
     if query.want == "text":
-        lengths = [len(encoder.encode(each, reserve=query.max_tokens)) for each in query.inputs]
-        written = query.max_tokens * len(query.inputs)
-        return Usage(queries=1, requests=1, prompt_tokens=sum(lengths), completion_tokens=written)
-    reserves = [max(length - 1, 0) for length in _asked(encoder, query, multi_token_labels)]
-    lengths = [
-        len(encoder.encode(each, reserve=reserve)) + reserve
-        for each, reserve in zip(query.inputs, reserves, strict=True)
-    ]
-    return Usage(queries=1, requests=1, prompt_tokens=sum(lengths))
-
-
-def _asked(encoder: CausalEncoder, query: Query, multi_token_labels: bool) -> list[int]:
-    """Per input, the tokens of the longest text to score."""
+        if query.max_tokens < 1:
+            raise BackendError("a query for a text needs max_tokens of at least 1")
+        most = query.max_tokens
+        rows = [Row(encoder.encode(parts, reserve=most), []) for parts in query.inputs]
+        return Plan(rows, [], _usage(sum(len(row.ids) for row in rows), most * len(rows)))
     if query.want == "reference":
-        return [len(encoder.continuation(text)) for text in query.references]
-    labels = encoder.label_ids(query.label_words, query.inputs[0], several=multi_token_labels)
-    return [max(map(len, labels), default=1)] * len(query.inputs)
+        texts = [[encoder.continuation(text)] for text in query.references]
+        if not all(text for (text,) in texts):
+            raise BackendError("a reference text is empty")
+    else:
+        words = encoder.label_ids(query.label_words, query.inputs[0], several=several)
+        texts = [words] * len(query.inputs)
+    rows, spans, num_tokens = [], [], 0
+    for parts, follow in zip(query.inputs, texts, strict=True):
+        # The last token of a text is scored, but not part of the input.
+        reserve = max(map(len, follow)) - 1
+        start = encoder.encode(parts, reserve=reserve)
+        num_tokens += len(start) + reserve
+        spans.append(_continued(rows, start, follow))
+    return Plan(rows, spans, _usage(num_tokens))
+
+
+def _usage(num_tokens: int, written: int = 0) -> Usage:
+    return Usage(queries=1, requests=1, prompt_tokens=num_tokens, completion_tokens=written)
+
+
+def _continued(
+    rows: list[Row], start: list[int], follow: Sequence[list[int]]
+) -> list[tuple[int, int, int]]:
+    """Add the rows of one input, and return the spans of its texts."""
+    row_of: dict[tuple[int, ...], int] = {}
+    spans = []
+    for text in follow:
+        # Texts that differ in the last token only share a row: so do all single tokens.
+        row = row_of.setdefault(tuple(text[:-1]), len(rows))
+        if row == len(rows):
+            rows.append(Row([*start, *text[:-1]], []))
+        asked = rows[row].asked
+        spans.append((row, len(asked), len(asked) + len(text)))
+        asked += [(len(start) - 1 + index, token) for index, token in enumerate(text)]
+    return spans
+
+
+class TorchModel:
+    """The model and its tokeniser. All methods block, and are not thread-safe.
+
+    Attributes:
+        module: The torch module, in evaluation mode and without gradients of its weights.
+        max_batch: Maximum rows per forward pass.
+
+    Raises:
+        BackendError: The model cannot be loaded.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, encoder: Encoder, *, device: str, dtype: str, max_batch: int
+    ) -> None:
+        self._torch = torch = import_module("torch")
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.encoder, self._device, self.max_batch = encoder, device, max_batch
+        # Padding is masked out, so any token will do for a causal model.
+        self._pad_id, self._options = 0, {"use_cache": False}
+        auto_class = "AutoModelForCausalLM"
+        if isinstance(encoder, ClozeEncoder):
+            self._pad_id, self._options = encoder.pad_id, {}
+            auto_class = "AutoModelForMaskedLM"
+        self.module = load_module(auto_class, checkpoint, getattr(torch, dtype), device)
+        if self.head is None:
+            raise BackendError(f"{checkpoint.name}: the model has no language model head")
+        if isinstance(encoder, CausalEncoder):
+            # Greedy decoding, in place of the model's recommended sampling.
+            self.module.generation_config = import_module("transformers").GenerationConfig(
+                do_sample=False,
+                pad_token_id=self._pad_id,
+                eos_token_id=self.module.generation_config.eos_token_id,
+            )
+
+    @property
+    def head(self) -> Any:
+        """The module that maps hidden states to logits."""
+        # For RoBERTa it is the whole head: dense layer, norm and vocabulary.
+        return getattr(self.module, "lm_head", None) or self.module.get_output_embeddings()
+
+    def score(self, plan: Plan) -> Answer:
+        """Return the log-probability of each text of each input.
+
+        Raises:
+            BackendError: The model cannot be run.
+        """
+        values = self._in_batches(plan.rows)
+        return Answer(
+            log_probs=tuple(
+                tuple(float32(fsum(values[row][begin:end])) for row, begin, end in spans)
+                for spans in plan.spans
+            ),
+            usage=plan.paid,
+        )
+
+    def write(self, plan: Plan, max_tokens: int) -> Answer:
+        """Generate greedily up to the model's end token or `max_tokens`.
+
+        Raises:
+            BackendError: The model cannot be run.
+        """
+        assert isinstance(self.encoder, CausalEncoder)
+        ends = self.module.generation_config.eos_token_id
+        ends = {ends} if isinstance(ends, int) else set(ends or ())
+        written: list[list[int]] = [[]] * len(plan.rows)
+        for batch in self._batches(plan.rows):
+            with self._failing_clearly(), self._torch.inference_mode():
+                ids, mask = self._padded([plan.rows[index].ids for index in batch], right=False)
+                found = self.module.generate(
+                    input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens
+                )[:, ids.shape[1] :].tolist()
+            for index, tokens in zip(batch, found, strict=True):
+                end = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
+                written[index] = tokens[: end + 1]
+        return Answer(
+            log_probs=((),) * len(written),
+            texts=tuple(
+                self.encoder.decode([token for token in tokens if token not in ends])
+                for tokens in written
+            ),
+            usage=plan.paid + Usage(completion_tokens=sum(map(len, written))),
+        )
+
+    @contextmanager
+    def _failing_clearly(self) -> Iterator[None]:
+        """Convert torch's exceptions to a `BackendError` of one line."""
+        torch = self._torch
+        try:
+            yield
+        except torch.OutOfMemoryError as exc:
+            if str(self._device).startswith("cuda"):
+                torch.cuda.empty_cache()
+            raise BackendError(
+                f"{self._device} is out of memory at {self.max_batch} rows: "
+                "take dtype bfloat16, a smaller model or a smaller batch_size"
+            ) from exc
+        except (RuntimeError, IndexError, ValueError) as exc:  # torch's exception for a bad input.
+            raise BackendError(f"torch failed: {first_line(exc)}") from exc
+
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[int]]:
+        """Yield the indices of the rows of each pass, sorted by length if there are several."""
+        order = list(range(len(rows)))
+        if len(rows) > self.max_batch:
+            order.sort(key=lambda index: len(rows[index].ids), reverse=True)
+        for begin in range(0, len(order), self.max_batch):
+            yield order[begin : begin + self.max_batch]
+
+    def _in_batches(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Return the requested log-probabilities of each row."""
+        found: list[list[float]] = [[]] * len(rows)
+        for batch in self._batches(rows):
+            with self._failing_clearly(), self._torch.inference_mode():
+                scored = iter(self._forward([rows[index] for index in batch]).tolist())
+            for index in batch:
+                found[index] = [next(scored) for _ in rows[index].asked]
+        return found
+
+    def _forward(self, rows: Sequence[Row]) -> Any:
+        """Return the requested log-probabilities of all rows: float32, nats, whole vocabulary."""
+        torch = self._torch
+        # The head is expensive, so it runs once per position, for any number of tokens.
+        picks = list(
+            dict.fromkeys(
+                (row, position) for row, (_, asked) in enumerate(rows) for position, _ in asked
+            )
+        )
+        place = {pick: index for index, pick in enumerate(picks)}
+        asked = [
+            (place[row, position], token)
+            for row, (_, pairs) in enumerate(rows)
+            for position, token in pairs
+        ]
+        with self._only(*zip(*picks, strict=True)):
+            # Padding is on the right, so causal attention does not reach it.
+            ids, mask = self._padded([row.ids for row in rows], right=True)
+            logits = self.module(input_ids=ids, attention_mask=mask, **self._options).logits
+        if logits.shape[:2] != (1, len(picks)):
+            raise BackendError("this architecture computes its logits in a way not known here")
+        logits = logits[0].float()
+        at, tokens = torch.tensor(asked, device=self._device).unbind(1)
+        return logits[at, tokens] - logits.logsumexp(1)[at]
+
+    def _padded(self, sequences: Sequence[Sequence[int]], *, right: bool) -> tuple[Any, Any]:
+        """Token ids and attention mask, shape (len(sequences), longest)."""
+        width = max(map(len, sequences))
+        ids, mask = [], []
+        for sequence in sequences:
+            padding = [self._pad_id] * (width - len(sequence))
+            blank, seen = [0] * len(padding), [1] * len(sequence)
+            ids.append([*sequence, *padding] if right else [*padding, *sequence])
+            mask.append(seen + blank if right else blank + seen)
+        tensor = self._torch.tensor
+        return tensor(ids, device=self._device), tensor(mask, device=self._device)
+
+    @contextmanager
+    def _only(self, rows: Sequence[int], positions: Sequence[int]) -> Iterator[None]:
+        """Restricts the head to these positions, in a batch of one; M picks give (1, M, ...)."""
+
+        def pick(_: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (args[0][list(rows), list(positions)].unsqueeze(0), *args[1:])
+
+        hook = self.head.register_forward_pre_hook(pick)
+        try:
+            yield
+        finally:
+            hook.remove()

@@ -1,4 +1,4 @@
-"""`fedone db` and `fedone budget`: the schema of a store, and the leases of a ledger."""
+"""`fedone db` and `fedone budget`: the schema and copies of a store, and the leases of a ledger."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._options import JsonFile, SchemaStore, group
-from fedone_sdk.cli._output import Output, moment
+from fedone_sdk.cli._options import STORE, JsonFile, SchemaStore, group
+from fedone_sdk.cli._output import Output, moment, plural
 from fedone_sdk.cli._process import naming
 from fedone_sdk.errors import ArgumentError, SpecError, UnknownLease
 
@@ -44,20 +44,51 @@ def upgrade(config_path: Config = None, url: SchemaStore = None) -> None:
     typer.echo(f"created schema {HEAD}" if before is None else f"upgraded {before} to {HEAD}")
 
 
+@app.command(
+    epilog="Example: fedone db copy fedone.db postgresql://fedone@db.example/fedone",
+)
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)],
+    target: Annotated[str, typer.Argument(metavar="TO", help="An empty store, as FROM.")],
+) -> None:
+    """Copy a store into an empty one, with all runs, clients and tokens.
+
+    Stop every server on both first. Then serve the copy only, because two servers would each spend
+    up to the caps.
+    """
+    from fedone_sdk.aggregator.rounds.state import decode_snapshot
+    from fedone_sdk.algorithms import alpha_sha256
+
+    def digest(arrays: bytes) -> str:
+        return alpha_sha256(decode_snapshot(arrays).alpha)
+
+    copied = asyncio.run(_store_at(source).copy_to(_store_at(target), digest))
+    for run_id, found in copied.digests.items():
+        typer.echo(f"run {run_id}: alpha_sha256 {found}")
+    rows = copied.rows
+    typer.echo(
+        f"copied {plural(rows['runs'], 'run')}, {plural(rows['log'], 'log line')}, "
+        f"{plural(rows['clients'], 'client')}, {plural(rows['tokens'], 'token')}"
+    )
+
+
 def _store(config_path: Path | None, url: str | None) -> SqlStore:
     if config_path is not None and url is not None:
         raise ArgumentError("give CONFIG.yaml or --store, not both")
     if url is not None:
-        from fedone_sdk.stores import SqlStore
-
-        return SqlStore(url) if "://" in url else SqlStore.sqlite(url)
-
+        return _store_at(url)
     from fedone_sdk.aggregator.config import ServeConfig
 
     config = ServeConfig.load(config_path)
     folder = Path() if config_path is None else config_path.parent
     with naming(str(config_path or "environment")):
         return config.store.build(folder)
+
+
+def _store_at(where: str) -> SqlStore:
+    from fedone_sdk.stores import SqlStore
+
+    return SqlStore(where) if "://" in where else SqlStore.sqlite(where)
 
 
 def budget(

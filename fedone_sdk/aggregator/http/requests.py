@@ -9,7 +9,7 @@ import logging
 import math
 import ssl
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
@@ -24,16 +24,13 @@ from fedone_sdk.aggregator.http.docs_page import PAGE_HEADERS
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.messages import (
-    JSON,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     Message,
-    Parse,
     Problem,
-    decode,
     encode,
+    first_error,
 )
-from fedone_sdk.messages.forms import first_error
 
 _log = structlog.get_logger(__name__)
 
@@ -72,6 +69,9 @@ _NOT_FOUND_PAGE = """\
 </body>
 </html>
 """
+
+JSON = "application/json"
+"""Content type of messages."""
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -204,44 +204,41 @@ async def body_of(request: web.Request, *, max_bytes: int | None = None) -> byte
 
 async def read(
     request: web.Request,
-    parse: Parse[T],
+    validate: Callable[[Any], T],
     *,
     max_bytes: int | None = None,
-    forms: Collection[str] = (JSON,),
 ) -> tuple[T, bytes]:
     """Return the message in a request's body, and the raw body.
 
     Args:
         request: The request.
-        parse: Parses the message; validation errors become `invalid_message`.
+        validate: Makes a message of the document; its errors become `invalid_message`.
         max_bytes: Maximal size of the body; the application's limit by default.
-        forms: Accepted content types (`fedone_sdk.messages.encode`).
 
     Raises:
         ProblemError: ``not_json``, ``invalid_message``, or one of `body_of`.
     """
-    form = request.content_type
-    if form not in forms:
-        raise ProblemError("not_json", f"the body is {form}; taken is {' or '.join(forms)}")
+    if request.content_type != JSON:
+        raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
     body = await body_of(request, max_bytes=max_bytes)
     try:
-        return await in_thread_if_large(
-            len(body), decode, parse, body, form, check=check_json
-        ), body
+        return await in_thread_if_large(len(body), _parsed, validate, body), body
     except ValidationError as exc:
         raise ProblemError("invalid_message", first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
 
 
-def check_json(body: bytes) -> None:
-    """Refuse documents that are ambiguous or too expensive to parse.
+def _parsed(validate: Callable[[Any], T], body: bytes) -> T:
+    return validate(load_json(body))
 
-    Does not check the syntax, which the parser does.
+
+def load_json(body: bytes) -> Any:
+    """Return the document of a body, which is parsed only here.
 
     Raises:
-        ValueError: The document is not UTF-8, is nested too deeply, has too many parts, a duplicate
-            key, or NaN or Infinity.
+        ValueError: The document is not JSON in UTF-8, is nested too deeply, has too many parts, a
+            duplicate key, or NaN or Infinity.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS} commas, lists and objects")
@@ -250,23 +247,24 @@ def check_json(body: bytes) -> None:
     except UnicodeDecodeError as exc:
         raise ValueError("the body is not UTF-8") from exc
     try:
-        # Not parsed as integers: long numbers would raise another error and end the check.
-        json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_int=float)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except _Refused:
         raise
     except RecursionError as exc:
         raise ValueError("lists and objects are nested too deeply") from exc
-    except ValueError:
-        return
+    except ValueError as exc:
+        raise ValueError("Invalid JSON") from exc
 
 
 class _Refused(ValueError):
     pass
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
         raise _Refused("an object has the same key twice")
+    return document
 
 
 def _no_number(_name: str) -> NoReturn:
@@ -277,19 +275,9 @@ def _too_large(limit: int) -> ProblemError:
     return ProblemError("body_too_large", f"the limit is {limit} bytes")
 
 
-def answer(
-    message: Message, status: int = 200, *, asked: web.Request | None = None
-) -> web.Response:
-    """Return a message as a response.
-
-    Args:
-        message: The message.
-        status: HTTP status.
-        asked: The request, whose ``Accept`` selects the content type; None is JSON.
-    """
-    accept = "" if asked is None else ",".join(asked.headers.getall("Accept", ()))
-    body = encode(message, accept)
-    return web.Response(status=status, body=body.content, content_type=body.content_type)
+def answer(message: Message, status: int = 200) -> web.Response:
+    """Return a message as a response."""
+    return web.Response(status=status, body=encode(message), content_type=JSON)
 
 
 async def streamed(

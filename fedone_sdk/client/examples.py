@@ -1,0 +1,251 @@
+"""The examples of a device, and those of one step that may leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import itertools
+import json
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.data.misfit import misfit_of, text_problem
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetError,
+    DataError,
+    FedOneError,
+    LabelWordError,
+)
+from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
+from fedone_sdk.task import Example, TaskSpec, references_of
+
+Data = (
+    Iterable[Example]
+    | AsyncIterable[Example]
+    | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
+)
+
+_MOST = 100_000
+"""Examples that a device holds at most; of a stream, the latest ones."""
+
+
+class Source:
+    """The current examples of a device.
+
+    Raises:
+        DataError: The iterable has no examples, or its items are not examples.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+        self._examples: list[Example] = []
+        self._reader: asyncio.Task[None] | None = None
+        if not callable(data) and not isinstance(data, AsyncIterable):
+            self._examples = _examples(data)
+            if not self._examples:
+                raise DataError("data: this client has no examples; it needs at least one")
+
+    def open(self) -> None:
+        """Start to read an async iterable; idempotent."""
+        if isinstance(self._data, AsyncIterable) and self._reader is None:
+            reading = self._read(aiter(self._data))
+            self._reader = asyncio.create_task(reading, name="edge client data")
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+            self._reader = None
+
+    async def held(self) -> Sequence[Example]:
+        """Return the current examples.
+
+        Raises:
+            Exception: Any exception of the app's own iterator or function.
+        """
+        self.open()
+        if self._reader is not None and not self._examples:
+            await asyncio.sleep(0)  # lets the reader start
+        if not callable(self._data):
+            if self._reader is not None and self._reader.done() and not self._reader.cancelled():
+                self._reader.result()
+            return self._examples
+        found: Any = self._data()
+        if inspect.isawaitable(found):
+            found = await found
+        return _examples(found)
+
+    async def _read(self, examples: AsyncIterator[Example]) -> None:
+        async for example in examples:
+            self._examples.append(_example(example, len(self._examples)))
+            # Bounds the memory of an endless stream.
+            del self._examples[:-_MOST]
+
+
+def _examples(data: Any) -> list[Example]:
+    if isinstance(data, (str, bytes, Mapping)) or not isinstance(data, Iterable):
+        hint = "; load_examples reads a file" if isinstance(data, str) else ""
+        raise DataError(f"data: is {type(data).__name__}; it must be an iterable of rows{hint}")
+    rows = enumerate(itertools.islice(data, _MOST), 1)
+    return [_example(row, number) for number, row in rows]
+
+
+def _example(row: Any, number: int) -> Example:
+    if not isinstance(row, Mapping):
+        raise DataError(
+            f"data: row {number} is {type(row).__name__}; it must map fields to values, such as "
+            "{'text': ..., 'label': ...}"
+        )
+    return row
+
+
+_log = structlog.get_logger(__name__)
+
+BeforeSend = Callable[[str], "str | Awaitable[str | None] | None"]
+"""Gets every text before it leaves the device; returns it, a redacted form, or None to veto.
+An exception vetoes."""
+
+
+class Declining(FedOneError):
+    """The work cannot be done well enough, and is declined."""
+
+    def __init__(self, reason: str, usage: Usage = NOTHING) -> None:
+        self.reason, self.usage = reason, usage
+        super().__init__(reason)
+
+
+class Unfit(Declining):
+    """The device fits no work of the run, independent of the mini-batch."""
+
+
+_KINDS: dict[type[Exception], str] = {
+    LabelWordError: "a label word is not one token of the client's model",
+    BackendBlocked: "the client's model cannot be queried until its configuration changes",
+    BackendUnavailable: "the client's model is not available now",
+    BackendError: "the client's model failed",
+    BudgetError: "the budget of the client's model has nothing left for this",
+}
+"""By error type; the first match counts."""
+
+
+def reason_of(failure: Exception) -> str:
+    """Return why work is declined, for the server and the app.
+
+    A model's error may quote the request, so its text stays in the device's log.
+    """
+    for kind, words in _KINDS.items():
+        if isinstance(failure, kind):
+            return words
+    if not isinstance(failure, FedOneError):
+        return f"the client failed with {type(failure).__name__}"
+    return str(failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """The examples of one step that may leave the device.
+
+    Attributes:
+        texts: Text fields of each, after the hook.
+        references: Reference text of each, after the hook, for loss ``nll``; else none.
+        examples: The same examples with all fields; their labels stay on the device when the
+            gateway scores.
+        vetoed: Number of examples that the hook held back, or left without a sendable text.
+    """
+
+    texts: tuple[dict[str, str], ...]
+    references: tuple[str, ...]
+    examples: tuple[Example, ...]
+    vetoed: int
+
+    @classmethod
+    async def of(
+        cls, task: TaskSpec, examples: Sequence[Example], before_send: BeforeSend | None
+    ) -> Minibatch:
+        """Apply the hook to the examples of a step.
+
+        Raises:
+            Declining: The hook held too many back.
+        """
+        # The hook gets all that the model sees, which includes a reference text (the label).
+        names = (*task.fields, task.label_field) if task.loss == "nll" else task.fields
+        texts, kept_examples = [], []
+        for example in examples:
+            kept = dict(example)
+            if before_send is not None:
+                kept |= {name: await _passed(before_send, example[name]) for name in names}
+            if usable(task, kept):
+                texts.append({name: kept[name] for name in task.fields})
+                kept_examples.append(kept)
+        batch = cls(
+            texts=tuple(texts),
+            references=references_of(task, kept_examples),
+            examples=tuple(kept_examples),
+            vetoed=len(examples) - len(texts),
+        )
+        batch.check(frozenset(), NOTHING)
+        return batch
+
+    @property
+    def sha256(self) -> str:
+        """Digest of texts and labels; losses in the journal are keyed by it."""
+        content = [self.texts, self.examples]
+        try:
+            text = json.dumps(content, sort_keys=True, default=repr, ensure_ascii=False)
+        except (TypeError, ValueError):
+            # Keys that are not text, as csv.DictReader creates, or a row that contains itself.
+            text = repr(content)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def check(self, failed: frozenset[int], usage: Usage) -> Scored:
+        """Count scored, failed and vetoed examples.
+
+        Raises:
+            Declining: Too few were scored.
+        """
+        total = len(self.texts) + self.vetoed
+        scored = len(self.texts) - len(failed)
+        if not scored or scored < MIN_SCORED_SHARE * total:
+            raise Declining(
+                f"only {scored} of {total} examples could be scored "
+                f"({len(failed)} failed, {self.vetoed} vetoed)",
+                usage,
+            )
+        return Scored(scored=scored, failed=len(failed), vetoed=self.vetoed)
+
+
+async def _passed(before_send: BeforeSend, text: Any) -> str | None:
+    try:
+        result = before_send(text)
+        passed = await result if inspect.isawaitable(result) else result
+    except Exception as exc:
+        # Only the type of an app's exception: its text may quote private data.
+        _log.warning("before_send failed", error=type(exc).__name__)
+        return None
+    if passed is None or text_problem(passed, MAX_TEXT_CHARS) is None:
+        return passed
+    # A single text that no message can carry must not end the client.
+    _log.warning("before_send returned no text that can be sent", kind=type(passed).__name__)
+    return None
+
+
+def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
+    """Return whether an example has sendable text fields of the task, and what its loss needs."""
+    return misfit_of(task, example, most_chars=MAX_TEXT_CHARS) is None
