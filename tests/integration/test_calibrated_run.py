@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.rounds.codec import decode_snapshot
+from fedone_sdk.aggregator.rounds.state import decode_snapshot
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch

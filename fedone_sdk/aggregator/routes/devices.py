@@ -71,7 +71,7 @@ async def update(request: web.Request) -> web.Response:
     CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
     message, body = await message_of(request, UPDATE.validate_python)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
-    return answer(await service.update(client, assignment_id, message, body_sha256))
+    return answer(await service.work.update(client, assignment_id, message, body_sha256))
 
 
 def _sha256(body: bytes) -> str:
@@ -83,7 +83,7 @@ async def renew(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
-    return answer(await service.renew(client, assignment_id))
+    return answer(await service.work.renew(client, assignment_id))
 
 
 async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
@@ -99,7 +99,7 @@ async def decline(request: web.Request) -> web.Response:
     assignment_id = request.match_info["assignment_id"]
     CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
     message, _ = await message_of(request, Decline.model_validate)
-    await service.decline(client, assignment_id, message)
+    await service.work.decline(client, assignment_id, message)
     return web.Response(status=204)
 
 
@@ -109,7 +109,7 @@ async def score(request: web.Request) -> web.Response:
     message, body = await message_of(request, Score.model_validate)
     CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
-    return answer(await service.score(client, message, body_sha256))
+    return answer(await service.work.score(client, message, body_sha256))
 
 
 async def task(request: web.Request) -> web.Response:
