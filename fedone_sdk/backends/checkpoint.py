@@ -40,7 +40,7 @@ def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
     folder = Path(model).expanduser()
     if folder.is_dir():
         if revision is not None:
-            raise SpecError("backend.revision: is for names on the hub, not for a folder")
+            raise SpecError("revision: is for names on the hub, not for a folder")
         checkpoint = Checkpoint(folder.resolve().name, folder, None)
     elif model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise SpecError(f"backend.model: there is no folder {model!r}")

@@ -130,8 +130,8 @@ class TorchModel(ABC):
             if str(self._device).startswith("cuda"):
                 torch.cuda.empty_cache()
             raise BackendError(
-                f"{self._device} is out of memory: lower backend.max_batch "
-                f"(now {self.max_batch}), or take dtype bfloat16 or a smaller model"
+                f"{self._device} is out of memory: lower method.batch_size "
+                f"(a forward pass has {self.max_batch} rows), or take dtype bfloat16 or a smaller model"
             ) from exc
         except (RuntimeError, IndexError, ValueError) as exc:  # torch's exception for a bad input.
             raise BackendError(f"torch failed: {first_line(exc)}") from exc

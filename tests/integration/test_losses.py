@@ -60,7 +60,6 @@ def spec_of(loss: str, exchange: str = "losses", batch_size: int = 4, **more: An
         "task": {**GENERATION, "loss": loss, **TASKS[loss]},
         "participation": {"exchange": exchange},
         "evaluation": {"every": 2, "examples": 5},
-        "gateway": {"generated_text": loss == "score"},
         **more,
     }
     return run_spec(method=few, **{"rounds": 4, **sections})

@@ -186,7 +186,7 @@ async def test_the_plan_includes_the_proposer() -> None:
         calls += 1
         return json.dumps([f"Say which, {calls}.", f"Look again, {calls}!"])
 
-    proposer = {"backend": {"kind": "onnx"}, "every": 2, "count": 2, "max_candidates": 6}
+    proposer = {"backend": {"kind": "onnx"}, "every": 2, "count": 2}
     prompt = {"slots": [SLOT], "proposer": {**proposer, "max_tokens": 64}}
     task = {"template": "{instruction} {text} {mask}", "labels": {"0": " no", "1": " yes"}}
     federation = federation_of(

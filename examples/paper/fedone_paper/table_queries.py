@@ -18,7 +18,7 @@ from fedone_paper.study import Design, Point, Study
 from fedone_paper.summary import number
 from fedone_paper.time_to_target import Probing, target_trial
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.spec import GsBdplSpec
+from fedone_sdk.spec import GradientSpec
 
 PILOTS = (9001, 9002)
 """Seeds of the runs that learning rates, targets and caps were chosen on; never reported."""
@@ -216,7 +216,7 @@ class TableQueries(Study):
 
 def _num_samples(contender: Method) -> int:
     """Prompts of a client's step."""
-    return int(contender.method.get("num_samples", GsBdplSpec().num_samples))
+    return int(contender.method.get("num_samples", GradientSpec().num_samples))
 
 
 def _paper(contender: Method) -> dict[int, float]:
@@ -229,7 +229,7 @@ def _paper(contender: Method) -> dict[int, float]:
 
 def _rules(settings: Settings, run: Mapping[str, Any], probing: Probing) -> str:
     """Return the rules that were fixed before the repeats."""
-    method = {**GsBdplSpec().model_dump(), **run["method"]}
+    method = {**GradientSpec().model_dump(), **run["method"]}
     seeds = ", ".join(map(str, PILOTS))
     given = {name: settings.options.get(name) for name in ("learning_rate", "gain", "cap")}
     asked = [f"{name}={value}" for name, value in given.items() if value is not None]

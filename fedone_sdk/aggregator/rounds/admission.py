@@ -26,7 +26,6 @@ def defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
         trust_region=None if method.shares_memory else wanted.trust_region,
         outliers=wanted.outliers,
         quarantine=wanted.quarantine,
-        max_influence=None if method.shares_memory else wanted.max_influence,
     )
 
 

@@ -313,13 +313,10 @@ class Rules:
 
     def initial_state(self) -> RunState:
         """Return the initial state of the run."""
-        evaluation_cap = self.spec.evaluation.queries
         return RunState(
             method=self.method.init(),
             account=Account(cap=self.spec.budget),
-            evaluation=Account(
-                cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
-            ),
+            evaluation=Account(),
             model=self.required_model or None,
             metric=MetricReport(name=self.spec.task.metric),
         )

@@ -42,6 +42,10 @@ _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 
+_MAX_TEXT_CHARS = 20_000
+"""Characters of a text field: the context of most models, and a body that is parsed at once."""
+
+
 class ModelGateway:
     """Scores prompts for clients, with a reservation before and a settlement after each call.
 
@@ -178,12 +182,11 @@ class ModelGateway:
             for name, text in example.items()
         ]
         sent += [(f"references.{number}", text) for number, text in enumerate(message.references)]
-        longest = run.spec.gateway.max_text_chars
         for where, text in sent:
-            if len(text) > longest:
+            if len(text) > _MAX_TEXT_CHARS:
                 raise ProblemError(
                     "invalid_message",
-                    f"{where}: has {len(text)} characters, the run takes at most {longest}",
+                    f"{where}: has {len(text)} characters, at most {_MAX_TEXT_CHARS} are taken",
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0
         if len(message.references) != wanted:

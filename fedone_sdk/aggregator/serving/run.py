@@ -44,7 +44,7 @@ from fedone_sdk.aggregator.rounds.events import (
 )
 from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.aggregator.rounds.state import RunState, Seat
-from fedone_sdk.aggregator.runtime import Bucket, in_thread, in_thread_if_large, run_shielded
+from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Feed, Listener, RunReloaded
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView, client_influences
 from fedone_sdk.algorithms import State, dump_memory, load_memory
@@ -149,9 +149,6 @@ class ServedRun(RunView):
         self._priced = priced
         self._owner = owner
         self._lock = asyncio.Lock()
-        policy = machine.spec.gateway
-        self._client_rate = Bucket(policy.client_requests_per_minute)
-        self._rate = Bucket(policy.run_requests_per_minute)
         self._arrays = arrays_of(self._state)
         self._known_version = 0
         self._marked_stale = False
@@ -337,19 +334,6 @@ class ServedRun(RunView):
             self.ended.set()
 
     # Events
-
-    def check_rate(self, client: int) -> None:
-        """Count a client's gateway request, or refuse it.
-
-        Raises:
-            ProblemError: ``rate_limited``, with the time to wait.
-        """
-        now = self._clock.now()
-        limits = ((self._client_rate, client), (self._rate, 0))
-        for limit, key in limits:
-            limit.check(key, now)
-        for limit, key in limits:
-            limit.take(key, now)
 
     async def apply(self, event: Event) -> tuple[Effect, ...]:
         """Apply an event in one transaction.
