@@ -14,10 +14,14 @@ from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
+import typer
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from typer.cli import get_docs_for_click
+from typer.main import get_command
 
 import fedone_sdk
+from fedone_sdk.cli.app import app
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -129,6 +133,17 @@ def _open_to_all(
     context["body"] = body
 
 
+def _write_command_line(folder: Path) -> None:
+    """Write the page of all commands, from the program."""
+    page = folder / "cli.md"
+    command = get_command(app)
+    text = get_docs_for_click(
+        obj=command, ctx=typer.Context(command), name="fedone", title="Command line"
+    )
+    if not page.exists() or page.read_text(encoding="utf-8") != text:
+        page.write_text(text, encoding="utf-8")
+
+
 def _visit_math(writer: HTML5Translator, node: nodes.Element) -> None:
     """Write a formula as MathML, which browsers show by themselves."""
     block = isinstance(node, nodes.math_block)
@@ -136,10 +151,11 @@ def _visit_math(writer: HTML5Translator, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
-def setup(app: Sphinx) -> None:
+def setup(sphinx: Sphinx) -> None:
     """Register the extensions above."""
-    app.connect("autodoc-process-docstring", _highlight_fences)
-    app.connect("autodoc-skip-member", _skip_aliases)
-    app.connect("doctree-read", _pair_with_dark, priority=400)  # before images are collected
-    app.connect("html-page-context", _open_to_all, priority=900)  # after furo
-    app.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math, None))
+    _write_command_line(Path(__file__).parent / "reference")
+    sphinx.connect("autodoc-process-docstring", _highlight_fences)
+    sphinx.connect("autodoc-skip-member", _skip_aliases)
+    sphinx.connect("doctree-read", _pair_with_dark, priority=400)  # before images are collected
+    sphinx.connect("html-page-context", _open_to_all, priority=900)  # after furo
+    sphinx.add_html_math_renderer("mathml", (_visit_math, None), (_visit_math, None))

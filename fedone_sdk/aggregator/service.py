@@ -14,17 +14,12 @@ from fedone_sdk.aggregator.access.tokens import Authority, may_see
 from fedone_sdk.aggregator.cluster.replicas import Replicas
 from fedone_sdk.aggregator.cluster.signals import RunRemoved, publish
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.events import (
-    Accepted,
-    Effect,
-    WorkClosed,
-)
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.evaluation import Evaluation
-from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
+from fedone_sdk.aggregator.serving.feed import Change, Listener
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.open_work import Offers, OpenWork
@@ -97,7 +92,7 @@ class Service:
         access: Enrolment tokens and clients.
         registry: The served runs, and the heads of the others.
         runs: The served runs by id.
-        listeners: Receivers of the effects of all runs.
+        listeners: Receivers of the changes of all runs.
         dispatcher: Dispatch of work to clients.
         replicas: Coordination with other replicas.
         sweeper: Removal of expired data.
@@ -388,7 +383,7 @@ class Service:
             available=self.dispatcher.available,
             enrolled=lambda: self.access.num_clients,
             names=self.access.names,
-            listener=self._on_effect,
+            listener=self._on_change,
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
             owner=self,
         )
@@ -612,22 +607,22 @@ class Service:
         """Apply deadlines, and charge lost calls of exited replicas."""
         await self.replicas.tick()
 
-    def _on_effect(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
-        self.dispatcher.on_effect(run, effect)
-        if isinstance(effect, (Accepted, WorkClosed)) and self._gateway is not None:
-            ended = effect.receipt if isinstance(effect, Accepted) else effect
-            self._gateway.discard_answers(ended.assignment_id)
-        if isinstance(effect, RunReloaded) and self._gateway is not None:
-            self._gateway.prune(run)
+    def _on_change(self, run: ServedRun, change: Change) -> None:
+        self.dispatcher.on_change(run, change)
+        if self._gateway is not None:
+            for closed in change.closed:
+                self._gateway.discard_answers(closed.assignment_id)
+            if change.reloaded:
+                self._gateway.prune(run)
         self.replicas.on_run_changed()
         evaluation = self._evaluations.get(run.run_id)
         if evaluation is not None:
-            evaluation.on_effect(effect)
+            evaluation.on_change(change)
         proposer = self._proposers.get(run.run_id)
         if proposer is not None:
-            proposer.on_effect(effect)
+            proposer.on_change(change)
         for listener in self.listeners:
-            listener(run, effect)
+            listener(run, change)
 
 
 def _metered(backend: LLMBackend) -> LLMBackend:

@@ -23,7 +23,7 @@ def _run() -> None:
     if any(find_spec(name) is None for name in ("rich", "typer", "yaml")):
         print("the fedone command needs an extra: pip install 'fedone-sdk[cli]'", file=sys.stderr)
         sys.exit(2)
-    from fedone_sdk.cli._failures import reporting_errors
+    from fedone_sdk.cli._process import reporting_errors
     from fedone_sdk.cli.app import app
 
     with reporting_errors():

@@ -49,7 +49,7 @@ _TOKEN = typer.Option(
     callback=header_value,
     help="The server's admin token.",
 )
-_STORE = "A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
+STORE = "A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN.yaml", help="The run.")]
 RunId = Annotated[str, typer.Argument(metavar="RUN_ID")]
@@ -57,16 +57,16 @@ Server = Annotated[str, _SERVER]
 Token = Annotated[str, _TOKEN]
 OptionalServer = Annotated[str | None, _SERVER]
 OptionalToken = Annotated[str | None, _TOKEN]
-StoreUrl = Annotated[str | None, typer.Option("--store", metavar="STORE", help=_STORE)]
+StoreUrl = Annotated[str | None, typer.Option("--store", metavar="STORE", help=STORE)]
 RunStore = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="STORE",
-        help=f"{_STORE} By default the store of `fedone tune` in this folder's .fedone.",
+        help=f"{STORE} By default the store of `fedone tune` in this folder's .fedone.",
     ),
 ]
-SchemaStore = Annotated[str | None, typer.Option("--store", metavar="URL", help=_STORE)]
+SchemaStore = Annotated[str | None, typer.Option("--store", metavar="URL", help=STORE)]
 OwnRun = Annotated[
     Path | None,
     typer.Option(

@@ -1,20 +1,26 @@
-"""RUN.yaml: the spec, and the objects that it describes."""
+"""RUN.yaml: the spec, the objects that it describes, and the files in which its run is kept."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fedone_sdk.cli._failures import naming
-from fedone_sdk.errors import ArgumentError
+from fedone_sdk.cli._process import naming
+from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, load_backend, validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.budget import Budget, BudgetGuard
     from fedone_sdk.local import Federation
+    from fedone_sdk.spec import RunSpec
+    from fedone_sdk.stores import RunRecord, SqlStore
+    from fedone_sdk.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +113,197 @@ def _check_raised(caps: Budget | None, higher: Budget) -> None:
         caps.raised(higher)
     except ValueError as exc:
         raise ArgumentError(f"--raise: {exc}") from exc
+
+
+FOLDER = ".fedone"
+"""Name of the state folder next to a RUN.yaml."""
+
+_FINAL = {"completed", "budget_exhausted"}
+
+
+def default_store(run_id: str, folder: Path = Path()) -> Path:
+    """Return the default store of a run whose RUN.yaml is in this folder."""
+    return folder / FOLDER / f"{run_id}.db"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRun:
+    """A stored run before the command continues it.
+
+    Attributes:
+        ended: Its final status; None if it can continue.
+        raised: The caps that this command raises, each as ``queries 300 -> 600``.
+        round: Rounds done.
+        cache_hits: Answers that cost nothing so far.
+    """
+
+    ended: str | None
+    raised: tuple[str, ...]
+    round: int
+    cache_hits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """The files of one run.
+
+    The paths are distinct for any run name, because only a store ends in ``.db``.
+
+    Attributes:
+        store: SQLite file with the run, its log and its ledger.
+        clients: Folder with a folder for each client.
+        answers: SQLite file with the model's answers. Runs of one folder share it.
+    """
+
+    store: Path
+    clients: Path
+    answers: Path
+
+    @classmethod
+    def next_to(cls, run_path: Path, name: str) -> Self:
+        """Return the default files of a run: in ``.fedone`` next to its RUN.yaml.
+
+        Raises:
+            SpecError: The folder cannot be written to.
+        """
+        folder = run_path.parent / FOLDER
+        place = folder if folder.exists() else run_path.parent
+        if not run_path.is_file() or not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            raise _unusable(folder)
+        return cls(
+            store=default_store(name, run_path.parent),
+            clients=folder / f"{name}.clients",
+            answers=folder / "answers.sqlite",
+        )
+
+    @classmethod
+    def of(cls, run_path: Path, name: str, store: Path | None) -> Self:
+        """Return the files for ``--store``, if it is given, else the default ones."""
+        if store is None:
+            return cls.next_to(run_path, name)
+        return cls(
+            store=store,
+            clients=store.with_name(f"{store.name}.fedone-clients"),
+            answers=store.with_name(f"{store.name}.fedone-answers"),
+        )
+
+    def make(self) -> None:
+        """Create the default folder, with a file that makes git ignore it.
+
+        Raises:
+            SpecError: It cannot be created.
+        """
+        folder = self.store.parent
+        if folder.name != FOLDER:
+            return
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            ignore = folder / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n", encoding="utf-8")
+        except OSError as exc:
+            raise _unusable(folder) from exc
+
+    async def find(
+        self,
+        spec: RunSpec,
+        vocabulary: Vocabulary,
+        *,
+        fresh: bool,
+        model: str | None = None,
+    ) -> KnownRun | None:
+        """Find the run in the store, and check that it can continue.
+
+        Args:
+            spec: The current description of the run.
+            vocabulary: Its candidates.
+            fresh: Whether to remove the run and its clients first. Answers are kept.
+            model: Required fingerprint of the stored run's model; None accepts any.
+
+        Returns:
+            The stored run; None if there is none.
+
+        Raises:
+            SpecError: The store has another run of this name, one of another model, or ``fresh``
+                would remove other runs.
+            StoreUnavailable: Another process uses the store, or it cannot be read.
+        """
+        if not self.store.exists():
+            self._remove_clients()
+            return None
+        from fedone_sdk.stores import SqlStore
+
+        store = SqlStore.sqlite(self.store)
+        await store.open()
+        try:
+            if fresh:
+                await self._clear(store, spec.name)
+            runs = {record.run_id: record for record in await store.runs()}
+            if not runs:
+                self._remove_clients()
+        finally:
+            await store.close()
+        known = runs.get(spec.name)
+        if known is None:
+            return None
+        document = json.loads(known.document)
+        raised = self._compare(known, document["account"]["cap"], spec, vocabulary)
+        status: str = document["status"]
+        if model is not None and document["model"] not in (None, model):
+            raise SpecError(
+                f"backend: is {model!r}, the run {spec.name!r} in {self.store} was scored by "
+                f"{document['model']!r}: start over with --fresh, or rename the backend's file"
+            )
+        return KnownRun(
+            ended=status if status in _FINAL and not raised else None,
+            raised=raised,
+            round=document["round"],
+            cache_hits=document["counters"]["cache_hits"],
+        )
+
+    async def _clear(self, store: SqlStore, name: str) -> None:
+        others = sorted(record.run_id for record in await store.runs() if record.run_id != name)
+        if others:
+            raise ArgumentError(
+                f"--fresh: {self.store} holds other runs, too ({', '.join(others)}); "
+                "name another --store"
+            )
+        await store.clear()
+
+    def _remove_clients(self) -> None:
+        """Remove the clients of a deleted store, whose identities a new store would not accept."""
+        shutil.rmtree(self.clients, ignore_errors=True)
+
+    def _compare(
+        self, known: RunRecord, cap: Any, spec: RunSpec, vocabulary: Vocabulary
+    ) -> tuple[str, ...]:
+        """Check that it is the same run; return the caps that are higher than the stored ones."""
+        from fedone_sdk.budget import Budget
+        from fedone_sdk.spec import RunSpec
+        from fedone_sdk.vocabulary import Vocabulary
+
+        stored = RunSpec.model_validate_json(known.spec)
+        # Caps may have been raised since it was stored; lower caps in the file have no effect.
+        caps = None if cap is None else Budget.model_validate(cap)
+        stored = stored.model_copy(update={"budget": caps})
+        differences = tuple(stored.differences(spec))
+        if not stored.is_same_run(spec):
+            changed = ", ".join(differences)
+            if all(name.startswith("budget.") for name in differences):
+                changed += "; a cap can only be raised"
+        elif not Vocabulary.parse(known.candidates).comes_from(vocabulary):
+            changed = "the candidates, by prompt or by the data"
+        else:
+            return tuple(name.removeprefix("budget.") for name in differences)
+        raise SpecError(
+            f"name: {spec.name!r} is taken by a run with another description in {self.store} "
+            f"(changed: {changed}): write another name, or start over with --fresh, which keeps "
+            "the answers"
+        )
+
+
+def _unusable(folder: Path) -> SpecError:
+    return ArgumentError(
+        f"{folder}: cannot be written, so the run cannot be kept there: --store FILE keeps it "
+        "elsewhere, --no-store keeps nothing"
+    )

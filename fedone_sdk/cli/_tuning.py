@@ -1,28 +1,28 @@
-"""One run in this process with progress and Ctrl-C, for tune, quickstart and retune."""
+"""One run in this process with its progress and Ctrl-C, for tune, quickstart and retune."""
 
 from __future__ import annotations
 
 import asyncio
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._output import note, plural
-from fedone_sdk.cli._process import interruptible, stopping
-from fedone_sdk.cli._report import is_resumable
-from fedone_sdk.cli._state import KnownRun, RunState
-from fedone_sdk.cli.export import exported_from, stored_run
-from fedone_sdk.cli.progress import progress
+from rich.text import Text
+
+from fedone_sdk.cli._output import is_resumable, note, plural, terminal
+from fedone_sdk.cli._process import interruptible, naming, stopping
+from fedone_sdk.cli._run_file import KnownRun, RunState
+from fedone_sdk.cli.report import exported_from, stored_run
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import Change
     from fedone_sdk.backends import LLMBackend
+    from fedone_sdk.evaluation.engine import Progress as TrialProgress
     from fedone_sdk.local import Federation, First
     from fedone_sdk.messages import RunResult
     from fedone_sdk.reports import ReportedRun
@@ -57,14 +57,15 @@ async def run_here(
 
     with (
         stopping(stop_gracefully, then_cancel=True),
-        progress(federation.spec.name) as shown,
+        shown(federation.spec.name) as show,
         naming(str(source)),
     ):
+        progress = Progress(show)
 
-        def watch(run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-            shown(run, effect)
+        def watch(run: ServedRun, change: Change | None) -> None:
+            progress(run, change)
             if tracking is not None:
-                tracking(run, effect)
+                tracking(run, change)
 
         result = await simulate(
             federation,
@@ -143,3 +144,116 @@ class KeptRun:
         from fedone_sdk.reports import read_export
 
         return read_export(asyncio.run(exported_from(self.store, run_id)))
+
+
+_SMOOTHING = 0.1
+"""Weight of the newest round in the displayed mean loss, which smooths single mini-batches."""
+
+_LINE_EVERY_S = 1.0
+
+Show = Callable[[str, bool], None]
+"""Shows a text; true marks one that must be shown."""
+
+
+@contextmanager
+def shown(title: str) -> Iterator[Show]:
+    """Show a changing text on stderr: in one line of a terminal, else as lines, one per second."""
+    console = terminal(stderr=True)
+    if console.is_terminal:
+        with console.status(Text(f"{title}: starting")) as status:
+            yield lambda text, _: status.update(Text(f"{title}: {text}"))
+        return
+    printed = 0.0
+
+    def show(text: str, must: bool) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if must or now - printed >= _LINE_EVERY_S:
+            console.print(f"{title}: {text}")
+            printed = now
+
+    yield show
+
+
+class Progress:
+    """Observer of a run that shows its progress.
+
+    Args:
+        show: Shows a text.
+    """
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self._loss: float | None = None
+        self._metric = ""
+        self._seen = 0
+        self._began: tuple[float, float] | None = None
+        self._rounds = False
+
+    def __call__(self, run: ServedRun, change: Change | None) -> None:
+        """Handle a change. It is called for every message, and therefore cheap."""
+        if self._began is None:
+            self._began = time.monotonic(), _share(run)
+            text = (
+                f"starting, up to {plural(run.spec.rounds, 'round')} of {run.spec.method.label}, "
+                f"{plural(run.spec.prompt.length, 'position')}, "
+                f"{plural(len(run.vocabulary), 'candidate')}"
+            )
+            self._show(text, True)
+        if change is None:
+            return
+        if change.finished is not None:
+            loss = change.finished.report.mean_loss
+            self._loss = (
+                loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
+            )
+            measured = self._has_new_metric(run)
+            self._show(self._line(run), measured or not self._rounds)
+            self._rounds = True
+        if change.ended:
+            self._show(f"{self._line(run)}, {run.state.status}", True)
+
+    def _has_new_metric(self, run: ServedRun) -> bool:
+        """Whether there is a new point of the curve."""
+        # Points arrive some rounds late and update their entry, so the last few are checked again.
+        for report in reversed(run.history):
+            if report.round < self._seen:
+                break
+            if report.metric is not None:
+                self._seen = report.round + 1
+                self._metric = f", {run.spec.task.metric} {report.metric:.3f}"
+                return True
+        return False
+
+    def _line(self, run: ServedRun) -> str:
+        state, budget = run.state, run.state.account.cap
+        cap = "" if budget is None or budget.queries is None else f"/{budget.queries}"
+        loss = "" if self._loss is None else f", loss {self._loss:.3f}"
+        began, before = self._began or (0.0, 1.0)
+        share = _share(run)
+        left = ""
+        if before < share < 1:
+            seconds = (time.monotonic() - began) * (1 - share) / (share - before)
+            left = f", {seconds:.0f} s left" if seconds < 100 else f", {seconds / 60:.0f} min left"
+        return (
+            f"round {state.round}/{run.spec.rounds}{loss}{self._metric}, "
+            f"queries {state.account.spent.queries}{cap}{left}"
+        )
+
+
+def _share(run: ServedRun) -> float:
+    """Return the completed share of the run, by rounds or by budget, whichever ends first."""
+    budget = run.state.account.cap
+    shares = [run.state.round / run.spec.rounds]
+    if budget is not None:
+        shares += [
+            float(amount / cap) for _, cap, amount in budget.pairs(run.state.account.spent) if cap
+        ]
+    return min(max(shares), 1.0)
+
+
+@contextmanager
+def trial_progress(title: str) -> Iterator[Callable[[TrialProgress], None]]:
+    """Show the progress of trials on stderr."""
+    with shown(title) as show:
+        yield lambda progress: show(progress.text, True)

@@ -9,20 +9,16 @@ import typer
 from fedone_sdk import __version__
 from fedone_sdk.cli import (
     access,
-    budget,
     client,
     compare,
     db,
-    init,
     models,
-    plan,
     prompt,
-    quickstart,
     report,
     retune,
     runs,
-    score,
     serve,
+    start,
     tune,
 )
 
@@ -55,17 +51,17 @@ def _root(
     pass
 
 
-app.command(epilog="Example: fedone quickstart --json result.json")(quickstart.quickstart)
-app.command(epilog="Example: fedone init tickets.csv --model smollm2-135m-instruct")(init.init)
+app.command(epilog="Example: fedone quickstart --json result.json")(start.quickstart)
+app.command(epilog="Example: fedone init tickets.csv --model smollm2-135m-instruct")(start.init)
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
-app.command(epilog="Example: fedone plan run.yaml")(plan.plan)
+app.command(epilog="Example: fedone plan run.yaml")(tune.plan)
 app.command(
     epilog="Example: fedone retune sst2.prompt.json --backend new.yaml --run run.yaml --cap 200"
 )(retune.retune)
 app.command(epilog="Example: fedone compare run.yaml --seeds 5 --html compare.html")(
     compare.compare
 )
-app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(score.score)
+app.command(epilog='Example: fedone score run.yaml --prompt " Overall verdict"')(prompt.score)
 app.command(epilog="Example: fedone report sst2 --store fedone.db -o sst2.html")(report.report)
 app.command(epilog="Example: fedone serve config.yaml")(serve.serve)
 app.command(
@@ -77,5 +73,5 @@ app.add_typer(prompt.app, name="prompt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(access.tokens, name="tokens")
 app.add_typer(access.clients, name="clients")
-app.command(epilog="Example: fedone budget spent.db --release-dead")(budget.budget)
+app.command(epilog="Example: fedone budget spent.db --release-dead")(db.budget)
 app.add_typer(db.app, name="db")

@@ -4,41 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedone_sdk import __version__
-from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed
+from fedone_sdk.cli._options import Cap, JsonFile, RunPath
 from fedone_sdk.cli._output import Output, money, note, write_file
-from fedone_sdk.cli._process import quiet_logs, stopping
-from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._state import RunState
-from fedone_sdk.cli._tuning import same_command
-from fedone_sdk.cli.progress import trial_progress
+from fedone_sdk.cli._process import interruptible, naming, quiet_logs
+from fedone_sdk.cli._run_file import RunFile, RunState
+from fedone_sdk.cli._tuning import same_command, trial_progress
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.errors import ArgumentError, FedOneError
 
 if TYPE_CHECKING:
-    from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.comparison import (
-        Comparison,
-        Costs,
-        Results,
-        TotalGuard,
-        Trial,
-        TrialFile,
-        TrialRecord,
-    )
+    from fedone_sdk.evaluation.engine import Session, Trial
+    from fedone_sdk.evaluation.results import Results
+    from fedone_sdk.local.comparison import Contest, Costs
 
 _SEEDS = 5
-
-_Records = dict[tuple[str, int], "TrialRecord"]
 
 
 def compare(
@@ -55,7 +43,6 @@ def compare(
     seeds: Annotated[
         int, typer.Option(metavar="N", min=1, max=1000, help="Repeats, from RUN.yaml's seed on.")
     ] = _SEEDS,
-    seed: Seed = None,
     cap: Cap = None,
     queries: Annotated[
         int | None,
@@ -91,6 +78,13 @@ def compare(
     only_report: Annotated[
         bool, typer.Option("--only-report", help="Report the kept trials without running any.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run the trials on this Ray cluster; `local` starts one on this machine.",
+        ),
+    ] = None,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with table and curves.")
     ] = None,
@@ -102,26 +96,55 @@ def compare(
     .fedone/answers.sqlite. The same command continues after a stop or a crash, and pays for no
     answer twice.
     """
+    from fedone_sdk.evaluation.engine import Records, Session
+    from fedone_sdk.evaluation.results import TrialRecord, results_of
+    from fedone_sdk.local.comparison import contests
+    from fedone_sdk.local.entrants import default_names, entrants_of
+    from fedone_sdk.spec import load_yaml
+
     output = Output(json_file)
     quiet_logs()
     if html is not None:
         check_page("--html", html)
-    run = RunFile.load(run_path, seed=seed, cap=cap)
+    run = RunFile.load(run_path, cap=cap)
+    caps = _Caps(queries=queries, requests=requests, usd=usd)
     place = _Place(RunState.next_to(run.path, run.spec.name))
-    comparison = _comparison(run, methods, seeds)
+    names = default_names(run.spec) if methods is None else methods.split(",")
+    repeats = range(run.spec.seed, run.spec.seed + seeds)
     with naming(str(run.path)):
-        trials = comparison.trials()
-    if only_report:
-        records = comparison.known(trials, place.file)
-    else:
-        caps = _Caps(queries=queries, requests=requests, usd=usd)
-        with place.locked():
-            records = asyncio.run(_run(run, comparison, trials, place, caps, yes=yes))
+        entrants = entrants_of(load_yaml(run.path), run.spec, names)
+        found = [*contests(entrants, repeats, run.folder, **place.contest(caps))]
+    with ExitStack() as stack:
+        if not only_report:
+            stack.enter_context(place.locked())
+        watch = stack.enter_context(trial_progress("compare"))
+        kept = Records(place.folder.parent, place.folder.name)
+        session = Session(kept, workers=None if ray else 1, ray=ray, watch=watch)
+        ahead = asyncio.run(_missing(run, found, session, caps, only_report=only_report, yes=yes))
+        if ahead:
+            stopped = f"stopped; trials are kept in {place.folder}, and the same command continues"
+            with interruptible(f"{stopped} from there"):
+                session.run(ahead, stop_at_failure=True)
+    records = [TrialRecord.model_validate(result) for result in session.results.values()]
+    for failure in session.failures.values():
+        if not failure.startswith("budget of"):
+            raise FedOneError(failure)
+        if not records:
+            raise ArgumentError(f"--requests, --usd: {failure}")
+        note(f"--requests, --usd: {failure}")
     if not records:
         raise ArgumentError(f"there is nothing to report in {place.folder}")
-    results = comparison.results(trials, records, target=target)
+    results = results_of(
+        name=run.spec.name,
+        task=run.spec.task,
+        entrants=entrants,
+        seeds=repeats,
+        records={(one.entrant, one.seed): one for one in records},
+        num_examples=len(found[0].federation.dev),
+        target=target,
+    )
     if html is not None:
-        from fedone_sdk.comparison.page import comparison_html
+        from fedone_sdk.reports.comparison_page import comparison_html
 
         write_file("--html", html, comparison_html(results, same_command()))
     output.write_json({"version": __version__, "run": str(run.path), **results.document()})
@@ -148,12 +171,16 @@ class _Place:
         """The folder of trials, ledger and lock."""
         return self.state.store.with_suffix(".compare")
 
-    @property
-    def file(self) -> TrialFile:
-        """The file of all trials."""
-        from fedone_sdk.comparison import TrialFile
+    def contest(self, caps: _Caps) -> dict[str, Any]:
+        """Return the files and caps of its contests."""
+        from fedone_sdk.budget import Budget
 
-        return TrialFile(self.folder / "trials.jsonl")
+        if caps.requests is None and caps.usd is None:
+            return {"cache": self.state.answers}
+        usd = None if caps.usd is None else Decimal(str(caps.usd))
+        total = Budget(requests=caps.requests, usd=usd)
+        ledger = self.folder / "ledger.sqlite"
+        return {"cache": self.state.answers, "caps": total, "ledger": ledger}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -177,115 +204,47 @@ class _Place:
             yield
 
 
-def _comparison(run: RunFile, methods: str | None, seeds: int) -> Comparison:
-    from fedone_sdk.comparison import Comparison, default_names, entrants_of
-    from fedone_sdk.spec import load_yaml
-
-    names = default_names(run.spec) if methods is None else tuple(methods.split(","))
-    entrants = entrants_of(load_yaml(run.path), run.spec, names)
-    first = run.spec.seed
-    return Comparison(
-        name=run.spec.name,
-        folder=run.folder,
-        entrants=tuple(entrants),
-        seeds=tuple(range(first, first + seeds)),
-    )
-
-
-async def _run(
+async def _missing(
     run: RunFile,
-    comparison: Comparison,
-    trials: list[Trial],
-    place: _Place,
+    found: list[Contest],
+    session: Session,
     caps: _Caps,
     *,
+    only_report: bool,
     yes: bool,
-) -> _Records:
-    """Run the missing trials that the caps allow, and return all records."""
+) -> list[Trial]:
+    """Find the kept trials, print the costs of the others, and return those to run."""
     from fedone_sdk.backends.label_words import check_label_words
-    from fedone_sdk.comparison import affordable, costs_of, is_free
+    from fedone_sdk.local.comparison import affordable, costs_of, is_free
     from fedone_sdk.task import form_of
 
-    guard = _guard(place, caps)
-    async with AsyncExitStack() as stack:
-        backend = await stack.enter_async_context(
-            run.backend(cache=place.state.answers, guard=guard)
-        )
+    async with run.backend(cache=None if only_report else found[0].cache) as backend:
         with naming(str(run.path)):
             await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             if caps.usd is not None and "usd" not in backend.bounds:
                 raise ArgumentError(
                     "--usd: the price of this model is not known; backend.prices names it"
                 )
-            records = comparison.known(trials, place.file, backend.fingerprint)
-            missing = [one for one in trials if (one.entrant.name, one.seed) not in records]
-            spent = sum(record.queries for record in place.file.read())
-            ahead = affordable(trials, records, caps.queries, spent)
+            trials = {id(one): one.trial(backend.fingerprint) for one in found}
+            missing = session.find([*trials.values()])
+            if only_report:
+                return []
+            left = [one for one in found if trials[id(one)] in missing]
+            spent = sum(result["queries"] for result in session.results.values())
+            ahead = affordable(found, left, caps.queries, spent)
             costs = await costs_of(ahead, backend) if ahead else None
         if costs is None:
-            if missing:
-                text = (
-                    f"--queries {caps.queries}: pays for none of the {len(missing)} missing trials"
-                )
-                if not records:
+            if left:
+                text = f"--queries {caps.queries}: pays for none of the {len(left)} missing trials"
+                if not session.found:
                     raise ArgumentError(text)
                 note(text)
-            return records
-        for line in _cost_lines(costs, len(trials), len(missing), caps):
+            return []
+        for line in _cost_lines(costs, len(found), len(left), caps):
             note(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
             raise ArgumentError("--yes: is required to begin, because this model may cost money")
-        try:
-            await _run_trials(ahead, backend, place, records, total=len(trials))
-        except FedOneError:
-            if guard is None or guard.refusal is None:
-                raise
-            text = f"--requests, --usd: {guard.refusal}"
-            if not records:
-                raise ArgumentError(text) from None
-            note(text)
-        return records
-
-
-async def _run_trials(
-    ahead: list[Trial], backend: LLMBackend, place: _Place, records: _Records, *, total: int
-) -> None:
-    """Run trials, and append their records."""
-    from fedone_sdk.comparison import run_trials
-    from fedone_sdk.evaluation.engine import Progress
-
-    task = asyncio.current_task()
-    assert task is not None
-    kept = len(records)
-    with stopping(task.cancel), trial_progress("compare") as watch:
-        watch(Progress(total=total, kept=kept, done=kept, failed=0))
-        try:
-            async for trial, record in run_trials(ahead, backend, place.file):
-                records[trial.entrant.name, trial.seed] = record
-                watch(Progress(total=total, kept=kept, done=len(records), failed=0, last=trial.key))
-        except asyncio.CancelledError:
-            note(
-                f"stopped; {len(records)} of {total} trials are kept in {place.folder}, and the "
-                "same command continues from there"
-            )
-            raise typer.Exit(130) from None
-        except FedOneError:
-            note(f"{len(records)} of {total} trials are kept in {place.folder}")
-            raise
-
-
-def _guard(place: _Place, caps: _Caps) -> TotalGuard | None:
-    """Return the guard of the caps on all trials, which survives a crash."""
-    from fedone_sdk.budget import Budget, SqliteLedger
-    from fedone_sdk.comparison import TotalGuard
-
-    if caps.requests is None and caps.usd is None:
-        return None
-    budget = Budget(
-        requests=caps.requests, usd=None if caps.usd is None else Decimal(str(caps.usd))
-    )
-    ledger = SqliteLedger(place.folder / "ledger.sqlite", program="fedone compare")
-    return TotalGuard(budget, ledger=ledger)
+        return [trials[id(one)] for one in ahead]
 
 
 def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
@@ -311,7 +270,7 @@ def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator
 
 
 def _print(output: Output, results: Results, place: _Place) -> None:
-    from fedone_sdk.comparison.table import header_of, row_of
+    from fedone_sdk.evaluation.results import header_of, row_of
 
     output.heading(f"{results.name}: {results.task.metric} of the tuned prompt on dev")
     output.table(header_of(results), (row_of(results, standing) for standing in results.standings))

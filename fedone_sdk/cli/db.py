@@ -1,19 +1,25 @@
-"""`fedone db`: the schema of a store."""
+"""`fedone db` and `fedone budget`: the schema and copies of a store, and the leases of a ledger."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._options import SchemaStore, group
-from fedone_sdk.errors import ArgumentError
+from fedone_sdk.cli._options import STORE, JsonFile, SchemaStore, group
+from fedone_sdk.cli._output import Output, moment, plural
+from fedone_sdk.cli._process import naming
+from fedone_sdk.errors import ArgumentError, SpecError, UnknownLease
 
 if TYPE_CHECKING:
+    from fedone_sdk.budget import OpenLease, OwnerState, SqliteLedger, Usage
     from fedone_sdk.stores import SqlStore
+
 
 app = group("Manage a store.", example="fedone db upgrade config.yaml")
 
@@ -38,17 +44,204 @@ def upgrade(config_path: Config = None, url: SchemaStore = None) -> None:
     typer.echo(f"created schema {HEAD}" if before is None else f"upgraded {before} to {HEAD}")
 
 
+@app.command(
+    epilog="Example: fedone db copy fedone.db postgresql://fedone@db.example/fedone",
+)
+def copy(
+    source: Annotated[str, typer.Argument(metavar="FROM", help=STORE)],
+    target: Annotated[str, typer.Argument(metavar="TO", help="An empty store, as FROM.")],
+) -> None:
+    """Copy a store into an empty one, with all runs, clients and tokens.
+
+    Stop every server on both first. Then serve the copy only, because two servers would each spend
+    up to the caps.
+    """
+    from fedone_sdk.aggregator.rounds.codec import decode_snapshot
+    from fedone_sdk.algorithms import alpha_sha256
+
+    def digest(arrays: bytes) -> str:
+        return alpha_sha256(decode_snapshot(arrays).alpha)
+
+    copied = asyncio.run(_store_at(source).copy_to(_store_at(target), digest))
+    for run_id, found in copied.digests.items():
+        typer.echo(f"run {run_id}: alpha_sha256 {found}")
+    rows = copied.rows
+    typer.echo(
+        f"copied {plural(rows['runs'], 'run')}, {plural(rows['log'], 'log line')}, "
+        f"{plural(rows['clients'], 'client')}, {plural(rows['tokens'], 'token')}"
+    )
+
+
 def _store(config_path: Path | None, url: str | None) -> SqlStore:
     if config_path is not None and url is not None:
         raise ArgumentError("give CONFIG.yaml or --store, not both")
     if url is not None:
-        from fedone_sdk.stores import SqlStore
-
-        return SqlStore(url) if "://" in url else SqlStore.sqlite(url)
-
+        return _store_at(url)
     from fedone_sdk.aggregator.config import ServeConfig
 
     config = ServeConfig.load(config_path)
     folder = Path() if config_path is None else config_path.parent
     with naming(str(config_path or "environment")):
         return config.store.build(folder)
+
+
+def _store_at(where: str) -> SqlStore:
+    from fedone_sdk.stores import SqlStore
+
+    return SqlStore(where) if "://" in where else SqlStore.sqlite(where)
+
+
+def budget(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LEDGER",
+            help="The SQLite file of a SqliteLedger: "
+            ".fedone/NAME.compare/ledger.sqlite of `fedone compare`.",
+        ),
+    ],
+    lease_ids: Annotated[
+        list[str] | None,
+        typer.Option("--release", metavar="LEASE_ID", help="Release this lease; repeatable."),
+    ] = None,
+    dead: Annotated[
+        bool,
+        typer.Option("--release-dead", help="Release all leases of processes that have ended."),
+    ] = False,
+    unspent: Annotated[
+        bool,
+        typer.Option(
+            "--unspent",
+            help="Charge nothing for released leases, if you are certain that nothing was spent.",
+        ),
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Show the spent and leased amounts of a ledger, and release leases of ended processes.
+
+    A killed process may have sent the request of an open lease, and the provider may have charged
+    for it. A released lease therefore counts as spent in full, unless --unspent is given. If a
+    process settles a released lease later, the actual usage replaces that charge.
+    """
+    from fedone_sdk.budget import NOTHING
+
+    output = Output(json_file)
+    released: list[tuple[OpenLease, OwnerState]] = []
+    with _opened(path) as ledger:
+        if lease_ids or dead:
+            for lease, state in _chosen(_stated(ledger.leases()), lease_ids):
+                with suppress(UnknownLease):  # Settled in the meantime.
+                    ledger.release(lease.lease_id, charge=NOTHING if unspent else None)
+                    released.append((lease, state))
+        account, leases = ledger.account(None), _stated(ledger.leases())
+    charged = NOTHING if unspent else sum((lease.worst for lease, _ in released), NOTHING)
+    output.write_json(
+        {
+            "spent": account.spent,
+            "leased": account.leased,
+            "leases": [_document(lease, state) for lease, state in leases],
+            "released": [lease.lease_id for lease, _ in released],
+            "charged": charged,
+        }
+    )
+    output.heading(str(path))
+    output.facts({"spent": _text(account.spent), "leased": _text(account.leased)})
+    if leases:
+        _print(output, leases)
+    if released:
+        output.console.print(
+            f"leases released: {len(released)}; counted as spent: {_text(charged)}"
+        )
+
+
+def _chosen(
+    leases: list[tuple[OpenLease, OwnerState]], lease_ids: list[str] | None
+) -> list[tuple[OpenLease, OwnerState]]:
+    """Return the named leases, else those of processes that have ended.
+
+    Raises:
+        SpecError: A lease is not open, or its process is running. No lease is released then.
+    """
+    if not lease_ids:
+        return [(lease, state) for lease, state in leases if state == "ended"]
+    known = {lease.lease_id: (lease, state) for lease, state in leases}
+    problems = [f"lease {name!r} is not open" for name in lease_ids if name not in known]
+    chosen = [known[name] for name in dict.fromkeys(lease_ids) if name in known]
+    problems += [
+        f"lease {lease.lease_id!r}: its process {lease.owner.pid} ({lease.owner.program}) runs and "
+        "may still settle it; stop it first"
+        for lease, state in chosen
+        if state == "running" and lease.owner is not None
+    ]
+    if problems:
+        raise ArgumentError(problems)
+    return chosen
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[SqliteLedger]:
+    """Open the ledger in an existing file.
+
+    Raises:
+        SpecError: The file is not a ledger, or cannot be used.
+    """
+    from fedone_sdk.budget import SqliteLedger
+
+    if not path.is_file():
+        raise ArgumentError(f"there is no file {path}")
+    try:
+        if not SqliteLedger.is_ledger(path):
+            raise SpecError("is no ledger of a budget", source=str(path))
+        yield SqliteLedger(path)
+    except sqlite3.Error as exc:
+        raise SpecError(f"cannot be used: {exc}", source=str(path)) from exc
+
+
+def _stated(leases: list[OpenLease]) -> list[tuple[OpenLease, OwnerState]]:
+    return [(lease, lease.state()) for lease in leases]
+
+
+def _document(lease: OpenLease, state: OwnerState) -> dict[str, object]:
+    owner = lease.owner
+    return {
+        "lease_id": lease.lease_id,
+        "worst": lease.worst,
+        "state": state,
+        "host": owner and owner.host,
+        "pid": owner and owner.pid,
+        "program": owner and owner.program,
+        "opened_at": owner and owner.opened_at,
+    }
+
+
+def _print(output: Output, leases: list[tuple[OpenLease, OwnerState]]) -> None:
+    output.table(
+        ["lease", "process", "host", "program", "opened", "state", "holds"],
+        (
+            [
+                lease.lease_id,
+                *(
+                    ("-", "-", "-", "-")
+                    if (owner := lease.owner) is None
+                    else (str(owner.pid), owner.host, owner.program, moment(owner.opened_at))
+                ),
+                state,
+                _text(lease.worst),
+            ]
+            for lease, state in leases
+        ),
+    )
+
+
+def _text(usage: Usage) -> str:
+    """Return an amount as text: the units that are not 0."""
+    counts = {
+        "queries": usage.queries,
+        "requests": usage.requests,
+        "prompt tokens": usage.prompt_tokens,
+        "completion tokens": usage.completion_tokens,
+    }
+    parts = [f"{unit} {count}" for unit, count in counts.items() if count]
+    if usage.usd:
+        parts.append(f"USD {usage.usd:.4f}")
+    return ", ".join(parts) or "nothing"

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
-from fedone_sdk.cli._output import Output, check_target, money, note, write_file
-from fedone_sdk.cli._process import quiet_logs
-from fedone_sdk.cli._report import exit_code
-from fedone_sdk.cli._run_file import RunFile
-from fedone_sdk.cli._state import KnownRun, RunState
+from fedone_sdk.cli._output import Output, check_target, exit_code, money, note, write_file
+from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._run_file import KnownRun, RunFile, RunState
 from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
-from fedone_sdk.cli.plan import print_plan
 from fedone_sdk.cli.report import check_page
+from fedone_sdk.cli.tune import print_plan
 from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import load_backend
 

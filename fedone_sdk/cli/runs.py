@@ -19,10 +19,9 @@ from fedone_sdk.cli._options import (
     group,
     tracking_of,
 )
-from fedone_sdk.cli._output import Output, money
+from fedone_sdk.cli._output import Output, money, print_result
 from fedone_sdk.cli._process import quiet_logs, stopping
-from fedone_sdk.cli._report import print_result
-from fedone_sdk.cli.export import export_run
+from fedone_sdk.cli.report import export_run
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary

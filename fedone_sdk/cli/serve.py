@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import structlog
 import typer
 
-from fedone_sdk.cli._failures import naming
 from fedone_sdk.cli._output import plural
-from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
+from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
 from fedone_sdk.errors import (
     BackendUnavailable,
     FedOneError,

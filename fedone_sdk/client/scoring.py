@@ -20,8 +20,7 @@ from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.session import Session
 from fedone_sdk.errors import SpecError
-from fedone_sdk.messages import Array, Score, Scored, Scores
-from fedone_sdk.messages.forms import first_error
+from fedone_sdk.messages import Array, Score, Scored, Scores, first_error
 from fedone_sdk.spec.sections import PrivacySpec
 from fedone_sdk.task import (
     LogProbs,

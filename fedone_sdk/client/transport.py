@@ -15,13 +15,10 @@ from fedone_sdk.client.network import Connection, Network
 from fedone_sdk.errors import MessageError, TransportError
 from fedone_sdk.messages import (
     ASSIGNMENT,
-    JSON,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
-    TENSORS,
     AlphaAssignment,
     AlphaUpdate,
-    Body,
     Claim,
     Decline,
     Enrol,
@@ -38,11 +35,10 @@ from fedone_sdk.messages import (
     Score,
     Scores,
     VocabularyList,
-    decode,
     encode,
+    first_error,
     is_sendable,
 )
-from fedone_sdk.messages.forms import first_error
 
 if TYPE_CHECKING:
     from fedone_sdk.messages import RunSummary
@@ -57,7 +53,6 @@ _MAX_ANSWER_BYTES = 32 * 1024 * 1024
 _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
-_EITHER_FORM = f"{TENSORS}, {JSON}"
 
 
 class Idle(Message):
@@ -162,11 +157,10 @@ class HttpTransport:
             encode(message),
             extra_s=message.wait_s,
             max_bytes=_MAX_ANSWER_BYTES,
-            accept=_EITHER_FORM,
         )
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
-        return _parse(ASSIGNMENT.validate_json, content, headers)
+        return _parse(ASSIGNMENT.validate_json, content)
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """List the runs that the client may work for."""
@@ -190,23 +184,22 @@ class HttpTransport:
     async def score(self, credential: str, message: Score) -> Scores:
         """Score prompts through the gateway."""
         # Scoring may take long; the assignment's own deadline bounds it.
-        _, headers, content = await self._request(
+        _, _, content = await self._request(
             "POST",
             "/v1/score",
             credential,
-            encode(message, TENSORS),
+            encode(message),
             extra_s=600.0,
             max_bytes=_MAX_ANSWER_BYTES,
-            accept=_EITHER_FORM,
         )
-        return _parse(Scores.model_validate_json, content, headers)
+        return _parse(Scores.model_validate_json, content)
 
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
         path = f"/v1/assignments/{assignment_id}/update"
-        body = encode(message, TENSORS)
+        body = encode(message)
         _, _, content = await self._request("POST", path, credential, body)
         return _parse(Receipt.model_validate_json, content)
 
@@ -230,23 +223,21 @@ class HttpTransport:
         method: str,
         path: str,
         token: str,
-        message: Body | None = None,
+        content: bytes | None = None,
         *,
         extra_s: float = 0.0,
         max_bytes: int = _MAX_SHORT_BYTES,
-        accept: str = JSON,
     ) -> tuple[int, Mapping[str, str], bytes]:
         url = self._connection.url(path)
-        content = b"" if message is None else message.content
         headers = {
             "Authorization": f"Bearer {token}",
-            "Accept": accept,
+            "Accept": "application/json",
             # Answers are never decompressed: a small answer stays small.
             "Accept-Encoding": "identity",
             PROTOCOL_HEADER: str(PROTOCOL_VERSION),
         }
-        if message is not None:
-            headers["Content-Type"] = message.content_type
+        if content is not None:
+            headers["Content-Type"] = "application/json"
         timeout_s = self._timeout_s + extra_s
         status, answered, body = await self._send(
             method, url, content, headers, timeout_s, max_bytes
@@ -259,7 +250,7 @@ class HttpTransport:
         self,
         method: str,
         url: URL,
-        content: bytes,
+        content: bytes | None,
         headers: Mapping[str, str],
         timeout_s: float,
         max_bytes: int,
@@ -268,7 +259,7 @@ class HttpTransport:
             method,
             url,
             headers=headers,
-            body=content or None,
+            body=content,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
         ) as response:
             most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
@@ -293,18 +284,11 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     return error
 
 
-def _form(headers: Mapping[str, str]) -> str:
-    """Return the media type of an answer, without parameters."""
-    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
-
-
-def _parse(parse: Parse[T], content: bytes, headers: Mapping[str, str] | None = None) -> T:
+def _parse(parse: Parse[T], content: bytes) -> T:
     try:
-        return decode(parse, content, JSON if headers is None else _form(headers))
+        return parse(content)
     except ValidationError as exc:
         raise MessageError(f"the aggregator's answer is malformed: {first_error(exc)}") from None
-    except ValueError as exc:
-        raise MessageError(f"the aggregator's answer is malformed: {exc}") from None
 
 
 def _sendable(message: _Secret) -> _Secret:

@@ -1,8 +1,157 @@
-"""Progress of trials."""
+"""Trials: each runs once, in a process of this machine or on a Ray cluster, and is kept as JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+import fedone_sdk
+from fedone_sdk.errors import ArgumentError, FedOneError, needs_extra, one_line
+from fedone_sdk.files import replace_file, sync_path
+
+__all__ = [
+    "Progress",
+    "Record",
+    "Records",
+    "Result",
+    "Session",
+    "Trial",
+    "TrialFunction",
+    "Workspace",
+    "write_whole",
+]
+
+Result = dict[str, Any]
+"""A trial's result, as JSON holds it. A ``note`` is shown when the trial ends."""
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,150}")
+_DIGITS = 16
+_THREADS = (
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+    *("MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"),
+)
+"""What numerical libraries read when they are loaded."""
+
+_QUIET_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default, without its warning
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """The inputs and the folder of a trial.
+
+    Attributes:
+        inputs: The trial's input files and folders by name.
+        folder: The trial's folder, made by the first use of `file`. It keeps paid answers for the
+            next attempt at the same trial, and may be deleted at any time.
+        context: That of the trial.
+    """
+
+    inputs: Mapping[str, Path]
+    folder: Path
+    context: Any = None
+
+    def file(self, name: str) -> Path:
+        """Return a file in the trial's folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self.folder / name
+
+
+TrialFunction = Callable[[dict[str, Any], Workspace], Result]
+"""Runs a trial in a separate process: a function at the top of a module."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One piece of work, such as one method on one task with one seed.
+
+    Attributes:
+        key: Its name among the trials, also that of its file.
+        run: The function.
+        options: All that its result depends on besides `inputs`, as JSON holds it, without paths.
+            A result is used again only with the same options.
+        inputs: Files and folders that it reads; their contents are part of its identity.
+        context: Other values for the function, which can be pickled; no part of its identity.
+        home: The folder of records that keeps its result; None is that of `Records`.
+    """
+
+    key: str
+    run: TrialFunction
+    options: dict[str, Any]
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    context: Any = None
+    home: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _KEY.fullmatch(self.key):
+            raise ValueError(f"{self.key!r} is no key of a trial: {_KEY.pattern}")
+
+    def identity(self) -> str:
+        """Return what a record of it has in common with it.
+
+        Raises:
+            SpecError: An input cannot be read.
+        """
+        return _canonical(self.function, self.options, self.digests())
+
+    @property
+    def function(self) -> str:
+        """The name of its function."""
+        return f"{self.run.__module__}:{self.run.__qualname__}"
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the inputs by name."""
+        return {name: _digest(path) for name, path in self.inputs.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A trial that was run, as its file has it.
+
+    Attributes:
+        key: The trial's key.
+        function: The name of its function.
+        options: Its options, the seed among them.
+        inputs: Digests of its inputs by name.
+        version: Of the SDK that ran it.
+        wall_s: How long it took, seconds.
+        result: Its result.
+    """
+
+    key: str
+    function: str
+    options: dict[str, Any]
+    inputs: dict[str, str]
+    version: str
+    wall_s: float
+    result: Result
+
+    @property
+    def identity(self) -> str:
+        """What a trial must have in common with it."""
+        return _canonical(self.function, self.options, self.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +163,7 @@ class Progress:
         kept: Trials whose results existed before.
         done: Trials with a result, kept or new.
         failed: Trials that failed.
-        last: The trial that has just ended; None at the beginning of a stage.
+        last: The trial that has just ended; None at the beginning.
         failure: Why it failed, one line; None if it did not.
         note: Its note for the user.
         left_s: About how many seconds the other trials take; None if that is not known.
@@ -35,11 +184,429 @@ class Progress:
         kept = f" ({self.kept} were there already)" if self.kept else ""
         failed = f", {self.failed} failed" if self.failed else ""
         left = ""
-        if self.left_s is not None:
-            minutes = self.left_s / 60
-            left = (
-                f", {self.left_s:.0f} s left" if self.left_s < 100 else f", {minutes:.0f} min left"
-            )
+        if self.left_s:
+            short = self.left_s < 100
+            left = f", {self.left_s:.0f} s" if short else f", {self.left_s / 60:.0f} min"
+            left += " left"
         last = f", last {self.last}" if self.last else ""
-        why = f": {self.failure}" if self.failure else ""
-        return f"{self.done + self.failed} of {self.total} trials{kept}{failed}{left}{last}{why}"
+        return f"{self.done + self.failed} of {self.total} trials{kept}{failed}{left}{last}"
+
+
+class Records:
+    """The results in the folder `name` of `out`: one JSON file per trial, written atomically.
+
+    Trials of the same function, options and inputs have the same workspace, also with another
+    `name`, so that they find the answers that one of them has paid.
+    """
+
+    def __init__(self, out: Path, name: str) -> None:
+        self._out, self._name = out, name
+
+    def find(self, trial: Trial) -> Record | None:
+        """Return the record with the same function, options and contents of inputs.
+
+        Raises:
+            SpecError: An input cannot be read.
+        """
+        identity = trial.identity()
+        for file in self._file(trial), self._set_aside(trial, identity):
+            record = _read(file)
+            if record is not None and record.identity == identity:
+                return record
+        return None
+
+    def keep(self, trial: Trial, result: Result, wall_s: float) -> Record:
+        """Write a trial's result.
+
+        A result with other options (a quick run, another model) under the same key is set aside:
+        it may have taken hours, and `find` returns it for those options.
+
+        Raises:
+            TypeError: The result holds what JSON does not.
+            ValueError: It holds a number that JSON does not (NaN, infinity).
+        """
+        record = Record(
+            key=trial.key,
+            function=trial.function,
+            options=trial.options,
+            inputs=trial.digests(),
+            version=fedone_sdk.__version__,
+            wall_s=round(wall_s, 3),
+            result=result,
+        )
+        text = json.dumps(asdict(record), indent=1, ensure_ascii=False, allow_nan=False)
+        before = _read(self._file(trial))
+        if before is not None and before.identity != record.identity:
+            with suppress(FileNotFoundError):  # another process was faster
+                self._file(trial).replace(self._set_aside(trial, before.identity))
+        write_whole(self._file(trial), text + "\n")
+        self._failure_file(trial).unlink(missing_ok=True)
+        return record
+
+    def keep_failure(self, trial: Trial, text: str) -> None:
+        """Write why a trial failed."""
+        write_whole(self._failure_file(trial), text)
+
+    def workspace(self, trial: Trial) -> Workspace:
+        """Return where the trial works; the same place for the same trial."""
+        return Workspace(
+            inputs={name: path.absolute() for name, path in trial.inputs.items()},
+            folder=(self._out / "answers" / _short(trial.identity())).absolute(),
+            context=trial.context,
+        )
+
+    def _file(self, trial: Trial) -> Path:
+        return self._out / (trial.home or self._name) / "trials" / f"{trial.key}.json"
+
+    def _set_aside(self, trial: Trial, identity: str) -> Path:
+        return self._file(trial).with_name(f"{trial.key}~{_short(identity)}.json")
+
+    def _failure_file(self, trial: Trial) -> Path:
+        return self._file(trial).with_suffix(".failed.txt")
+
+
+class Session:
+    """Runs trials, and holds their records and failures by key.
+
+    Args:
+        records: Where results are kept.
+        workers: Trials at once on this machine; None for one per core.
+        ray: Address of the Ray cluster that runs the trials; ``local`` starts one here, and None
+            uses processes.
+        watch: Called when a trial ends.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        *,
+        workers: int | None = None,
+        ray: str | None = None,
+        watch: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.found: dict[str, Record] = {}
+        self.failures: dict[str, str] = {}
+        self.kept = 0
+        self._records, self._ray, self._watch = records, ray, watch
+        self._workers = workers or os.cpu_count() or 1
+        self._seen: set[str] = set()
+        self._began = time.monotonic()
+
+    @property
+    def results(self) -> dict[str, Result]:
+        """The results by key."""
+        return {key: record.result for key, record in self.found.items()}
+
+    def find(self, trials: Sequence[Trial]) -> list[Trial]:
+        """Find existing results of trials; returns the trials of this session without one.
+
+        Raises:
+            SpecError: An input cannot be read.
+            ValueError: Two trials share a key.
+        """
+        if len({trial.key for trial in trials}) < len(trials):
+            raise ValueError("two trials share a key")
+        missing = []
+        for trial in trials:
+            if trial.key in self._seen:
+                continue
+            if (record := self._records.find(trial)) is None:
+                missing.append(trial)
+            else:
+                self.found[trial.key] = record
+                self.kept += 1
+        self._seen.update(trial.key for trial in trials)
+        return missing
+
+    def run(self, trials: Sequence[Trial], *, stop_at_failure: bool = False) -> None:
+        """Run trials that `find` returned, and keep their results.
+
+        Raises:
+            MissingExtraError: Ray is not installed.
+            SpecError: The Ray cluster cannot be reached.
+        """
+        self._began = time.monotonic()
+        self._tell(None)
+        by_key = {trial.key: trial for trial in trials}
+        jobs = [_Job(one.key, one.run, one.options, self._records.workspace(one)) for one in trials]
+        if self._ray is None:
+            outcomes = _in_processes(jobs, self._workers)
+        else:
+            outcomes = _on_ray(jobs, self._workers, self._ray)
+        # Closed also by Ctrl-C: finished trials are on the disk, running ones are stopped.
+        with closing(outcomes):
+            for outcome in outcomes:
+                self._keep(by_key[outcome.key], outcome)
+                self._tell(outcome.key)
+                if stop_at_failure and outcome.key in self.failures:
+                    return
+
+    def _keep(self, trial: Trial, outcome: _Outcome) -> None:
+        found = outcome.found
+        if not isinstance(found, _Failure):
+            try:
+                self.found[trial.key] = self._records.keep(trial, found, outcome.wall_s)
+                return
+            except (TypeError, ValueError) as exc:
+                text = f"its result is not what JSON holds: {exc}"
+                found = _Failure(text, f"{text}\n{found!r}\n")
+        self.failures[trial.key] = found.message
+        self._records.keep_failure(trial, found.details)
+
+    def _tell(self, last: str | None) -> None:
+        if self._watch is None:
+            return
+        record, ended = self.found.get(last or ""), len(self.found) + len(self.failures)
+        new, seconds = ended - self.kept, time.monotonic() - self._began
+        self._watch(
+            Progress(
+                total=len(self._seen),
+                kept=self.kept,
+                done=len(self.found),
+                failed=len(self.failures),
+                last=last,
+                failure=self.failures.get(last or ""),
+                note=None if record is None else record.result.get("note"),
+                left_s=seconds * (len(self._seen) - ended) / new if new else None,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A trial as a worker receives it."""
+
+    key: str
+    run: TrialFunction
+    options: dict[str, Any]
+    workspace: Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Why a trial failed: one line, and the traceback or how its process died."""
+
+    message: str
+    details: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """The result of a job, or why it failed, and how long it took."""
+
+    key: str
+    found: Result | _Failure
+    wall_s: float
+
+
+def _perform(job: _Job) -> _Outcome:
+    """Run a job; an exception becomes a `_Failure`."""
+    began = time.monotonic()
+    found: Result | _Failure
+    try:
+        found = job.run(job.options, job.workspace)
+    except Exception as exc:
+        text = one_line(exc)
+        message = text if isinstance(exc, FedOneError) else f"{type(exc).__name__}: {text}"
+        found = _Failure(message, traceback.format_exc())
+    return _Outcome(job.key, found, time.monotonic() - began)
+
+
+def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
+    """Run jobs in at most `workers` processes, and yield outcomes as they arrive.
+
+    A process that dies fails its trial and is replaced. Closing the iterator kills running jobs.
+    """
+    waiting = deque(jobs)
+    at_work: dict[Connection, _Worker] = {}
+    idle: list[_Worker] = []
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    try:
+        while waiting or at_work:
+            while waiting and len(at_work) < workers:
+                worker = idle.pop() if idle else _Worker(threads)
+                worker.give(waiting.popleft())
+                at_work[worker.connection] = worker
+            for ready in wait(list(at_work)):
+                assert isinstance(ready, Connection)
+                worker = at_work.pop(ready)
+                outcome = worker.take()
+                if worker.alive:
+                    idle.append(worker)
+                yield outcome
+    finally:
+        for worker in (*idle, *at_work.values()):
+            worker.kill()
+
+
+class _Worker:
+    """One process, and the pipe to it."""
+
+    def __init__(self, threads: int) -> None:
+        # Not a fork: a process with threads must not be copied.
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process: BaseProcess = context.Process(
+            target=_work, args=(theirs,), name="fedone-trial", daemon=True
+        )
+        before = {name: os.environ.get(name) for name in _THREADS}
+        os.environ.update(dict.fromkeys(_THREADS, str(threads)))
+        try:
+            self._process.start()
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                if value is not None:
+                    os.environ[name] = value
+        theirs.close()
+        self.alive = True
+        self._job: _Job | None = None
+        self._began = 0.0
+
+    def give(self, job: _Job) -> None:
+        """Send a job."""
+        self._job, self._began = job, time.monotonic()
+        with suppress(BrokenPipeError):  # it has died: `take` returns the failure
+            self.connection.send(job)
+
+    def take(self) -> _Outcome:
+        """Return the outcome of the job, once the pipe has something to read."""
+        assert self._job is not None
+        try:
+            outcome = self.connection.recv()
+            assert isinstance(outcome, _Outcome)
+            return outcome
+        except (EOFError, OSError):
+            self._process.join()
+            code = self._process.exitcode or 0
+            self.kill()
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            text = f"its process ended {how} (memory?)"
+            return _Outcome(
+                self._job.key, _Failure(text, f"{text}\n"), time.monotonic() - self._began
+            )
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.alive = False
+        self.connection.close()
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+
+
+def _work(connection: Connection) -> None:
+    """Run the jobs of a worker process until the other end of the pipe is closed."""
+    # Ctrl-C reaches every process of the terminal; the parent stops the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # Warnings of a library in one of many processes would break the progress line.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send(_perform(connection.recv()))
+
+
+def _end_with_parent() -> None:
+    """End with the parent: without it no process takes the results, which may be paid."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outcome]:
+    """Run jobs as tasks of Ray, one CPU each, and yield outcomes as they arrive.
+
+    The nodes of a cluster must see inputs and the output folder under the same paths.
+
+    Args:
+        jobs: The trials.
+        workers: CPUs of a cluster that is started here; one that runs already has its own.
+        address: Of the cluster; ``local`` starts one here.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        SpecError: The cluster cannot be reached.
+    """
+    os.environ.update(_QUIET_RAY)
+    with needs_extra("--ray", "ray"):
+        import ray
+    options: dict[str, Any] = {}
+    if address == "local":
+        options = {"num_cpus": workers, "include_dashboard": False}
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": dict.fromkeys(_THREADS, "1")},
+            **options,
+        )
+    except (ConnectionError, RuntimeError, ValueError) as exc:
+        raise ArgumentError(f"--ray: no Ray cluster: {exc}") from exc
+    try:
+        # The handler that Ray installs aborts this process in the middle of its work.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+        task = ray.remote(num_cpus=1, max_retries=0)(_perform)
+        keys = {task.remote(job): job.key for job in jobs}
+        while keys:
+            (done, *_), _ = ray.wait(list(keys))
+            key = keys.pop(done)
+            try:
+                outcome: _Outcome = ray.get(done)
+            except ray.exceptions.RayError as exc:  # its process or its node died
+                text = f"{type(exc).__name__}: {' '.join(str(exc).split())}"
+                outcome = _Outcome(key, _Failure(text, f"{exc}\n"), 0.0)
+            yield outcome
+    finally:
+        ray.shutdown()
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file atomically, and create the folders above it; all are on disk afterwards."""
+    new = [folder for folder in file.parents if not folder.exists()]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync_path(folder.parent)
+    replace_file(file, content.encode() if isinstance(content, str) else content)
+
+
+def _read(file: Path) -> Record | None:
+    """Return a record; None if the file is missing or no record."""
+    try:
+        return Record(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _short(identity: str) -> str:
+    return hashlib.sha256(identity.encode()).hexdigest()[:_DIGITS]
+
+
+def _canonical(*parts: Any) -> str:
+    return json.dumps(parts, sort_keys=True, ensure_ascii=False)
+
+
+def _digest(path: Path) -> str:
+    """Return the digest of a file, or of all files in a folder with their names."""
+    try:
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        total = hashlib.sha256()
+        for file in files:
+            stat = file.stat()
+            name = file.relative_to(path).as_posix()
+            content = _file_digest(file, stat.st_size, stat.st_mtime_ns)
+            total.update(f"{name}\0{content}\n".encode())
+    except OSError as exc:
+        raise ArgumentError(f"{path}: cannot be read: {exc.strerror}") from exc
+    return total.hexdigest()[:_DIGITS]
+
+
+@cache
+def _file_digest(file: Path, size: int, mtime_ns: int) -> str:
+    """Return the digest of a file, cached until the file changes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

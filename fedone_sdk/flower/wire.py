@@ -9,24 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import ValidationError
 
 from fedone_sdk.errors import MessageError, ProblemError
 from fedone_sdk.messages import (
-    JSON,
     PROTOCOL_VERSION,
-    TENSORS,
-    Body,
     Message,
     Parse,
     Problem,
     check_protocol,
-    decode,
     encode,
+    first_error,
 )
-from fedone_sdk.messages.forms import first_error
 
 Kind = Literal["claim", "task", "vocabulary", "score", "update", "decline"]
 """The calls; a ``decline`` without an assignment says why a node cannot work."""
@@ -34,19 +30,28 @@ Kind = Literal["claim", "task", "vocabulary", "score", "update", "decline"]
 RECORD = "fedone"
 """Name of the ConfigRecord with the items."""
 
+JSON = "application/json"
+
 PROBLEM = "application/problem+json"
 """The form of a refusal."""
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """The largest body, as over HTTP."""
 
-_FORMS = (JSON, TENSORS, PROBLEM)
+_FORMS = (JSON, PROBLEM)
 _MOST_ITEMS = 4096
 _KEYS = ("kinds", "subjects", "forms", "bodies")
 
 T = TypeVar("T")
 
 Value = int | list[str] | list[bytes]
+
+
+class Body(NamedTuple):
+    """An encoded message and its content type, `JSON` or `PROBLEM`."""
+
+    content_type: str
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ class Item:
 
 def item_of(kind: Kind, subject: str, message: Message | None) -> Item:
     """Encode a call or an answer; None for a call without a body."""
-    body = Body(JSON, b"") if message is None else encode(message, TENSORS)
+    body = Body(JSON, b"" if message is None else encode(message))
     return Item(kind=kind, subject=subject, body=body)
 
 
@@ -125,8 +130,6 @@ def parse(reader: Parse[T], item: Item) -> T:
         MessageError: It is malformed.
     """
     try:
-        return decode(reader, item.body.content, item.body.content_type)
+        return reader(item.body.content)
     except ValidationError as exc:
         raise MessageError(f"{item.kind}: {first_error(exc)}") from None
-    except ValueError as exc:
-        raise MessageError(f"{item.kind}: {exc}") from None

@@ -14,8 +14,7 @@ from typing import Literal
 import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.rounds.events import Effect
-from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.algorithms import load_method
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport
@@ -33,8 +32,8 @@ from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
-Watcher = Callable[[ServedRun, Effect | RunReloaded | None], None]
-"""Called with the run before it starts (no effect yet), and with every effect."""
+Watcher = Callable[[ServedRun, Change | None], None]
+"""Called with the run before it starts (no change yet), and with every change."""
 
 Ask = Callable[[Sequence[Query]], Awaitable[list[Answer]]]
 """Asks the run's model; the usage counts as evaluation of the run."""
@@ -206,7 +205,7 @@ async def simulate(
             resumed, also after a stop.
         state_dir: Folder of the clients' state, so that a stored run resumes with the same
             clients. `stop` then keeps the open work of the round.
-        watch: Called with the run and its effects.
+        watch: Called with the run and its changes.
         stop: Ends the run early, with its current result, after queries in flight are answered.
         first: Queries to the model before the run starts or resumes, under the run's caps.
         between: Wraps a client's transport, for example with a fault or an attack.

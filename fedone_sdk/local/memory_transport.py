@@ -14,12 +14,9 @@ from fedone_sdk.client import Idle
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     ASSIGNMENT,
-    JSON,
-    TENSORS,
     UPDATE,
     AlphaAssignment,
     AlphaUpdate,
-    Body,
     Claim,
     Decline,
     Enrol,
@@ -27,7 +24,6 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Message,
-    Parse,
     Problem,
     Receipt,
     Renewal,
@@ -37,20 +33,17 @@ from fedone_sdk.messages import (
     Score,
     Scores,
     VocabularyList,
-    decode,
     encode,
 )
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-_NOTHING = Body(JSON, b"")
+_NOTHING = b""
 
 
 class MemoryTransport:
     """Calls a service in the same process, and counts the bytes of the bodies.
-
-    Messages with arrays are encoded as tensor files, as over HTTP.
 
     Args:
         service: The aggregator's service, started.
@@ -79,9 +72,9 @@ class MemoryTransport:
         if isinstance(claimed, RetryLater):
             _count(self._service.traffic_run(run_id=message.run_id), encode(message), _NOTHING)
             return Idle(retry_after_s=claimed.retry_after_s)
-        answer = encode(claimed, TENSORS)
+        answer = encode(claimed)
         _count(self._service.traffic_run(run_id=claimed.run_id), encode(message), answer)
-        return _decoded(ASSIGNMENT.validate_json, answer)
+        return ASSIGNMENT.validate_json(answer)
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """List the runs that the client may work for."""
@@ -104,11 +97,11 @@ class MemoryTransport:
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score through the gateway."""
-        body = encode(message, TENSORS)
+        body = encode(message)
         call = self._service.score(
             await self._service.client(credential),
-            _decoded(Score.model_validate_json, body),
-            hashlib.sha256(body.content).hexdigest(),
+            Score.model_validate_json(body),
+            hashlib.sha256(body).hexdigest(),
         )
         run = self._service.traffic_run(assignment_id=message.assignment_id)
         return await self._exchange(run, body, call, gateway=True)
@@ -117,13 +110,13 @@ class MemoryTransport:
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
-        body = encode(message, TENSORS)
+        body = encode(message)
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.update(
             await self._service.client(credential),
             assignment_id,
-            _decoded(UPDATE.validate_json, body),
-            hashlib.sha256(body.content).hexdigest(),
+            UPDATE.validate_json(body),
+            hashlib.sha256(body).hexdigest(),
         )
         return await self._exchange(run, body, call)
 
@@ -145,26 +138,22 @@ class MemoryTransport:
 
     @staticmethod
     async def _exchange(
-        run: ServedRun | None, sent: Body, call: Awaitable[M], *, gateway: bool = False
+        run: ServedRun | None, sent: bytes, call: Awaitable[M], *, gateway: bool = False
     ) -> M:
         try:
             answer = await call
         except ProblemError as exc:
             _count(run, sent, encode(Problem.of(exc)), gateway=gateway)
             raise
-        body = encode(answer, TENSORS)
+        body = encode(answer)
         _count(run, sent, body, gateway=gateway)
-        return _decoded(type(answer).model_validate_json, body)
+        return type(answer).model_validate_json(body)
 
 
 async def _ready(message: M) -> M:
     return message
 
 
-def _decoded(parse: Parse[T], body: Body) -> T:
-    return decode(parse, body.content, body.content_type)
-
-
-def _count(run: ServedRun | None, sent: Body, answer: Body, *, gateway: bool = False) -> None:
+def _count(run: ServedRun | None, sent: bytes, answer: bytes, *, gateway: bool = False) -> None:
     if run is not None:
-        run.count_traffic(len(sent.content), len(answer.content), gateway=gateway)
+        run.count_traffic(len(sent), len(answer), gateway=gateway)

@@ -8,10 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from fedone_sdk.aggregator.rounds.events import Effect, SeatOffered
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
-from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import ProblemError
@@ -138,7 +137,7 @@ class Population:
             ExceptionGroup: Fatal errors of clients.
         """
         async with asyncio.TaskGroup() as self._group:
-            self.service.listeners.append(self._on_effect)
+            self.service.listeners.append(self._on_change)
             keeping = self._group.create_task(self._renew_waiting(), name="population")
             try:
                 await self._gather(self._by_index)
@@ -149,16 +148,16 @@ class Population:
                         self._wake(member)
                 yield
             finally:
-                self.service.listeners.remove(self._on_effect)
+                self.service.listeners.remove(self._on_change)
                 for task in (keeping, *self._tasks):
                     task.cancel()
 
     # Working clients
 
-    def _on_effect(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
-        if isinstance(effect, SeatOffered):
-            self._offer(effect.client)
-        elif isinstance(effect, RunReloaded):
+    def _on_change(self, run: ServedRun, change: Change) -> None:
+        for client in change.offered:
+            self._offer(client)
+        if change.reloaded:
             self._wake_seated(run)
 
     def _wake_seated(self, run: ServedRun) -> None:

@@ -26,8 +26,11 @@ if TYPE_CHECKING:
         PROTOCOL_HEADER,
         PROTOCOL_VERSION,
         Message,
+        Parse,
         Problem,
         check_protocol,
+        encode,
+        first_error,
         is_sendable,
     )
     from fedone_sdk.messages.enrolment import (
@@ -41,7 +44,6 @@ if TYPE_CHECKING:
         TokenInfo,
         TokenList,
     )
-    from fedone_sdk.messages.forms import JSON, TENSORS, Body, Parse, decode, encode, has_arrays
     from fedone_sdk.messages.run import (
         CacheReport,
         Cap,
@@ -99,14 +101,13 @@ else:
                 "Step VocabularyList"
             ),
             "base": (
-                "MAX_MODEL_CHARS OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION Message Problem "
-                "check_protocol is_sendable"
+                "MAX_MODEL_CHARS OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
+                "Problem check_protocol encode first_error is_sendable"
             ),
             "enrolment": (
                 "ClientInfo ClientList CreatedToken Enrol Enrolled NewToken Rotated TokenInfo "
                 "TokenList"
             ),
-            "forms": "JSON TENSORS Body Parse decode encode has_arrays",
             "run": (
                 "CacheReport Cap CensoringReport ClientInfluence MetricReport PrivacyReport "
                 "PromptReport RoundReport RunDevices RunEvent RunResult RunStatus Traffic "
@@ -133,7 +134,6 @@ __all__ = [
     "AlphaUpdate",
     "Array",
     "Assignment",
-    "Body",
     "COMPARED",
     "CacheReport",
     "Cap",
@@ -149,7 +149,6 @@ __all__ = [
     "Enrol",
     "Enrolled",
     "Health",
-    "JSON",
     "LossesAssignment",
     "LossesUpdate",
     "LostWork",
@@ -191,7 +190,6 @@ __all__ = [
     "Spread",
     "Standing",
     "Step",
-    "TENSORS",
     "TokenInfo",
     "TokenList",
     "TokenProbabilities",
@@ -203,9 +201,8 @@ __all__ = [
     "Verdict",
     "VocabularyList",
     "check_protocol",
-    "decode",
     "encode",
-    "has_arrays",
+    "first_error",
     "is_sendable",
     "json_schemas",
 ]

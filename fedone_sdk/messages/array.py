@@ -8,22 +8,17 @@ import binascii
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
     WithJsonSchema,
-    model_serializer,
     model_validator,
 )
 
 from fedone_sdk.messages.base import Message
-from fedone_sdk.messages.tensors import Apart
 
 MAX_ELEMENTS = 1 << 22
 """Maximal number of elements of an array (16 MiB of float32)."""
@@ -71,22 +66,6 @@ class Array(Message):
     dtype: DType
     shape: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_ELEMENTS)], ...], Field(max_length=4)]
     data: _Data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read(cls, given: Any, info: ValidationInfo) -> Any:
-        if isinstance(info.context, Apart):
-            return info.context.take(given)._asdict()
-        return given
-
-    # Without a return annotation, from which pydantic would derive the JSON Schema.
-    @model_serializer(mode="wrap")
-    def _write(  # type: ignore[no-untyped-def]
-        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
-    ):
-        if isinstance(info.context, Apart):
-            return info.context.next_reference()
-        return handler(self)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
@@ -53,8 +53,6 @@ _Version = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class _Assignment(Message):
-    holds_arrays: ClassVar[bool] = True
-
     assignment_id: Id
     run_id: RunName
     round: Annotated[int, Field(ge=0)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Protocol, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedone_sdk.errors import ProblemError
 
@@ -14,8 +14,31 @@ class Message(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    holds_arrays: ClassVar[bool] = False
-    """Whether messages of the class may have arrays."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Parse(Protocol[T_co]):
+    """Parser of a message: ``model_validate_json``, or ``validate_json`` of an adapter."""
+
+    def __call__(self, document: bytes, /) -> T_co:
+        """Return the message, or raise pydantic's ``ValidationError``."""
+        ...
+
+
+def encode(message: Message) -> bytes:
+    """Return a message's JSON; equal messages give equal bytes."""
+    return message.model_dump_json().encode()
+
+
+def first_error(refusal: ValidationError) -> str:
+    """Return where a message is malformed first, and how.
+
+    Without the input, which may have a credential or private text.
+    """
+    first = refusal.errors(include_url=False, include_input=False, include_context=False)[0]
+    where, wrong = ".".join(map(str, first["loc"]))[:100], first["msg"][:200]
+    return f"{where}: {wrong}" if where else wrong
 
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import FailFast, Field
 
@@ -31,8 +31,6 @@ class Score(Message):
         references: The B reference texts, only for loss ``nll``, which needs them.
     """
 
-    holds_arrays: ClassVar[bool] = True
-
     assignment_id: Id
     prompts: Array | None = None
     examples: Annotated[
@@ -54,8 +52,6 @@ class Scores(Message):
         failed: (prompt, example) pairs for which the model failed.
         model: Fingerprint of the model.
     """
-
-    holds_arrays: ClassVar[bool] = True
 
     log_probs: Array | None = None
     texts: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter
 
@@ -55,8 +55,6 @@ class Scored(Message):
 
 
 class _Update(Message):
-    holds_arrays: ClassVar[bool] = True
-
     num_examples: Annotated[int, Field(ge=1, le=2**31)]
     scored: Scored
     usage: _Reported

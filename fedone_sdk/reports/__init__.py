@@ -8,15 +8,7 @@ from fedone_sdk.reports.artefact import (
     read_artefact,
 )
 from fedone_sdk.reports.contents import Change, changed_answers
-from fedone_sdk.reports.forms import (
-    FORMS,
-    dspy_state,
-    in_form,
-    langfuse_prompt,
-    mlflow_prompt,
-    promptfoo_config,
-    ready_text,
-)
+from fedone_sdk.reports.forms import mlflow_prompt, program_of, ready_text
 from fedone_sdk.reports.retuned import Retuned, retuned, retuned_artefact
 from fedone_sdk.reports.source import ReportedRun, read_export, read_run, read_start
 from fedone_sdk.reports.use import Labelled, label_examples
@@ -24,7 +16,6 @@ from fedone_sdk.reports.use import Labelled, label_examples
 __all__ = [
     "ArtefactEvaluation",
     "Change",
-    "FORMS",
     "Labelled",
     "LedgerReport",
     "PromptArtefact",
@@ -32,12 +23,9 @@ __all__ = [
     "Retuned",
     "artefact_of",
     "changed_answers",
-    "dspy_state",
-    "in_form",
     "label_examples",
-    "langfuse_prompt",
     "mlflow_prompt",
-    "promptfoo_config",
+    "program_of",
     "read_artefact",
     "read_export",
     "read_run",

@@ -12,7 +12,7 @@ from fedone_sdk.evaluation.intervals import confusion
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import no_prompt_biased
 from fedone_sdk.messages import COMPARED, Standing
-from fedone_sdk.reports.snippets import Snippet, snippets
+from fedone_sdk.reports.forms import program_of
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.task import Bias, Example, TaskSpec
 
@@ -58,7 +58,7 @@ class Contents:
     costs: list[tuple[str, str, str]]
     clients: list[Client]
     others: int
-    programs: list[Snippet]
+    program: str
     note: str
     began: str | None
 
@@ -75,7 +75,9 @@ def contents_of(run: ReportedRun) -> Contents:
     if run.created_at is not None:
         created = datetime.fromtimestamp(run.created_at, UTC)
         began = f"{created:%Y-%m-%d %H:%M UTC}"
-    programs, note = ([], "") if spec is None else snippets(spec, result.prompt, result.model)
+    program, note = "", ""
+    if spec is not None:
+        program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
     return Contents(
         run=run,
         verdict="" if verdict is None else verdict.text,
@@ -85,7 +87,7 @@ def contents_of(run: ReportedRun) -> Contents:
         costs=_costs(run),
         clients=clients[:MOST_CLIENTS],
         others=len(clients[MOST_CLIENTS:]),
-        programs=programs,
+        program=program,
         note=note,
         began=began,
     )

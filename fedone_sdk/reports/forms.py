@@ -1,22 +1,23 @@
-"""Forms of an artefact: plain text, template, and those of DSPy, MLflow, Langfuse, promptfoo.
-
-The templates of the last three have ``{{name}}`` for a text field. MLflow, Langfuse and promptfoo
-send only the text: they do not apply a label bias, which is in the metadata.
-"""
+"""Forms of a prompt: plain text, the model's input, a Python program, MLflow's registry."""
 
 from __future__ import annotations
 
 import json
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
+from pprint import pformat
 from typing import Any
+from urllib.parse import urlsplit
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import SpecError, needs_extra
+from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports.artefact import PromptArtefact
+from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import TaskSpec, TextPrompt, placed
 
-_MAX_WRITTEN = 16
-"""Tokens that promptfoo lets a model write for a label."""
+_TOP = 20
+"""OpenAI's maximum of ``top_logprobs``."""
 
 
 def _messages(
@@ -54,7 +55,7 @@ def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
     A template becomes one user message. System and assistant messages without content are omitted.
     Braces in the prompt are doubled.
     """
-    return _messages(task, prompt, _doubled, "{%s}")
+    return _messages(task, prompt, lambda text: text.replace("{", "{{").replace("}", "}}"), "{%s}")
 
 
 def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
@@ -63,218 +64,154 @@ def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
     Braces in the prompt are doubled for ``str.format``.
     """
     messages = ready_messages(task, prompt)
-    return messages[0]["content"] if task.template is not None else _document(messages)
-
-
-def dspy_state(artefact: PromptArtefact) -> dict[str, Any]:
-    """Return the state for `dspy.Predict("FIELD, ... -> LABEL_FIELD").load(FILE)`.
-
-    DSPy puts its own frame around an input, so the prompt's measurement does not apply, and a label
-    bias is not supported.
-    """
-    task = artefact.asked
-    words = ", ".join(word.strip() for word in task.label_words)
-    answer = f"Exactly one of: {words}." if words else "The text that follows."
-    instructions = artefact.prompt.text.strip()
-    if words:
-        instructions = f"{instructions}\n\nAnswer with exactly one of: {words}.".lstrip()
-    fields = [(name, f"${{{name}}}") for name in task.fields] + [(task.label_field, answer)]
-    return {
-        "traces": [],
-        "train": [],
-        "demos": [],
-        "signature": {
-            "instructions": instructions,
-            "fields": [
-                {"prefix": f"{name.replace('_', ' ').title()}:", "description": description}
-                for name, description in fields
-            ],
-        },
-        "lm": None,
-        "metadata": {"dependency_versions": {}},
-    }
+    if task.template is not None:
+        return messages[0]["content"]
+    return json.dumps(messages, indent=2, ensure_ascii=False) + "\n"
 
 
 def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
     """Return the arguments of ``mlflow.genai.register_prompt``.
 
+    The template has ``{{name}}`` for a text field. MLflow sends only the text: it does not apply a
+    label bias, which is in the tags.
+
     Raises:
         SpecError: A text contains what MLflow parses as a variable or a statement.
     """
-    facts = _facts(artefact)
-    return {
-        "name": artefact.name,
-        "template": _template(artefact, _refusing("MLflow", "{{", "{%")),
-        "commit_message": _message(artefact),
-        "tags": {f"fedone.{name}": str(value) for name, value in facts.items()},
-    }
 
-
-def langfuse_prompt(artefact: PromptArtefact) -> dict[str, Any]:
-    """Return the body of Langfuse's ``POST /api/public/v2/prompts``.
-
-    No label is set, so that no deployment uses the prompt before a person sets one.
-
-    Raises:
-        SpecError: A text contains what Langfuse parses as a variable.
-    """
-    template = _template(artefact, _refusing("Langfuse", "{{"))
-    return {
-        "type": "text" if isinstance(template, str) else "chat",
-        "name": artefact.name,
-        "prompt": template,
-        "config": {
-            "label_words": _words(artefact),
-            "label_bias": artefact.prompt.bias,
-            "fedone": _facts(artefact),
-        },
-        "labels": [],
-        "tags": ["fedone"],
-        "commitMessage": _message(artefact),
-    }
-
-
-def promptfoo_config(artefact: PromptArtefact) -> dict[str, Any]:
-    """Return a configuration of promptfoo, without tests: ``promptfoo eval -c FILE -t ROWS.csv``.
-
-    Rows have the text fields and, for label words, the label field. promptfoo calls the model by
-    OpenAI's API, at ``OPENAI_BASE_URL`` with ``OPENAI_API_KEY``. An answer is correct if it begins
-    with the label word of the row's label.
-
-    Raises:
-        SpecError: The model fills a mask.
-    """
-    task = artefact.asked
-    if "{mask}" in "".join(text for _, text in task.messages):
-        raise SpecError("the prompt is for a model that fills {mask}; promptfoo asks for answers")
-    template = _template(artefact, _raw)
-    messages = [{"role": "user", "content": template}] if isinstance(template, str) else template
-    config: dict[str, Any] = {
-        "description": _message(artefact),
-        "prompts": [{"id": artefact.name, "label": artefact.name, "raw": _json(messages)}],
-        "providers": [
-            {
-                "id": f"openai:chat:{_model(artefact)}",
-                "config": {"temperature": 0, "max_tokens": task.max_written or _MAX_WRITTEN},
-            }
-        ],
-        "metadata": {f"fedone.{name}": value for name, value in _facts(artefact).items()},
-    }
-    if task.label_words:
-        config["defaultTest"] = {"assert": [{"type": "javascript", "value": _right(task)}]}
-    return config
-
-
-FORMS: Mapping[str, Callable[[PromptArtefact], str]] = {
-    "text": lambda artefact: artefact.prompt.text,
-    "template": lambda artefact: ready_text(artefact.task, artefact.prompt.prompt),
-    "dspy": lambda artefact: _document(dspy_state(artefact)),
-    "mlflow": lambda artefact: _document(mlflow_prompt(artefact)),
-    "langfuse": lambda artefact: _document(langfuse_prompt(artefact)),
-    "promptfoo": lambda artefact: _document(promptfoo_config(artefact)),
-}
-"""The forms by their names."""
-
-
-def in_form(artefact: PromptArtefact, form: str) -> str:
-    """Return an artefact in another form.
-
-    Args:
-        artefact: The artefact.
-        form: One of `FORMS`: ``text`` is the prompt's exact text; ``template`` is `ready_text`;
-            ``dspy``, ``mlflow``, ``langfuse`` and ``promptfoo`` are the JSON of `dspy_state`,
-            `mlflow_prompt`, `langfuse_prompt` and `promptfoo_config`.
-
-    Raises:
-        SpecError: The prompt does not go into that form.
-        ValueError: There is no such form.
-    """
-    if form not in FORMS:
-        raise ValueError(f"no form {form!r}; forms: {', '.join(FORMS)}")
-    return FORMS[form](artefact)
-
-
-def _document(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-
-
-def _doubled(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-def _right(task: TaskSpec) -> str:
-    """Return JavaScript: whether an answer begins with the row's label word, the longest one."""
-    words = {label: word.strip().lower() for label, word in task.labels.items()}
-    return (
-        f"Object.entries({_json(words)})"
-        ".filter(([, word]) => output.trim().toLowerCase().startsWith(word))"
-        ".sort(([, one], [, other]) => other.length - one.length)"
-        f".map(([label]) => label)[0] === String(context.vars[{_json(task.label_field)}])"
-    )
-
-
-def _template(artefact: PromptArtefact, plain: Callable[[str], str]) -> str | list[dict[str, str]]:
-    """Return the task's text or messages with the prompt, and ``{{name}}`` for a field."""
-    messages = _messages(artefact.asked, artefact.prompt.prompt, plain, "{{%s}}")
-    return messages if artefact.task.template is None else messages[0]["content"]
-
-
-def _refusing(tool: str, *marks: str) -> Callable[[str], str]:
     def plain(text: str) -> str:
-        for mark in marks:
+        for mark in ("{{", "{%"):
             if mark in text:
-                raise SpecError(f"the prompt holds {mark!r}, which {tool} does not keep as text")
+                raise SpecError(f"the prompt holds {mark!r}, which MLflow does not keep as text")
         return text
 
-    return plain
-
-
-def _raw(text: str) -> str:
-    """Escape a text for Nunjucks."""
-    if not any(mark in text for mark in ("{{", "{%", "{#")):
-        return text
-    if "endraw" in text:
-        raise SpecError("the prompt holds 'endraw', which promptfoo does not keep as text")
-    return f"{{% raw %}}{text}{{% endraw %}}"
-
-
-def _words(artefact: PromptArtefact) -> dict[str, str]:
-    return {label: word.strip() for label, word in artefact.asked.labels.items()}
-
-
-def _model(artefact: PromptArtefact) -> str:
-    """Return the provider's name of the model, else the SDK's."""
-    return artefact.models[0] if artefact.models else artefact.model or "model"
-
-
-def _facts(artefact: PromptArtefact) -> dict[str, Any]:
-    """Return the known facts about the prompt's origin."""
-    measured = artefact.evaluation
-    facts: dict[str, Any] = {
+    messages = _messages(artefact.asked, artefact.prompt.prompt, plain, "{{%s}}")
+    metric, task, bias = artefact.evaluation.metric, artefact.asked, artefact.prompt.bias
+    words = {label: word.strip() for label, word in task.labels.items()}
+    said = f"FedOne run {artefact.run_id}, {artefact.rounds} rounds"
+    if metric.after is not None:
+        before = "" if metric.no_prompt is None else f"{metric.no_prompt:.3f} -> "
+        said = f"{said}: {metric.name} {before}{metric.after:.3f}"
+    facts = {
         "run_id": artefact.run_id,
         "sha256": artefact.sha256,
         "model": artefact.model,
         "method": artefact.method,
         "rounds": artefact.rounds,
-        "label_words": _json(_words(artefact)) if artefact.asked.label_words else None,
-        "label_bias": None if artefact.prompt.bias is None else _json(artefact.prompt.bias),
-        "metric": measured.metric.name,
-        "metric_no_prompt": measured.metric.no_prompt,
-        "metric_after": measured.metric.after,
-        "examples": measured.examples,
+        "label_words": json.dumps(words, ensure_ascii=False) if task.label_words else None,
+        "label_bias": None if bias is None else json.dumps(bias),
+        "metric": metric.name,
+        "metric_no_prompt": metric.no_prompt,
+        "metric_after": metric.after,
+        "examples": artefact.evaluation.examples,
         "sdk_version": artefact.sdk_version,
     }
-    return {name: value for name, value in facts.items() if value is not None}
+    return {
+        "name": artefact.name,
+        "template": messages if artefact.task.template is None else messages[0]["content"],
+        "commit_message": said,
+        "tags": {
+            f"fedone.{name}": str(value) for name, value in facts.items() if value is not None
+        },
+    }
 
 
-def _message(artefact: PromptArtefact) -> str:
-    metric = artefact.evaluation.metric
-    found = f"FedOne run {artefact.run_id}, {artefact.rounds} rounds"
-    if metric.after is None:
-        return found
-    before = "" if metric.no_prompt is None else f"{metric.no_prompt:.3f} -> "
-    return f"{found}: {metric.name} {before}{metric.after:.3f}"
+def program_of(
+    task: TaskSpec, prompt: PromptReport, backend: BackendSpec, model: str | None = None
+) -> tuple[str, str]:
+    """Return a Python program that asks the model for which the prompt was tuned.
+
+    For a server with OpenAI's API it uses the `openai` client, for other models the SDK. Its
+    requests equal those of the run. Without the SDK it does not truncate texts that are too long
+    for the model.
+
+    Args:
+        task: The task.
+        prompt: The prompt, with its label words and label bias.
+        backend: How the model is called.
+        model: Fingerprint of the model; None if it is not known.
+
+    Returns:
+        The program and a note about it. The program is empty where there is none, with the reason
+        as the note.
+    """
+    if prompt.labels is not None:
+        task = task.with_labels(prompt.labels)
+    if task.loss == "nll":
+        return "", "The task scores given texts, so there is nothing to predict."
+    if model is not None and model.partition(":")[0] != backend.kind:
+        return "", f"The backend does not describe how to call the model that scored, {model}."
+    messages = ready_messages(task, prompt.prompt)
+    masked = any("mask" in _names(message["content"]) for message in messages)
+    if backend.kind not in ("openai", "vllm") or masked:
+        return _sdk_program(task, backend, prompt), ""
+    notes = []
+    if not backend.log_probs and backend.structured:
+        notes.append("The run restricted answers to label words by a JSON schema; this does not.")
+    if messages[-1]["role"] == "assistant":
+        notes.append(
+            "The last message begins the answer: llama.cpp's server continues it, vLLM with "
+            "continue_final_message; most services do not."
+        )
+    url = backend.base_url
+    host = urlsplit(url or "").netloc
+    ours = url is None or host == "openai.com" or host.endswith(".openai.com")
+    chat = task.chat is not None
+    if backend.kind == "vllm":
+        url = url if url is None or url.endswith("/v1") else f"{url}/v1"
+    else:
+        chat = chat or backend.api == "chat"
+    code = _rendered(
+        "snippet_openai.py.j2",
+        messages=messages,
+        labels={label: word.strip().casefold() for label, word in task.labels.items()},
+        bias=dict(zip(task.labels, prompt.bias, strict=True)) if prompt.bias else None,
+        model=backend.model,
+        url=url,
+        key=backend.api_key_env,
+        chat=chat,
+        top=_TOP if backend.log_probs and not task.generates else 0,
+        max_name="max_completion_tokens" if ours else "max_tokens",
+        max_tokens=task.max_written or 64,
+        effort=backend.reasoning_effort,
+    )
+    return code, " ".join(notes)
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def _sdk_program(task: TaskSpec, backend: BackendSpec, prompt: PromptReport) -> str:
+    """Return a program that calls any backend by the SDK."""
+    asked = task.with_bias(prompt.bias) if prompt.bias else task
+    settings = backend.model_dump(mode="json", exclude_defaults=True, exclude={"cache"})
+    text = prompt.prompt
+    return _rendered(
+        "snippet_sdk.py.j2",
+        settings={**settings, "kind": backend.kind},
+        task=asked.model_dump(mode="json", exclude_defaults=True, exclude={"description"}),
+        prompt=text if isinstance(text, str) else None,
+        filling=None if isinstance(text, str) else text,
+        generates=task.generates,
+        fields=task.fields,
+    )
+
+
+def _rendered(template: str, **facts: Any) -> str:
+    with needs_extra("a program", extra="report"):
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    # Values are inserted as Python literals, not as HTML. The page escapes the whole program.
+    programs = Environment(
+        loader=PackageLoader("fedone_sdk.reports"),
+        autoescape=False,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    # Strings, numbers, lists and objects of JSON are valid Python.
+    programs.filters["py"] = partial(json.dumps, ensure_ascii=False)
+    programs.filters["literal"] = partial(pformat, sort_dicts=False, width=96)
+    return programs.get_template(template).render(facts)
+
+
+def _names(template: str) -> list[str]:
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name]

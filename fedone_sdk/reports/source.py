@@ -13,8 +13,7 @@ from pydantic import ValidationError
 
 from fedone_sdk.errors import ResultError, SpecError
 from fedone_sdk.evaluation.outcomes import Outcomes, Which, newest_outcomes
-from fedone_sdk.messages import PromptReport, RunResult
-from fedone_sdk.messages.forms import first_error
+from fedone_sdk.messages import PromptReport, RunResult, first_error
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry
 from fedone_sdk.vocabulary import Vocabulary

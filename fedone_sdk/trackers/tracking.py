@@ -16,8 +16,7 @@ from fedone_sdk.trackers.tracker import TrackedRun, Tracker, TrackerFactory, par
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import Change
 
 _log = structlog.get_logger(__name__)
 
@@ -66,20 +65,17 @@ class Tracking:
         for worker in self._workers:
             worker.wait(self._patience_s)
 
-    def __call__(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
+    def __call__(self, run: ServedRun, change: Change | None) -> None:
         """Send new events of a run."""
-        # Imported here, because following a remote run does not need the aggregator.
-        from fedone_sdk.aggregator.rounds.events import RoundFinished, RunRolledBack
-
         if not self._started:
             self.begin(
                 TrackedRun(run_id=run.run_id, name=run.spec.name, params=params_of(run.spec)),
                 metric=run.spec.task.metric,
             )
-        if isinstance(effect, RunRolledBack):  # These rounds run again.
-            self._rounds = min(self._rounds, effect.to_round)
-            self._measured = min(self._measured, effect.to_round - 1)
-        elif effect is None or isinstance(effect, RoundFinished):
+        if change is not None and change.back_to is not None:  # Later rounds run again.
+            self._rounds = min(self._rounds, change.back_to)
+            self._measured = min(self._measured, change.back_to - 1)
+        elif change is None or change.finished is not None:
             for report in run.history[self._rounds :]:
                 self.add(report)
             if run.spec.evaluation.every:

@@ -14,7 +14,7 @@ from typer.main import get_command
 
 import fedone_sdk.cli
 from fedone_sdk import __version__, assets
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.cli.app import app
 from fedone_sdk.messages import RunResult
 from tests.acceptance import tiny
@@ -183,7 +183,7 @@ def test_a_json_file_that_cannot_be_written_fails_before_the_run(
 def test_a_run_that_fails_exits_with_1(
     fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rules, "MAX_LOST", 1)
+    monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
     long = ", ".join(f'"{letter * 190}"' for letter in "ab")
     text = re.sub(r"candidates: \[.*\]", f"candidates: [{long}]", RUN)
     (folder / "run.yaml").write_text(text)

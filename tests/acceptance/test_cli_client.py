@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -54,7 +54,7 @@ async def fedone_client(
 async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Rules, "MAX_LOST", 1)
+    monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
     pytest.importorskip("dp_accounting")
     words = Vocabulary(candidates=(" good", " bad"))
     noise = {"clip": 2.0, "noise_multiplier": 4.0}

@@ -11,7 +11,7 @@ import typer
 
 from fedone_sdk import assets
 from fedone_sdk.backends.local_models import local_model, model_file
-from fedone_sdk.cli import init
+from fedone_sdk.cli import start
 from fedone_sdk.spec import RunSpec
 from tests.console import Fedone
 
@@ -78,7 +78,7 @@ def test_three_questions_at_most(
         asked.append(question)
         return default
 
-    monkeypatch.setattr(init, "_interactive", lambda: True)
+    monkeypatch.setattr(start, "_interactive", lambda: True)
     monkeypatch.setattr(typer, "prompt", prompt)
     assert fedone("init", "my tickets.csv").code == 0
     assert asked == [

@@ -166,8 +166,12 @@ def test_use_prints_the_prompt(fedone: Fedone, folder: Path) -> None:
     template = f"{prompt} {{text}} It was {{mask}}."
     assert fedone("prompt", "use", "prompt.json") == (0, template, "")
     assert fedone("prompt", "use", "prompt.json", "--as", "text") == (0, prompt, "")
-    assert fedone("prompt", "use", "prompt.json", "--as", "dspy", "-o", "d.json") == (0, "", "")
-    assert json.loads(Path("d.json").read_text())["lm"] is None
+    assert fedone("prompt", "use", "prompt.json", "--as", "mlflow", "-o", "m.json") == (0, "", "")
+    assert json.loads(Path("m.json").read_text())["name"] == "tiny"
+    command = ("prompt", "use", "prompt.json", "--as", "python", "--backend", "run.yaml")
+    code, out, err = fedone(*command)
+    assert (code, err) == (0, "")
+    assert "BackendSpec.model_validate(" in out
 
 
 def test_use_labels_texts(fedone: Fedone, folder: Path) -> None:

@@ -171,8 +171,7 @@ def test_a_store_whose_file_is_gone_starts_over(tune: Fedone, folder: Path) -> N
 
 
 async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
-    from fedone_sdk.cli._run_file import RunFile
-    from fedone_sdk.cli._state import RunState
+    from fedone_sdk.cli._run_file import RunFile, RunState
     from fedone_sdk.errors import StoreUnavailable
     from fedone_sdk.stores import SqlStore
 

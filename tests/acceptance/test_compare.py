@@ -19,7 +19,10 @@ import pytest
 from fedone_sdk.backends import predict
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
-from fedone_sdk.spec import BackendSpec, RunSpec
+from fedone_sdk.evaluation.engine import Workspace
+from fedone_sdk.local.comparison import AnswerRecorder, contests
+from fedone_sdk.local.entrants import entrants_of
+from fedone_sdk.spec import BackendSpec, RunSpec, load_yaml
 from tests.acceptance.tiny import write_sentences
 from tests.console import Fedone, Outcome
 
@@ -62,12 +65,10 @@ def document() -> dict[str, Any]:
 
 
 def kept(name: str = "tiny") -> dict[tuple[str, int], dict[str, Any]]:
-    """The trials, as their file has them."""
-    lines = Path(".fedone", f"{name}.compare", "trials.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    found = {(one["entrant"], one["seed"]): one for one in records}
-    assert len(found) == len(records)  # none is there twice
-    return found
+    """The trials, as their files have them."""
+    files = Path(".fedone", f"{name}.compare", "trials").glob("*.json")
+    results = [json.loads(file.read_text())["result"] for file in files]
+    return {(one["entrant"], one["seed"]): one for one in results}
 
 
 def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
@@ -126,17 +127,11 @@ async def _check(trials: Iterable[dict[str, Any]]) -> None:
             assert trial["curve"][-1]["metric"] == trial["metric"]
 
 
-def test_trials_of_a_seed_see_the_same(compare: Fedone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_of_a_seed_see_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows in the same mini-batches for every method."""
-    from fedone_sdk.comparison.trials import AnswerRecorder
-
     texts = [str(row["text"]) for row in load_examples("train.jsonl")]
     batches: list[list[tuple[int, ...]]] = []
-    made, score = AnswerRecorder.__init__, AnswerRecorder.score
-
-    def noting(self: Any, inner: Any) -> None:
-        batches.append([])
-        made(self, inner)
+    score = AnswerRecorder.score
 
     async def asked(self: Any, query: Any) -> Any:
         rows = [str(one) for one in query.inputs]
@@ -145,9 +140,13 @@ def test_trials_of_a_seed_see_the_same(compare: Fedone, monkeypatch: pytest.Monk
             batches[-1].append(found)
         return await score(self, query)
 
-    monkeypatch.setattr(AnswerRecorder, "__init__", noting)
     monkeypatch.setattr(AnswerRecorder, "score", asked)
-    assert compare("--seeds", 2, "--methods", "thompson,random,gs-bdpl,bdpl").code == 0
+    names = ("thompson", "random", "gs-bdpl", "bdpl")
+    entrants = entrants_of(load_yaml("run.yaml"), RunSpec.load("run.yaml"), names)
+    for contest in contests(entrants, (0, 1), folder, cache=folder / "answers.sqlite"):
+        batches.append([])
+        trial = contest.trial("m")
+        trial.run(trial.options, Workspace(inputs={}, folder=folder, context=contest))
     of_seeds = batches[:4], batches[4:]
     for of_seed in of_seeds:
         assert len(of_seed[0]) == 4  # one mini-batch per round
@@ -184,12 +183,12 @@ def test_a_process_that_ends_costs_no_trial(
     """Finished trials stay, and paid queries are not repeated."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "fedone_sdk.cli", "compare", "run.yaml", "--seeds", "2"]
-    file = folder / ".fedone" / "tiny.compare" / "trials.jsonl"
+    trials = folder / ".fedone" / "tiny.compare" / "trials"
     with subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         give_up = time.monotonic() + 120
-        while not file.exists() or file.read_bytes().count(b"\n") < 2:
+        while len([*trials.glob("*.json")]) < 2:
             assert process.poll() is None
             assert time.monotonic() < give_up
             time.sleep(0.01)
@@ -208,7 +207,7 @@ def test_a_process_that_ends_costs_no_trial(
     (folder / ".fedone").rename(folder / "interrupted")
     assert compare("--seeds", 2).code == 0
     for key, trial in kept().items():
-        for name in ("prompt", "metric", "loss", "predicted", "queries", "curve", "identity"):
+        for name in ("prompt", "metric", "loss", "predicted", "queries", "curve"):
             assert after[key][name] == trial[name]
 
     def requests(trials: dict[tuple[str, int], dict[str, Any]]) -> int:
@@ -242,7 +241,7 @@ def test_requests_of_all_trials_are_capped(compare: Fedone, folder: Path) -> Non
 
     first = compare("--seeds", 2, "--requests", 20)
     assert first.code == 2
-    assert "arguments: --requests, --usd: budget of 20 requests exhausted" in first.err
+    assert "--requests, --usd: budget of 20 requests exhausted" in first.err
     assert spent() == 20
     # More may be spent, and what was paid for is not paid for again.
     code, _, err = compare("--seeds", 2, "--requests", 60)

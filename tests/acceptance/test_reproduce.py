@@ -133,7 +133,8 @@ def table2(found: Any, trials: Mapping[str, Any]) -> None:
     for line in found["counts"]:
         sent = line["elements"] * 4 * 2 * 2 / 2**20  # bytes, down and up, rounds
         assert line["megabytes"] == pytest.approx(sent)
-        assert sent < line["wire_megabytes"]["alpha"] < sent + 0.1
+        if line["wire_megabytes"]:  # soft prompts have no wire
+            assert sent < line["wire_megabytes"]["alpha"] < sent + 0.1
         assert line["visits"] == 2
     assert {line["name"]: line["queries"] for line in found["counts"]} == {
         "prompt-tuning": 0,

@@ -319,17 +319,16 @@ async def serve(args: argparse.Namespace) -> None:
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
-    from fedone_sdk.aggregator.rounds.events import Effect, RoundFinished, SeatOffered
+    from fedone_sdk.aggregator.serving.feed import Change
     from fedone_sdk.cli.serve import collect_rarely
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     offers: list[tuple[int, float]] = []
     rounds: list[float] = []
 
-    def note(run: object, effect: Effect) -> None:
-        if isinstance(effect, SeatOffered):
-            offers.append((effect.client, time.perf_counter()))
-        elif isinstance(effect, RoundFinished):
+    def note(run: object, change: Change) -> None:
+        offers.extend((client, time.perf_counter()) for client in change.offered)
+        if change.finished is not None:
             rounds.append(time.perf_counter())
 
     pauses: list[tuple[float, float]] = []

@@ -128,7 +128,7 @@ async def serve(rounds: int, exchange: str, store: str) -> None:
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
-    from fedone_sdk.aggregator.rounds.events import Effect, RoundFinished
+    from fedone_sdk.aggregator.serving.feed import Change
     from fedone_sdk.stores import MemoryStore, SqlStore
     from fedone_sdk.testing import ScriptedBackend
 
@@ -146,8 +146,8 @@ async def serve(rounds: int, exchange: str, store: str) -> None:
     vocabulary = Vocabulary(candidates=tuple(f" w{number}" for number in range(200)))
     finished: list[float] = []
 
-    def note(run: object, effect: Effect) -> None:
-        if isinstance(effect, RoundFinished):
+    def note(run: object, change: Change) -> None:
+        if change.finished is not None:
             finished.append(time.perf_counter())
 
     async with Aggregator(

@@ -22,7 +22,6 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedone_sdk.aggregator.rounds.events import RoundFinished
 from fedone_sdk.flower import FedOneStrategy, client_app, node_shard
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.testing import ScriptedBackend
@@ -66,8 +65,8 @@ def through_ours(wanted: Federation, transport: str) -> tuple[list[float], str]:
     """Return the same from our simulation."""
     ended: list[float] = []
 
-    def watch(run, effect) -> None:
-        if isinstance(effect, RoundFinished):
+    def watch(run, change) -> None:
+        if change is not None and change.finished is not None:
             ended.append(time.perf_counter())
 
     result = asyncio.run(

@@ -24,7 +24,7 @@ import time
 import structlog
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.rounds.events import RoundFinished
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
@@ -65,8 +65,8 @@ async def measure(num_clients: int, rounds: int, exchange: str) -> dict[str, flo
     """Simulate once; the start ends with the first round."""
     ended: list[tuple[float, float]] = []
 
-    def watch(run: ServedRun, effect: object) -> None:
-        if isinstance(effect, RoundFinished):
+    def watch(run: ServedRun, change: Change | None) -> None:
+        if change is not None and change.finished is not None:
             ended.append((time.perf_counter(), time.process_time()))
 
     federation = federation_of(num_clients, rounds, exchange)

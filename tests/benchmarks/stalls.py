@@ -157,7 +157,7 @@ async def _client(url: str, name: str) -> None:
 async def _people(url: str, session: aiohttp.ClientSession) -> None:
     headers = {"Authorization": f"Bearer {ADMIN}"}
     while True:
-        for path in ("/v1/runs", "/v1/runs/small-0/log", "/v1/runs/small-0/export"):
+        for path in ("/v1/runs", "/v1/runs/small-0/log"):
             async with session.get(f"{url}{path}", headers=headers) as found:
                 found.raise_for_status()
                 async for _ in found.content.iter_any():

@@ -19,7 +19,7 @@ from playwright.async_api import Browser, BrowserContext, Page, async_playwright
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import Query, Wrapper
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
@@ -171,7 +171,7 @@ class Stage:
             AdminToken(token_sha256=digest(OPERATOR), name="olga", role="operator"),
             AdminToken(token_sha256=digest(VIEWER), name="vincent", role="viewer"),
         ]
-        Rules.CLAIM_TIMEOUT_S = 1.0
+        RoundMachine.CLAIM_TIMEOUT_S = 1.0
         self.aggregator = await self._served.enter_async_context(
             Aggregator(
                 backend=self.backend,

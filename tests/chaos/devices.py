@@ -30,8 +30,7 @@ from fedone_sdk.client import RequiredPrivacy, noise
 from fedone_sdk.client.device_state import open_state
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.local import MemoryTransport
-from fedone_sdk.messages import Message
-from fedone_sdk.messages.forms import TENSORS, encode
+from fedone_sdk.messages import Message, encode
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore
 from fedone_sdk.testing import ManualClock, ScriptedBackend
@@ -196,13 +195,13 @@ class _Line(MemoryTransport):
 
     async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
         with self._calling("update"):
-            body = encode(message, TENSORS).content
+            body = encode(message)
             self._seen.updates.setdefault(assignment_id, []).append(body)
             return await super().update(credential, assignment_id, message)
 
     async def score(self, credential: str, message: Any) -> Any:
         with self._calling("score"):
-            body = encode(message, TENSORS).content
+            body = encode(message)
             self._seen.scored.setdefault(message.assignment_id, set()).add(body)
             return await super().score(credential, message)
 

@@ -22,8 +22,8 @@ from typing import Any, Literal
 import structlog
 
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.backends import Query
@@ -259,7 +259,7 @@ def _server(plan: _ServerPlan) -> None:
 
 
 async def _serve(plan: _ServerPlan) -> None:
-    Rules.CLAIM_TIMEOUT_S = 600.0  # A machine under load must not cost a client its seat.
+    RoundMachine.CLAIM_TIMEOUT_S = 600.0  # A machine under load must not cost a client its seat.
     rng, fate = random.Random(), Fate(plan.death)
 
     def asked(query: Query) -> Awaitable[None] | None:

@@ -101,5 +101,11 @@ def test_files_that_are_no_pages_come_along(site: Path, pages: dict[Path, Page])
     assert {"edge_client.py", "own_algorithm.py", "RUN.yaml"} <= files
 
 
+def test_the_page_of_the_commands_is_written_by_the_program(site: Path) -> None:
+    page = (site / "docs" / "reference" / "cli.html").read_text(encoding="utf-8")
+    assert "fedone retune" in page
+    assert "--cap" in page
+
+
 def test_the_root_leads_to_the_first_page(site: Path, pages: dict[Path, Page]) -> None:
     assert pages[site / "index.html"].links == ["docs/index.html"]

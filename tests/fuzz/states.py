@@ -8,7 +8,7 @@ from typing import Any
 
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import arrays_of, encode_arrays, encode_document
-from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkRequested
+from fedone_sdk.aggregator.rounds.seats import assign, fill
 from fedone_sdk.spec import RunSpec
 
 
@@ -26,10 +26,8 @@ def _stored() -> tuple[str, bytes]:
         }
     )
     machine = RoundMachine("run", spec, vocab_size=2)
-    state, _ = machine.step(machine.initial_state(), SeatsVacant(available={0: 5, 1: 7}), 1_000.0)
-    state, _ = machine.step(
-        state, WorkRequested(client=0, assignment_id="work-0", memory={}), 1_001.0
-    )
+    state = machine.step(machine.initial_state(), 1_000.0, fill, available={0: 5, 1: 7}).state
+    state = machine.step(state, 1_001.0, assign, client=0, assignment_id="work-0").state
     return json.dumps(encode_document(state)), encode_arrays(arrays_of(state))
 
 

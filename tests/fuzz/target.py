@@ -239,13 +239,13 @@ async def _serve(store: Path, gateway: bool) -> None:
     import structlog
 
     from fedone_sdk import Aggregator, RunSpec, Vocabulary
-    from fedone_sdk.aggregator.rounds.rules import Rules
+    from fedone_sdk.aggregator.rounds import RoundMachine
     from fedone_sdk.stores import SqlStore
     from fedone_sdk.testing import ScriptedBackend
 
     # Standard output is only for the URL: the parent reads one line.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    Rules.CLAIM_TIMEOUT_S = 86_400.0
+    RoundMachine.CLAIM_TIMEOUT_S = 86_400.0
     async with Aggregator(
         backend=ScriptedBackend() if gateway else None,
         store=SqlStore.sqlite(store),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,8 @@ from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import (
     PromptArtefact,
     artefact_of,
-    dspy_state,
-    in_form,
     label_examples,
-    langfuse_prompt,
     mlflow_prompt,
-    promptfoo_config,
     read_artefact,
     read_run,
     read_start,
@@ -130,75 +125,24 @@ def test_the_ready_text_is_what_a_model_is_sent() -> None:
     assert text == "".join("?" if part.kind == "mask" else part.text for part in parts)
 
 
-async def test_forms() -> None:
+async def test_the_arguments_of_mlflow_say_where_a_prompt_comes_from() -> None:
     artefact = artefact_of((await small()).run)
-    assert in_form(artefact, "text") == artefact.prompt.text
-    assert in_form(artefact, "template") == f"{artefact.prompt.text} {{text}} It was"
-    state = json.loads(in_form(artefact, "dspy"))
-    assert state == dspy_state(artefact)
-    assert state["signature"]["instructions"] == (
-        f"{artefact.prompt.text.strip()}\n\nAnswer with exactly one of: terrible, great."
-    )
-    with pytest.raises(ValueError, match="forms: text, template, dspy, mlflow"):
-        in_form(artefact, "yaml")
-
-
-def lettered(value: object) -> Any:
-    """As a file has it."""
-    return json.loads(json.dumps(value))
-
-
-async def test_forms_of_other_tools_say_where_a_prompt_comes_from() -> None:
-    artefact = artefact_of((await small()).run)
-    mlflow, langfuse = (json.loads(in_form(artefact, form)) for form in ("mlflow", "langfuse"))
-    assert mlflow == lettered(mlflow_prompt(artefact))
-    assert langfuse == lettered(langfuse_prompt(artefact))
-    text = f"{artefact.prompt.text} {{{{text}}}} It was"
-    assert (mlflow["template"], langfuse["prompt"]) == (text, text)
-    assert (mlflow["name"], langfuse["name"], langfuse["type"]) == ("small", "small", "text")
+    found = mlflow_prompt(artefact)
+    assert found["template"] == f"{artefact.prompt.text} {{{{text}}}} It was"
+    assert found["name"] == "small"
     metric = artefact.evaluation.metric
-    said = f"accuracy {metric.no_prompt:.3f} -> {metric.after:.3f}"
-    assert mlflow["commit_message"].endswith(said)
-    assert langfuse["commitMessage"] == mlflow["commit_message"]
-    assert mlflow["tags"]["fedone.sha256"] == artefact.sha256
-    assert all(isinstance(value, str) for value in mlflow["tags"].values())
-    assert langfuse["config"]["fedone"]["sha256"] == artefact.sha256
-    assert langfuse["config"]["label_words"] == {"0": "terrible", "1": "great"}
-    assert langfuse["labels"] == [], "a person promotes it"
+    assert found["commit_message"].endswith(
+        f"accuracy {metric.no_prompt:.3f} -> {metric.after:.3f}"
+    )
+    assert found["tags"]["fedone.sha256"] == artefact.sha256
+    assert all(isinstance(value, str) for value in found["tags"].values())
 
 
-async def test_a_promptfoo_configuration_names_the_model_that_answered() -> None:
-    artefact = await artefact_with(models=("small-2", "other"))
-    config = json.loads(in_form(artefact, "promptfoo"))
-    assert config == lettered(promptfoo_config(artefact))
-    (provider,), (prompt,) = config["providers"], config["prompts"]
-    assert provider["id"] == "openai:chat:small-2"
-    assert json.loads(prompt["raw"]) == [
-        {"role": "user", "content": f"{artefact.prompt.text} {{{{text}}}} It was"}
-    ]
-
-
-@pytest.mark.parametrize(
-    ("form", "text", "problem"),
-    [
-        ("mlflow", "a {{b", "'{{', which MLflow does not keep as text"),
-        ("mlflow", "a {% b", "'{%', which MLflow does not keep as text"),
-        ("langfuse", "a {{b", "'{{', which Langfuse does not keep as text"),
-        ("promptfoo", "{% endraw %}", "'endraw', which promptfoo does not keep as text"),
-    ],
-)
-async def test_what_a_tool_would_read_as_its_own_is_refused(
-    form: str, text: str, problem: str
-) -> None:
+@pytest.mark.parametrize("text", ["a {{b", "a {% b"])
+async def test_what_mlflow_would_read_as_its_own_is_refused(text: str) -> None:
     artefact = await artefact_with(prompt=PromptReport(text=text, tokens=(text,)))
-    with pytest.raises(SpecError, match=re.escape(problem)):
-        in_form(artefact, form)
-
-
-async def test_a_mask_is_no_question_for_promptfoo() -> None:
-    task = TaskSpec(template="{text} It was{prompt} {mask}.", labels={0: " bad", 1: " good"})
-    with pytest.raises(SpecError, match=re.escape("fills {mask}; promptfoo asks for answers")):
-        promptfoo_config(await artefact_with(task=task))
+    with pytest.raises(SpecError, match="which MLflow does not keep as text"):
+        mlflow_prompt(artefact)
 
 
 # Use

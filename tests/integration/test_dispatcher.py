@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.rounds.events import EvaluationReserved, SeatOffered
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
+from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.backends import ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendUnavailable, FedOneError, ProblemError
@@ -477,10 +479,12 @@ class TestEnds:
             run = await service.add_run(spec_of(clients_per_round=2), WORDS)
             first, second = await enrol(service, 2)
             waits = asyncio.create_task(claim(service, first, wait_s=30))
-            await until(lambda: service.dispatcher.num_polls)
+            await until(lambda: first.index in service.dispatcher.pool)
+            for _ in range(20):
+                await asyncio.sleep(0)
 
-            def revoke(run: object, effect: object) -> None:
-                if effect == SeatOffered(client=first.index):
+            def revoke(run: object, change: Change) -> None:
+                if first.index in change.offered:
                     service.dispatcher.revoke(first)
 
             service.listeners.append(revoke)
@@ -556,7 +560,7 @@ class TestEnds:
             await until(lambda: one.runs["run"].state.round == 1)
 
     async def test_offers_end_with_the_round(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 99)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 99)
         clock = ManualClock()
         async with serving(MemoryStore(), clock=clock) as (service,):
             await service.add_run(spec_of(), WORDS)
@@ -628,9 +632,9 @@ class TestBudget:
             run = await service.add_run(spec_of(), WORDS)
             before = await store.alive()
             hub.store()  # comes now
-            await run.apply(EvaluationReserved(lease_id="replica1/a", worst=Usage(requests=3)))
-            await run.apply(EvaluationReserved(lease_id="gone/b", worst=Usage(requests=5)))
-            await run.charge_lost_replicas(before, down=False)
+            await run.apply(reserve_evaluation, lease_id="replica1/a", worst=Usage(requests=3))
+            await run.apply(reserve_evaluation, lease_id="gone/b", worst=Usage(requests=5))
+            await run.apply(charge_lost_replicas, alive=before, down=False)
             assert set(run.state.evaluation.leases) == {"replica1/a"}
             assert run.state.account.spent == Usage(requests=5)
 
@@ -661,8 +665,8 @@ class TestBudget:
             run = await one.add_run(spec_of(), WORDS)
             await until(lambda: "run" in two.runs)
             await one.tick()
-            lease = EvaluationReserved(lease_id="replica1/a", worst=Usage(requests=3))
-            await two.runs["run"].apply(lease)
+            worst = Usage(requests=3)
+            await two.runs["run"].apply(reserve_evaluation, lease_id="replica1/a", worst=worst)
             await until(lambda: run.is_stale)
             assert not run.may_be_stale  # It was told of that; it only did not look.
             stores[1].alive_now = False

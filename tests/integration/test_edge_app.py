@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
 from fedone_sdk.client.session import MAX_WAIT_S, Backoff
@@ -296,7 +296,7 @@ class TestOnlyWhen:
     async def test_work_is_given_back_when_its_time_is_over(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Rules, "MAX_RENEWALS", 2)
+        monkeypatch.setattr(RoundMachine, "MAX_RENEWALS", 2)
         backend = ScriptedBackend()
         events: list[ClientEvent] = []
         spec = spec_of(1, 200)

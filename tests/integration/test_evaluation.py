@@ -12,7 +12,7 @@ import structlog
 
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.budget import Usage
-from fedone_sdk.cli.export import exported_from
+from fedone_sdk.cli.report import exported_from
 from fedone_sdk.errors import BackendUnavailable
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import artefact_of, read_export

@@ -357,7 +357,7 @@ class TestRuns:
             f"{server.url}/v1/runs/run/log", headers={"Authorization": f"Bearer {ADMIN}"}
         ) as response:
             lines = [json.loads(line) for line in (await response.text()).splitlines()]
-        assert [(line["kind"], line["round"]) for line in lines] == [("round", 0)]
+        assert [line["kind"] for line in lines] == ["run", "round", "result"]
 
     async def test_events(self, server: Server) -> None:
         """Every round exactly once, from before we listened to the end."""

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from fedone_sdk.aggregator import ServedRun, Service
-from fedone_sdk.aggregator.rounds.events import ModelSeen
+from fedone_sdk.aggregator.rounds.lifecycle import record_model
 from fedone_sdk.backends import Answer, AnswerCache, ModelClient, Query
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
@@ -34,8 +34,12 @@ DEV = [{"text": f"dev {number}", "label": number % 2} for number in range(10)]
 REVOKED = BackendBlocked("the key was revoked", usage=NOTHING)
 
 
-def spec_of(*, every: int = 0, **changes: Any) -> RunSpec:
-    return run_spec(evaluation={"every": every, "examples": 4}, **changes)
+def spec_of(
+    *, every: int = 0, participation: Mapping[str, Any] | None = None, **changes: Any
+) -> RunSpec:
+    evaluation = {"every": every, "examples": 4}
+    wanted = {"model": None, **(participation or {})}
+    return run_spec(evaluation=evaluation, participation=wanted, **changes)
 
 
 def is_dev(query: Query) -> bool:
@@ -122,8 +126,8 @@ class TestWork:
             run, device = await working(service)
             call = asyncio.create_task(device.score())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await run.apply(ModelSeen(model="m-1"))
-            await run.apply(ModelSeen(model="m-2"))
+            await run.apply(record_model, model="m-1")
+            await run.apply(record_model, model="m-2")
             assert run.state.paused
             waiting = asyncio.create_task(service.wait(run))
             await asyncio.sleep(0)
@@ -194,8 +198,8 @@ class TestWork:
             run, device = await working(service)
             call = asyncio.create_task(device.refused())
             await until(lambda: run.state.seats[0].max_pending.requests == 4)
-            await run.apply(ModelSeen(model="m-1"))
-            await run.apply(ModelSeen(model="m-2"))
+            await run.apply(record_model, model="m-1")
+            await run.apply(record_model, model="m-2")
             assert (await call).code == "run_conflict"
             assert run.state.seat_with(device.work.assignment_id) is not None
 
@@ -271,8 +275,8 @@ class TestEvaluation:
         async with serving(backend=backend) as service:
             run = await service.add_run(spec_of(), WORDS, dev=DEV)
             await until(lambda: len(backend.asked) == 5)  # all of the first measurement
-            await run.apply(ModelSeen(model="m-1"))
-            await run.apply(ModelSeen(model="m-2"))
+            await run.apply(record_model, model="m-1")
+            await run.apply(record_model, model="m-2")
             await service.steering.resume(run)
             assert model.held is not None
             model.held.set()
@@ -305,10 +309,7 @@ class TestRestart:
         other = ScriptedBackend(fingerprint="other")
         async with serving(backend=other, store=store) as service:
             run = service.runs["run"]
-            assert run.state.reason == (
-                "paused: the server's model is 'other', the run was scored by 'scripted'; "
-                "resume the run to accept it"
-            )
+            assert "the server's model is 'other', the run was scored by" in run.state.reason
             device = Device(service, (await service.access.clients())[0])
             assert await device.claim() is None
             assert other.asked == []

@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator import RoundMachine, ServedRun
-from fedone_sdk.aggregator.rounds.events import (
-    Assigned,
-    Refused,
-    SeatsVacant,
-    UpdateArrived,
-    WorkRequested,
-)
-from fedone_sdk.errors import SpecError
+from fedone_sdk.aggregator.rounds.seats import assign, fill
+from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.local.federation import Watcher
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, RunResult, Scored
@@ -108,22 +103,18 @@ def test_a_small_pool_is_one_clear_line() -> None:
 )
 def test_a_malformed_pool_is_refused(memory: dict[str, Any]) -> None:
     machine = RoundMachine("run", spec_of(min_clients=1), vocab_size=len(WORDS), blank=0)
-    state, _ = machine.step(machine.initial_state(), SeatsVacant(available={0: 4}), 0.0)
-    state, effects = machine.step(state, WorkRequested(client=0, assignment_id="a"), 0.0)
-    work = effects[0]
-    assert isinstance(work, Assigned)
-    assert isinstance(work.assignment, AlphaAssignment)
+    seated = machine.step(machine.initial_state(), 0.0, fill, available={0: 4}).state
+    assigned = machine.step(seated, 0.0, assign, client=0, assignment_id="a")
+    assert isinstance(assigned.reply, AlphaAssignment)
     update = AlphaUpdate(
         num_examples=4,
         scored=Scored(scored=2),
         usage={},  # type: ignore[arg-type]
         model="m",
-        alpha=work.assignment.alpha,
+        alpha=assigned.reply.alpha,
         memory={name: to_wire(values) for name, values in memory.items()},
         mean_loss=0.5,
     )
-    arrived = UpdateArrived(assignment_id="a", update=update, body_sha256="0")
-    after, effects = machine.step(state, arrived, 1.0)
-    assert after is state
-    assert [type(effect) for effect in effects] == [Refused]
-    assert "memory" in effects[0].detail  # type: ignore[union-attr]
+    arrived = {"assignment_id": "a", "update": update, "body_sha256": "0"}
+    with pytest.raises(ProblemError, match="memory"):
+        machine.step(assigned.state, 1.0, accept, **arrived)  # type: ignore[arg-type]

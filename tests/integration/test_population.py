@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.rounds.events import RoundFinished, WorkClosed
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.backends import Query
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient, Transport
@@ -67,13 +67,14 @@ class Seen:
     most_tasks: int = 0
     then: Callable[[int], None] = lambda number: None
 
-    def __call__(self, run: ServedRun, effect: object) -> None:
-        if isinstance(effect, WorkClosed):
-            self.lost.append(effect.reason)
-        if isinstance(effect, RoundFinished):
-            self.chosen.append(effect.clients)
+    def __call__(self, run: ServedRun, change: Change | None) -> None:
+        if change is None:
+            return
+        self.lost += [one.reason for one in change.closed if one.receipt is None]
+        if change.finished is not None:
+            self.chosen.append(change.finished.clients)
             self.most_tasks = max(self.most_tasks, len(asyncio.all_tasks()))
-            self.then(effect.report.round)
+            self.then(change.finished.report.round)
 
 
 async def run(

@@ -21,8 +21,8 @@ from fedone_sdk.backends.build import build_backend
 from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import artefact_of, label_examples, read_export, read_run
 from fedone_sdk.reports.contents import MOST_CLIENTS, contents_of
+from fedone_sdk.reports.forms import program_of
 from fedone_sdk.reports.render import html_report, markdown_report
-from fedone_sdk.reports.snippets import snippets
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.trackers import params_of
@@ -354,16 +354,13 @@ async def test_the_programs_give_the_labels_of_the_sdk(
         before = len(server.received)
         sent = sorted(json.dumps(row.body.get("messages", row.body.get("prompt")))
                       for row in server.received)  # fmt: skip
-        programs, note = snippets(spec, prompt)
+        program, note = program_of(spec.task, prompt, spec.backend)
         assert note == ""
-        assert [program.title for program in programs] == ["The openai client", "Plain HTTP"]
-        for number, program in enumerate(programs, 1):
-            labels = await run_program(program.code, texts, tmp_path)
-            assert labels == list(found.labels)
-            asked = server.received[before + (number - 1) * len(texts) :]
-            assert sent == sorted(
-                json.dumps(row.body.get("messages", row.body.get("prompt"))) for row in asked
-            )
+        assert await run_program(program, texts, tmp_path) == list(found.labels)
+        assert sent == sorted(
+            json.dumps(row.body.get("messages", row.body.get("prompt")))
+            for row in server.received[before:]
+        )
         assert len(set(found.labels)) == 2
 
 
@@ -374,36 +371,34 @@ async def test_the_programs_where_the_model_shows_no_log_probabilities(tmp_path:
         )
         backend = {"log_probs": False, "base_url": server.base_url, "api_key_env": "OUR_KEY"}
         spec = spec_of(backend, loss="zero_one")
-        programs, note = snippets(spec, PromptReport(text="Well:", tokens=()))
+        prompt = PromptReport(text="Well:", tokens=())
+        program, note = program_of(spec.task, prompt, spec.backend)
         assert "JSON schema" in note
-        for program in programs:
-            texts = ["fine", "bad", "neither"]
-            labels = await run_program(program.code, texts, tmp_path)
-            assert labels == ["1", "0", None]
+        assert await run_program(program, ["fine", "bad", "neither"], tmp_path) == ["1", "0", None]
 
 
 async def test_the_programs_of_a_task_that_writes(tmp_path: Path) -> None:
     async with FakeOpenAI(models={"fake-1": {}}) as server:
         backend = {"base_url": server.base_url, "api_key_env": None}
         spec = spec_of(backend, template="{prompt} {text}", loss="score", labels={}, max_tokens=5)
-        programs, _ = snippets(spec, PromptReport(text="Go on:", tokens=()))
-        for program in programs:
-            (written,) = await run_program(program.code, ["so"], tmp_path)
-            assert written == server.model.write("Go on: so", 5)
+        prompt = PromptReport(text="Go on:", tokens=())
+        program, _ = program_of(spec.task, prompt, spec.backend)
+        (written,) = await run_program(program, ["so"], tmp_path)
+        assert written == server.model.write("Go on: so", 5)
 
 
 def test_where_no_such_program_can_be_written() -> None:
     prompt = PromptReport(text=" x", tokens=(" x",))
 
-    def of(model: str | None = None, **task: Any) -> tuple[int, str]:
-        programs, note = snippets(spec_of(**task), prompt, model)
-        return len(programs), note
+    def of(model: str | None = None, **task: Any) -> tuple[str, str]:
+        spec = spec_of(**task)
+        return program_of(spec.task, prompt, spec.backend, model)
 
-    count, note = of(loss="nll", labels={}, metric="loss")
-    assert (count, "scores given texts" in note) == (0, True)
-    assert of("onnx:roberta-mini:0")[0] == 1
-    count, note = of("vllm:m:512")  # A run of a server whose model is another one.
-    assert (count, "vllm:m:512" in note) == (0, True)
+    program, note = of(loss="nll", labels={}, metric="loss")
+    assert (program, "scores given texts" in note) == ("", True)
+    assert of("onnx:roberta-mini:0")[0]
+    program, note = of("vllm:m:512")  # A run of a server whose model is another one.
+    assert (program, "vllm:m:512" in note) == ("", True)
 
 
 @pytest.mark.parametrize("bias", [None, (0.0, 1.5)])
@@ -413,8 +408,8 @@ async def test_the_program_of_a_local_model_queries_that_model(
     template = "{prompt} {text} It was {mask}."
     spec = spec_of(template=template)
     prompt = PromptReport(text=" 'Well' {so}", tokens=(), bias=bias)
-    (program,), note = snippets(spec, prompt)
-    assert (note, "openai" in program.code) == ("", False)
+    program, note = program_of(spec.task, prompt, spec.backend)
+    assert (note, "openai" in program) == ("", False)
     texts = [str(row["text"]) for row in ROWS[:6]] + ["{text} \\n é"]
     artefact = artefact_of((await small()).run).model_copy(
         update={"task": spec.task, "prompt": prompt, "model": None}
@@ -423,7 +418,7 @@ async def test_the_program_of_a_local_model_queries_that_model(
         found = await label_examples(
             model, artefact, [{"text": text} for text in texts], batch_size=1
         )
-    assert await run_program(program.code, texts, tmp_path) == list(found.labels)
+    assert await run_program(program, texts, tmp_path) == list(found.labels)
 
 
 async def test_the_charts_suit_a_phone_and_the_dark() -> None:
@@ -443,7 +438,8 @@ async def test_the_charts_suit_a_phone_and_the_dark() -> None:
 
 def test_how_other_servers_call_the_limit() -> None:
     def code(**backend: Any) -> str:
-        return snippets(spec_of(backend), PromptReport(text="", tokens=()))[0][0].code
+        spec = spec_of(backend)
+        return program_of(spec.task, PromptReport(text="", tokens=()), spec.backend)[0]
 
     assert "max_completion_tokens=1" in code()
     assert "max_tokens=1" in code(base_url="http://localhost:1/v1")

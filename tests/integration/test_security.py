@@ -18,7 +18,7 @@ import structlog
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
 from fedone_sdk.aggregator.http.limits import NO_LIMITS
-from fedone_sdk.aggregator.rounds.events import PauseRequested, ResumeRequested
+from fedone_sdk.aggregator.rounds.lifecycle import pause, resume
 from fedone_sdk.backends import Query
 from fedone_sdk.errors import BackendBlocked, ProblemError
 from fedone_sdk.messages import Claim
@@ -221,7 +221,7 @@ class TestReasons:
     async def test_a_second_reason_does_not_show_the_first(self) -> None:
         async with self.paused(WHOLE) as (server, _):
             run = server.aggregator.service.runs["acme-1"]
-            await run.apply(PauseRequested(reason="the model is another one"))
+            await run.apply(pause, reason="the model is another one")
             for text in await self.answers_to(server, LOOK):
                 assert "change its rights; the model is another one" in text
                 assert JANE not in text
@@ -242,7 +242,7 @@ class TestReasons:
         async with aggregator:
             run = aggregator.service.runs["acme-1"]
             # As another replica, whose model answers, resumes it.
-            await run.apply(ResumeRequested())
+            await run.apply(resume)
             client = await aggregator.service.client(credential)
             with pytest.raises(ProblemError) as caught:
                 await aggregator.service.claim(client, Claim(num_examples=5, wait_s=0))

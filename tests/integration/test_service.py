@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
-from fedone_sdk.aggregator.rounds.events import EvaluationReserved
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Usage
@@ -385,7 +385,7 @@ class TestRuns:
     async def test_deadlines_are_applied_without_requests(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
 
         class Impatient(ManualClock):
             def now(self) -> float:
@@ -434,7 +434,7 @@ class TestRestart:
         worst = Usage(queries=3, requests=5)
         async with serving(store=store, backend=ScriptedBackend()) as service:
             run = await service.add_run(spec_of(budget={"requests": 99}), WORDS)
-            await run.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+            await run.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
         async with serving(store=store, backend=ScriptedBackend()) as service:
             state = service.runs["run"].state
             assert state.evaluation.spent == worst

@@ -77,7 +77,7 @@ class Device:
         prompts = work.prompts.to_bytes()
         losses = tuple(0.1 + 0.1 * prompts[at] + work.round / 100 for at in range(2))
         update = LossesUpdate(
-            num_examples=5, scored=Scored(scored=2), usage=Usage(), model="m", losses=losses
+            num_examples=5, scored=Scored(scored=2), usage=Usage(), model="scripted", losses=losses
         )
         service = self.service
         client = await service.client(self.credential)

@@ -14,7 +14,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.routes.monitoring import likeliest
 from fedone_sdk.backends import LLMBackend, ModelClient
 from fedone_sdk.budget import Usage
-from fedone_sdk.cli.export import exported_from
+from fedone_sdk.cli.report import exported_from
 from fedone_sdk.errors import BackendError, SpecError
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import RoundMachine
-from fedone_sdk.aggregator.rounds.events import SeatsVacant, WorkRequested
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large
 from fedone_sdk.algorithms.gs_bdpl import GumbelSoftmaxBDPL
 from fedone_sdk.algorithms.search import PromptSearch
@@ -128,9 +127,6 @@ async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) 
 def test_a_step_is_slow_by_its_method_and_its_size(spec: RunSpec, size: int, slow: bool) -> None:
     machine = RoundMachine("run", spec, vocab_size=size)
     assert machine.is_slow is slow
-    asked = WorkRequested(client=0, assignment_id="work")
-    assert machine.is_slow_step(asked) is slow
-    assert not machine.is_slow_step(SeatsVacant(available={}, enrolled=0))
 
 
 async def test_large_work_runs_in_threads_and_small_work_does_not() -> None:

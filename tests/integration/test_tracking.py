@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from fedone_sdk.aggregator.rounds.events import RoundFinished
+from fedone_sdk.aggregator.rounds.state import FinishedRound
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.errors import MissingExtraError, SpecError
 from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.spec import RunSpec
@@ -147,8 +148,6 @@ async def test_earlier_rounds_are_reported_too() -> None:
 
 
 async def test_rounds_after_a_rollback_come_again() -> None:
-    from fedone_sdk.aggregator.rounds.events import RunRolledBack
-
     made: list[Noted] = []
     done = await small()
     history = list(done.result.history)
@@ -160,13 +159,14 @@ async def test_rounds_after_a_rollback_come_again() -> None:
     run = Run()
     with Tracking({"noted": noting(made)}) as tracking:
 
-        def tell(effect: object, until: int) -> None:
+        def tell(change: Change, until: int) -> None:
             run.history = history[:until]
-            tracking(run, effect)  # type: ignore[arg-type]
+            tracking(run, change)  # type: ignore[arg-type]
 
-        finished = RoundFinished(report=history[0], record={}, clients=(0,))
+        ended = FinishedRound(report=history[0], record={}, clients=(0,))
+        finished = Change(finished=ended)
         tell(finished, 8)
-        tell(RunRolledBack(to_round=2, record={}), 2)
+        tell(Change(back_to=2), 2)
         tell(finished, 3)
     rounds = [report.round for report, _ in made[0].rounds]
     assert rounds == [0, 1, 2, 3, 4, 5, 6, 7, 2]

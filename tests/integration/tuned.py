@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.cli.export import exported_from
+from fedone_sdk.cli.report import exported_from
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import ReportedRun, read_export

@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from fedone_sdk.reports import artefact_of, mlflow_prompt
 from fedone_sdk.trackers import Tracking, find_tracker
 from tests.integration.tuned import Tuned, tuned
+from tests.pages import blocks
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/guides/reports.md"
 
 # Their own deprecations are theirs.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -155,36 +159,36 @@ async def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert summary["accuracy_after"] == done.result.metric.after
 
 
-async def test_dspy_loads_the_prompt(tmp_path: Path) -> None:
-    dspy = pytest.importorskip("dspy", reason="scripts/test-trackers installs dspy")
-    from fedone_sdk.reports import artefact_of, in_form
-
+async def test_mlflow_registers_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="scripts/test-trackers installs mlflow")
+    monkeypatch.chdir(tmp_path)
+    for choose in (mlflow.set_tracking_uri, mlflow.set_registry_uri):
+        choose(f"sqlite:///{tmp_path}/mlflow.db")
     artefact = artefact_of((await tuned()).run)
-    file = tmp_path / "prompt.dspy.json"
-    file.write_text(in_form(artefact, "dspy"))
-    program = dspy.Predict("text -> label")
-    program.load(str(file))
-    assert artefact.prompt.text.strip() in program.signature.instructions
+    document = json.loads(json.dumps(mlflow_prompt(artefact)))
+    mlflow.genai.register_prompt(**json.loads(json.dumps(document)))  # It adds to the tags.
+    found = mlflow.genai.load_prompt(f"prompts:/{artefact.name}/1")
+    assert found.variables == {"text"}
+    assert found.format(text="A {{text}} film.") == (
+        f"{artefact.prompt.text} A {{{{text}}}} film. It was"
+    )
+    assert found.commit_message == document["commit_message"]
+    assert found.tags.items() >= document["tags"].items()
+    mlflow.set_registry_uri("")  # MLflow keeps them in this process.
+    mlflow.set_tracking_uri(None)
 
-    class Model(dspy.LM):
-        """Answer in DSPy's own form, and keep the requests."""
 
-        def __init__(self) -> None:
-            super().__init__("ours")
-            self.asked: list[str] = []
-
-        def __call__(self, prompt: Any = None, messages: Any = None, **options: Any) -> list[str]:
-            self.asked.append(" ".join(message["content"] for message in messages))
-            return ["[[ ## label ## ]]\ngreat\n\n[[ ## completed ## ]]"]
-
-    model = Model()
-    with dspy.context(lm=model):
-        assert program(text="It was fine.").label == "great"
-    (asked,) = model.asked
-    assert artefact.prompt.text.strip() in asked
-    assert "Exactly one of: terrible, great." in asked
-    assert "It was fine." in asked
-    # What DSPy saves of it again is what it was given.
-    program.save(str(tmp_path / "again.json"))
-    again = json.loads((tmp_path / "again.json").read_text())
-    assert again["signature"] == json.loads(file.read_text())["signature"]
+async def test_dspy_takes_the_prompt_from_the_artefact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dspy = pytest.importorskip("dspy", reason="scripts/test-trackers installs dspy")
+    artefact = artefact_of((await tuned()).run)
+    (tmp_path / "sst2.prompt.json").write_text(artefact.dump())
+    (program,) = [one for one in blocks(PAGE.read_text()) if one.info == "dspy"]
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
+    exec(program.text, scope)
+    assert isinstance(scope["program"], dspy.Predict)
+    instructions = scope["program"].signature.instructions
+    assert artefact.prompt.text.strip() in instructions
+    assert "exactly one of: terrible, great" in instructions

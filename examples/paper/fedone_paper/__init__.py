@@ -12,14 +12,7 @@
 """
 
 from fedone_paper.engine import run_experiment
-from fedone_paper.experiment import (
-    EXPERIMENTS,
-    Experiment,
-    Report,
-    Trial,
-    Workspace,
-    find_experiment,
-)
+from fedone_paper.experiment import EXPERIMENTS, Experiment, Report, find_experiment
 from fedone_paper.settings import Settings
 
 __all__ = [
@@ -27,8 +20,6 @@ __all__ = [
     "Experiment",
     "Report",
     "Settings",
-    "Trial",
-    "Workspace",
     "find_experiment",
     "run_experiment",
 ]

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
-from fedone_paper.experiment import Result, Workspace
+from fedone_sdk.evaluation.engine import Result, Workspace
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.testing import ScriptedBackend

@@ -10,11 +10,11 @@ from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
 from fedone_paper.chat import bias_examples, chat_federation, row_run
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.federated import trial_backend, untrained_prompt
 from fedone_sdk.backends import LLMBackend, prediction_queries
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ArgumentError
+from fedone_sdk.evaluation.engine import Result, Workspace
 from fedone_sdk.local import plan_run
 
 _MOST_ATTEMPTS = 2

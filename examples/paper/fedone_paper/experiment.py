@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedone_sdk.errors import ArgumentError
+from fedone_sdk.evaluation.engine import Result, Trial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,66 +17,11 @@ if TYPE_CHECKING:
     from fedone_paper.settings import Settings
 
 
-_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,150}")
-
-Result = dict[str, Any]
-"""A trial's result, as JSON holds it. A ``note`` is shown when the trial ends, and ``model`` is the
-fingerprint of its model."""
-
 Results = Mapping[str, Result]
 """Results by the keys of their trials. One that failed is absent."""
 
 Draw = Callable[["Figure"], None]
 """Draws on an empty figure and may set its size."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workspace:
-    """The inputs and the folder of a trial.
-
-    Attributes:
-        inputs: The trial's input files and folders by name.
-        folder: The trial's folder, made by the first use of `file`. It keeps paid answers for the
-            next attempt at the same trial, and may be deleted at any time.
-    """
-
-    inputs: Mapping[str, Path]
-    folder: Path
-
-    def file(self, name: str) -> Path:
-        """Return a file in the trial's folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder / name
-
-
-TrialFunction = Callable[[dict[str, Any], Workspace], Result]
-"""Runs a trial in a separate process: a function at the top of a module."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One piece of work, such as one method on one task with one seed.
-
-    Attributes:
-        key: Its name within the experiment, also that of its file.
-        run: The function.
-        options: All that its result depends on besides `inputs`, as JSON holds it, without paths.
-            A result is used again only with the same options.
-        inputs: Files and folders that it reads; their contents are part of its identity.
-        home: The experiment that keeps its result, if several have it; None is the current one.
-        function: The name of `run` in records, if it has moved since; None is its place.
-    """
-
-    key: str
-    run: TrialFunction
-    options: dict[str, Any]
-    inputs: Mapping[str, Path] = field(default_factory=dict)
-    home: str | None = None
-    function: str | None = None
-
-    def __post_init__(self) -> None:
-        if not _KEY.fullmatch(self.key):
-            raise ValueError(f"{self.key!r} is no key of a trial: {_KEY.pattern}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
-from fedone_paper.experiment import Result, Trial, TrialFunction, Workspace
-from fedone_paper.records import write_whole
 from fedone_paper.settings import Settings, onnx_file
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends.build import build_backend
+from fedone_sdk.evaluation.engine import Result, Trial, TrialFunction, Workspace, write_whole
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
 
@@ -76,7 +75,11 @@ def tuning_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
 
 
 def run_trial(
-    key: str, settings: Settings, tuning: Tuning, run: TrialFunction, **options: Any
+    key: str,
+    settings: Settings,
+    tuning: Tuning,
+    run: TrialFunction,
+    **options: Any,
 ) -> Trial:
     """Return a trial on a federation's run, which is its option ``run`` next to `options`.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedone_paper.digits import find_digits
-from fedone_paper.experiment import Report, Result, Results, Trial
+from fedone_paper.experiment import Report, Results
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.paper import about
 from fedone_paper.queries_report import Repeats
@@ -18,6 +18,7 @@ from fedone_paper.settings import Settings
 from fedone_paper.study import Design, Point, Study
 from fedone_paper.summary import Column, mean_curve, mean_sd_text, table
 from fedone_paper.toy import Toy, run_toy
+from fedone_sdk.evaluation.engine import Result, Trial
 
 TARGETS = (0.7, 0.8, 0.9)
 """Test accuracies that queries are counted to: constants, so that no curve chooses them."""

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.federated import tuning_federation
 from fedone_paper.soft_model import SoftModel
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.errors import DataError
+from fedone_sdk.evaluation.engine import Result, Workspace
 from fedone_sdk.task import Example, TaskSpec, target_of
 
 _BATCH_SIZE = 32

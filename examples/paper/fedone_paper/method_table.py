@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from fedone_paper.experiment import Report, Result, Results, Trial
+from fedone_paper.experiment import Report, Results
 from fedone_paper.federated import CURVE_EXAMPLES
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.methods import METHODS, Method, missing, wanted
@@ -14,6 +14,7 @@ from fedone_paper.paper import TASK_COLUMNS, TASK_NAMES, about, printed, score_t
 from fedone_paper.settings import Settings
 from fedone_paper.study import Design, Point, Study
 from fedone_paper.summary import mean_curve, mean_sd, mean_sd_text, number, table
+from fedone_sdk.evaluation.engine import Result, Trial
 from fedone_sdk.glue import GLUE_TASKS
 
 PILOT_SEED = 10_007

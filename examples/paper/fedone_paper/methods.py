@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from fedone_paper.experiment import Trial
 from fedone_paper.federated import Tuning, run_trial, tuning_trial
 from fedone_paper.fine_tuned import run_fine_tuning
 from fedone_paper.settings import Settings
@@ -19,6 +18,7 @@ from fedone_paper.standalone import (
     run_untrained,
 )
 from fedone_sdk.errors import ArgumentError
+from fedone_sdk.evaluation.engine import Trial
 
 RATES = (3e-4, 1e-4, 3e-5, 1e-5)
 """The learning rates that the paper searches."""

@@ -11,8 +11,8 @@ from typing import Any
 import fedone_sdk
 from fedone_paper.experiment import Experiment, Report
 from fedone_paper.figures import images_of
-from fedone_paper.records import Record, write_whole
 from fedone_paper.settings import Settings
+from fedone_sdk.evaluation.engine import Record, write_whole
 
 
 def write_report(

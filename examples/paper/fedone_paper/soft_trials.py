@@ -8,13 +8,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from fedone_paper.experiment import Result, Trial, TrialFunction, Workspace
 from fedone_paper.federated import Tuning, run_trial, tuning_federation
 from fedone_paper.settings import Settings
 from fedone_paper.soft_model import SoftModel
 from fedone_paper.soft_prompts import BBT, Alpha, Method, Trained, rounds
 from fedone_sdk.algorithms import alpha_sha256, stream_seed
 from fedone_sdk.data import draw_minibatch
+from fedone_sdk.evaluation.engine import Result, Trial, TrialFunction, Workspace
 from fedone_sdk.local import Federation
 from fedone_sdk.task import Example
 
@@ -27,7 +27,11 @@ SOFT = ("bbt", *_KINDS)
 
 
 def soft_trial(
-    key: str, settings: Settings, tuning: Tuning, run: TrialFunction | None = None, **options: Any
+    key: str,
+    settings: Settings,
+    tuning: Tuning,
+    run: TrialFunction | None = None,
+    **options: Any,
 ) -> Trial:
     """Return the trial of a run whose method is one of `SOFT`; errors as of `run_trial`.
 

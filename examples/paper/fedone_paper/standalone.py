@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedone_paper.experiment import Result, Trial, Workspace
 from fedone_paper.federated import (
     trial_backend,
     tuning_federation,
@@ -16,6 +15,7 @@ from fedone_paper.federated import (
 from fedone_paper.settings import Settings
 from fedone_sdk.backends import predict, query_for
 from fedone_sdk.data import SplitMix64, check_examples, load_examples
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.glue import glue_task
 from fedone_sdk.task import Example, TaskSpec, form_of, render, target_of
 

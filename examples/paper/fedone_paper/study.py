@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, ClassVar
 
-from fedone_paper.experiment import Experiment, Result, Results, Trial
+from fedone_paper.experiment import Experiment, Results
 from fedone_paper.federated import Tuning, tuning_trial
 from fedone_paper.settings import Settings
 from fedone_paper.summary import number
+from fedone_sdk.evaluation.engine import Result, Trial
 
 Point = Mapping[str, Any]
 """A value on each axis; for a trial also its ``seed`` and its learning ``rate`` (None: none)."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from fedone_paper.experiment import Report, Result, Results
+from fedone_paper.experiment import Report, Results
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.paper import about, paper_row, printed
 from fedone_paper.settings import Settings
 from fedone_paper.statistics import compared
 from fedone_paper.study import Design, Runs, Study
 from fedone_paper.summary import Column, mean_sd, mean_sd_text, table
+from fedone_sdk.evaluation.engine import Result
 
 _GS_BDPL = {"name": "gs-bdpl", "learning_rate": 3e-4}
 _SMALL: Mapping[str, Any] = {"method": {"num_samples": 4, "batch_size": 8}, "rounds": 3}

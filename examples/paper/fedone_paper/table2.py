@@ -8,7 +8,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
 from fedone_paper.accounting import count_messages
-from fedone_paper.experiment import Report, Result, Results, Trial
+from fedone_paper.experiment import Report, Results
 from fedone_paper.federated import run_timed
 from fedone_paper.methods import METHODS, Method, missing
 from fedone_paper.paper import about, printed
@@ -16,6 +16,7 @@ from fedone_paper.settings import Settings
 from fedone_paper.soft_trials import count_soft, run_soft_timed
 from fedone_paper.study import Design, Point, Study
 from fedone_paper.summary import Column, table
+from fedone_sdk.evaluation.engine import Result, Trial
 
 _MB = 2**20
 _FLOAT32 = 4

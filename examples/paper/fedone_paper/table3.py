@@ -9,7 +9,7 @@ from typing import Any
 
 from fedone_paper.chat import row_run, run_standing, run_tuned
 from fedone_paper.chat_quote import queries_per_run, run_quote
-from fedone_paper.experiment import Report, Result, Results, Trial
+from fedone_paper.experiment import Report, Results
 from fedone_paper.methods import METHODS, Method
 from fedone_paper.paper import about, printed, score_table
 from fedone_paper.settings import Settings
@@ -17,6 +17,7 @@ from fedone_paper.study import Design, Point, Study
 from fedone_paper.summary import number, table
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArgumentError
+from fedone_sdk.evaluation.engine import Result, Trial
 from fedone_sdk.glue import GLUE_TASKS
 from fedone_sdk.spec import RunSpec, validate_spec
 

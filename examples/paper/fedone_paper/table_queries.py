@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
-from fedone_paper.experiment import Report, Result, Results, Trial
+from fedone_paper.experiment import Report, Results
 from fedone_paper.figures import drawing
 from fedone_paper.methods import METHODS, Method, missing, wanted
 from fedone_paper.paper import about, printed
@@ -18,6 +18,7 @@ from fedone_paper.study import Design, Point, Study
 from fedone_paper.summary import number
 from fedone_paper.time_to_target import Probing, target_trial
 from fedone_sdk.errors import ArgumentError
+from fedone_sdk.evaluation.engine import Result, Trial
 from fedone_sdk.spec import GradientSpec
 
 PILOTS = (9001, 9002)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_paper.experiment import Result, Trial, Workspace
 from fedone_paper.federated import (
     Tuning,
     run_facts,
@@ -23,17 +22,16 @@ from fedone_paper.federated import (
 )
 from fedone_paper.settings import Settings
 from fedone_paper.soft_trials import SOFT, run_soft_to_target, soft_trial
-from fedone_sdk.aggregator.rounds.events import RoundFinished, RunEnded
 from fedone_sdk.algorithms import stream, stream_seed
 from fedone_sdk.backends import Prediction, prediction_queries, score_all
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendError, FedOneError
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.local import Federation, simulate
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import ServedRun
-    from fedone_sdk.aggregator.rounds.events import Effect
-    from fedone_sdk.aggregator.serving.feed import RunReloaded
+    from fedone_sdk.aggregator.serving.feed import Change
     from fedone_sdk.algorithms import State
     from fedone_sdk.backends import LLMBackend
     from fedone_sdk.task import Example
@@ -66,9 +64,7 @@ def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing)
     options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
     if tuning.method["name"] in SOFT:
         return soft_trial(key, settings, tuning, run_soft_to_target, probing=options["probing"])
-    trial = run_trial(key, settings, tuning, run_to_target, **options)
-    # Records name the function by its former place.
-    return dataclasses.replace(trial, function="fedone_paper.passage:run_passage")
+    return run_trial(key, settings, tuning, run_to_target, **options)
 
 
 def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -142,18 +138,19 @@ class _Probe:
         ]
         self._prompt_rows = self._drawn("probe-prompt-rows", 0, probing.prompt_rows)
 
-    def watch(self, run: ServedRun, effect: Effect | RunReloaded | None) -> None:
+    def watch(self, run: ServedRun, change: Change | None) -> None:
         """Record an event of the run."""
-        if effect is None:
+        if change is None:
             self._run = run
             self._points.put_nowait(_Point(0, 0, run.state.method))
-        elif isinstance(effect, RoundFinished):
-            self._queries += effect.report.queries
-            done = effect.report.round + 1
+            return
+        if change.finished is not None:
+            self._queries += change.finished.report.queries
+            done = change.finished.report.round + 1
             if done % self._every(run) == 0 or done == run.spec.rounds:
                 # The state of this moment: training continues during the measurement.
                 self._points.put_nowait(_Point(done, self._queries, run.state.method))
-        elif isinstance(effect, RunEnded):
+        if change.ended:
             self._points.put_nowait(None)
 
     async def follow(self, backend: LLMBackend) -> None:

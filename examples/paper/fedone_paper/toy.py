@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_paper.digits import Digits, load_digits
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.mlp import Mlp
 from fedone_sdk.algorithms import aggregate, select, stream, stream_seed
 from fedone_sdk.data import dirichlet, iid
 from fedone_sdk.errors import ArgumentError
+from fedone_sdk.evaluation.engine import Result, Workspace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,9 @@ from fedone_sdk.aggregator.cluster.signals import (
     Signal,
     publish,
 )
-from fedone_sdk.aggregator.rounds.events import TimePassed
+from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
+from fedone_sdk.aggregator.rounds.seats import expire
+from fedone_sdk.aggregator.rounds.spending import has_lost_calls
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -115,7 +117,7 @@ class Replicas:
         if down and gone:
             await self._store.leave(gone)
         for run in list(self._runs.values()):
-            await run.charge_lost_replicas(self._alive, down=down)
+            await run.apply(charge_lost_replicas, alive=self._alive, down=down)
 
     def watch(self) -> None:
         """Start the tasks that process signals and apply deadlines."""
@@ -165,7 +167,7 @@ class Replicas:
         now = self._clock.now()
         if run.state.running and run.due is not None and run.due <= now:
             await self._dispatcher.drop_missed(run)
-            await run.apply(TimePassed())
+            await run.apply(expire)
 
     async def _for_each(
         self, runs: Iterable[ServedRun], work: Callable[[ServedRun], Awaitable[object]]
@@ -210,8 +212,8 @@ class Replicas:
         # A replica can exit between a commit and its signal, and signals can be lost.
         if run.may_be_stale:
             await run.catch_up()
-        if self._is_leader and run.machine.has_lost_calls(run.state, self._alive):
-            await run.charge_lost_replicas(self._alive, down=False)
+        if self._is_leader and has_lost_calls(run.state, self._alive):
+            await run.apply(charge_lost_replicas, alive=self._alive, down=False)
 
     async def _publish_load(self) -> None:
         now, pool = self._clock.now(), self._dispatcher.pool

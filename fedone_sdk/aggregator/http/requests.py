@@ -9,7 +9,7 @@ import logging
 import math
 import ssl
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakSet
@@ -24,16 +24,14 @@ from fedone_sdk.aggregator.http.docs_page import PAGE_HEADERS
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.messages import (
-    JSON,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     Message,
     Parse,
     Problem,
-    decode,
     encode,
+    first_error,
 )
-from fedone_sdk.messages.forms import first_error
 
 _log = structlog.get_logger(__name__)
 
@@ -72,6 +70,9 @@ _NOT_FOUND_PAGE = """\
 </body>
 </html>
 """
+
+JSON = "application/json"
+"""Content type of messages."""
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -207,7 +208,6 @@ async def read(
     parse: Parse[T],
     *,
     max_bytes: int | None = None,
-    forms: Collection[str] = (JSON,),
 ) -> tuple[T, bytes]:
     """Return the message in a request's body, and the raw body.
 
@@ -215,23 +215,24 @@ async def read(
         request: The request.
         parse: Parses the message; validation errors become `invalid_message`.
         max_bytes: Maximal size of the body; the application's limit by default.
-        forms: Accepted content types (`fedone_sdk.messages.encode`).
 
     Raises:
         ProblemError: ``not_json``, ``invalid_message``, or one of `body_of`.
     """
-    form = request.content_type
-    if form not in forms:
-        raise ProblemError("not_json", f"the body is {form}; taken is {' or '.join(forms)}")
+    if request.content_type != JSON:
+        raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
     body = await body_of(request, max_bytes=max_bytes)
     try:
-        return await in_thread_if_large(
-            len(body), decode, parse, body, form, check=check_json
-        ), body
+        return await in_thread_if_large(len(body), _parsed, parse, body), body
     except ValidationError as exc:
         raise ProblemError("invalid_message", first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
+
+
+def _parsed(parse: Parse[T], body: bytes) -> T:
+    check_json(body)
+    return parse(body)
 
 
 def check_json(body: bytes) -> None:
@@ -277,19 +278,9 @@ def _too_large(limit: int) -> ProblemError:
     return ProblemError("body_too_large", f"the limit is {limit} bytes")
 
 
-def answer(
-    message: Message, status: int = 200, *, asked: web.Request | None = None
-) -> web.Response:
-    """Return a message as a response.
-
-    Args:
-        message: The message.
-        status: HTTP status.
-        asked: The request, whose ``Accept`` selects the content type; None is JSON.
-    """
-    accept = "" if asked is None else ",".join(asked.headers.getall("Accept", ()))
-    body = encode(message, accept)
-    return web.Response(status=status, body=body.content, content_type=body.content_type)
+def answer(message: Message, status: int = 200) -> web.Response:
+    """Return a message as a response."""
+    return web.Response(status=status, body=encode(message), content_type=JSON)
 
 
 async def streamed(

@@ -1,6 +1,5 @@
-"""The round machine: all decisions about a run, one module per concern, without I/O."""
+"""The round machine: all decisions about a run, as pure functions, without I/O."""
 
-from fedone_sdk.aggregator.rounds.machine import RoundMachine
-from fedone_sdk.aggregator.rounds.rules import MIN_SAMPLES, ONE_QUERY
+from fedone_sdk.aggregator.rounds.machine import MIN_SAMPLES, ONE_QUERY, RoundMachine
 
 __all__ = ["MIN_SAMPLES", "ONE_QUERY", "RoundMachine"]

@@ -27,7 +27,7 @@ def arrays_of(state: RunState) -> dict[str, Any]:
 
 
 def encode_snapshot(state: RunState) -> bytes:
-    """Return the method's state as bytes: what a rollback restores."""
+    """Return what a rollback restores: the method's state."""
     return dump_memory(_named(_METHOD, state.method))
 
 

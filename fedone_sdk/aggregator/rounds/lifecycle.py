@@ -1,81 +1,82 @@
-"""Lifecycle of a run: stop, pause, resume, higher caps, rollback."""
+"""Lifecycle of a run: stop, pause, resume, higher caps, rollback, measurements, proposals."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from fedone_sdk.aggregator.rounds.closing import finish_round
-from fedone_sdk.aggregator.rounds.events import (
-    CapsRaised,
-    Effect,
-    Measured,
-    ModelSeen,
-    PauseRequested,
-    RaiseRequested,
-    ReplicasLost,
-    ResumeRequested,
-    RollbackRequested,
-    RunRolledBack,
-    StopRequested,
-)
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds.machine import RoundMachine
 from fedone_sdk.aggregator.rounds.spending import charge_lost, release
-from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
+from fedone_sdk.aggregator.rounds.state import Result, RunState, Seat
 from fedone_sdk.algorithms import State, alpha_sha256
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import RunStatus
-
-
-def can_resume(state: RunState) -> bool:
-    """Whether the run can be resumed."""
-    return state.status in ("stopped", "failed")
+from fedone_sdk.messages import RunStatus, Verdict
 
 
 def end_early(
-    rules: Rules, state: RunState, status: RunStatus, reason: str | None, now: float
-) -> Transition:
+    machine: RoundMachine, state: RunState, status: RunStatus, reason: str | None, now: float
+) -> Result[None]:
     """End a run during a round: close open work and aggregate the local steps already paid for.
 
     A round without any finished step is discarded. After a resume it repeats the same draw, so
     that clients answer the same queries from their caches.
     """
-    effects: list[Effect] = []
-    for seat in state.seats:
-        state, seat, closed = release(rules, state, seat, f"the run ended as {status}", None)
-        effects.extend(closed)
-    finished_first = sorted(state.seats, key=lambda seat: seat.phase != "done")
+    result = _release_all(machine, state, f"the run ended as {status}")
+    finished_first = sorted(result.state.seats, key=lambda seat: seat.phase != "done")
     kept = tuple(replace(seat, phase="done") for seat in finished_first if seat.step)
     if kept:
-        state, finished = finish_round(rules, replace(state, seats=kept), now)
-        effects.extend(finished)
+        result = result.then(finish_round(machine, replace(result.state, seats=kept), now))
+        if result.state.status == "completed":  # This round was the last one.
+            return result
     else:
-        state = replace(state, seats=(), fills=0, passed=frozenset())
-    if state.running:
-        state, over = state.end(status, reason, now)
-        effects.extend(over)
-    return state, tuple(effects)
+        result = result.changed(seats=(), fills=0, passed=frozenset())
+    return replace(result, state=result.state.end(status, reason, now))
 
 
-def stop(rules: Rules, event: StopRequested, state: RunState, now: float) -> Transition:
-    """End a run on request."""
-    if state.paused:
-        state = replace(state, status="running")  # so that `end_early` closes its open work
-    if not state.running:
+def _release_all(machine: RoundMachine, state: RunState, reason: str) -> Result[None]:
+    result: Result[None] = Result(state=state)
+    for seat in state.seats:
+        result = result.then(release(machine, result.state, seat, reason, None)[1])
+    return result
+
+
+def stop(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    status: Literal["stopped", "failed"] = "stopped",
+    reason: str | None = None,
+    keep: bool = False,
+) -> Result[None]:
+    """End a running or paused run on request.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        status: The run's final status.
+        reason: The reason, in words.
+        keep: Keeps the round's open work for a resume, which then draws the same prompts. False
+            ends the round with the updates so far.
+    """
+    if not (state.running or state.paused):
         raise ProblemError("run_conflict", f"the run has ended: {state.status}")
-    if event.keep:
-        return state.end(event.status, event.reason, now)
-    return end_early(rules, state, event.status, event.reason, now)
+    if keep:
+        return Result(state=state.end(status, reason, now))
+    return end_early(machine, state, status, reason, now)
 
 
-def resume(rules: Rules, event: ResumeRequested, state: RunState, now: float) -> Transition:
-    """Resume a stopped or failed run."""
-    if not can_resume(state):
+def resume(machine: RoundMachine, state: RunState, now: float) -> Result[None]:
+    """Resume a stopped, paused or failed run, with the current model."""
+    if not state.can_resume:
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be resumed")
-    return run_again(rules, state, now), ()
+    return Result(state=_run_again(machine, state, now))
 
 
-def run_again(rules: Rules, state: RunState, now: float) -> RunState:
+def _run_again(machine: RoundMachine, state: RunState, now: float) -> RunState:
     """Return the running state of a run that had ended."""
     return replace(
         state,
@@ -85,17 +86,16 @@ def run_again(rules: Rules, state: RunState, now: float) -> RunState:
         ended_at=None,
         lost=0,
         paused=False,
-        seats=_with_new_deadlines(rules, state, now),
-        # A resume accepts the current model.
-        model=_current_model(rules, state),
+        seats=_with_new_deadlines(machine, state, now),
+        model=machine.required_model or state.model,
         unfit={},
         metric=state.metric.model_copy(update={"after": None}),
         verdict=None,
     )
 
 
-def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float) -> Transition:
-    """Raise caps.
+def raise_caps(machine: RoundMachine, state: RunState, now: float, *, caps: Budget) -> Result[None]:
+    """Raise caps; None in `caps` keeps a cap.
 
     A run that ended with `budget_exhausted` runs again, and so does a finished search that can use
     more queries. A stopped run stays stopped.
@@ -104,17 +104,17 @@ def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float)
     if account.cap is None:
         raise ProblemError("run_conflict", "the run has no caps")
     try:
-        cap = account.cap.raised(event.caps)
+        cap = account.cap.raised(caps)
     except ValueError as exc:
         raise ProblemError("run_conflict", str(exc)) from exc
-    for unit, limit, held in event.caps.pairs(account.held):
+    for unit, limit, held in caps.pairs(account.held):
         if held > limit:
             raise ProblemError("run_conflict", f"{unit}: {held} are spent or leased already")
     if cap == account.cap:
-        return state, ()
+        return Result(state=state)
     ended = state.status in ("budget_exhausted", "completed")
-    if ended and state.status != "budget_exhausted" and not _has_more_queries(rules, state, cap):
-        done = f"after {state.round} of {rules.spec.rounds} rounds"
+    if state.status == "completed" and not _has_more_queries(machine, state, cap):
+        done = f"after {state.round} of {machine.spec.rounds} rounds"
         raise ProblemError(
             "run_conflict",
             f"the run is {state.status} {done}: a higher cap gives it no more work; a run with "
@@ -122,100 +122,116 @@ def raise_caps(rules: Rules, event: RaiseRequested, state: RunState, now: float)
         )
     state = replace(state, account=replace(account, cap=cap))
     if ended:
-        state = run_again(rules, state, now)
-    record = {
-        "round": state.round,
-        "cap": {unit: str(value) for unit, value in cap.model_dump(exclude_none=True).items()},
-    }
-    return state, (CapsRaised(record=record),)
+        state = _run_again(machine, state, now)
+    caps_now = {unit: str(value) for unit, value in cap.model_dump(exclude_none=True).items()}
+    return Result(state=state, log=(("budget", {"round": state.round, "cap": caps_now}),))
 
 
-def _has_more_queries(rules: Rules, state: RunState, cap: Budget) -> bool:
-    over_itself = state.round < rules.spec.rounds and rules.method.finished(state.method)
-    return over_itself and rules.more_asks(cap)
+def _has_more_queries(machine: RoundMachine, state: RunState, cap: Budget) -> bool:
+    over_itself = state.round < machine.spec.rounds and machine.method.finished(state.method)
+    return over_itself and machine.more_asks(cap)
 
 
-def _current_model(rules: Rules, state: RunState) -> str | None:
-    """Return the model that scores from now on; the current one while the gateway's is unknown."""
-    return rules.required_model or state.model
-
-
-def _with_new_deadlines(rules: Rules, state: RunState, now: float) -> tuple[Seat, ...]:
-    deadline_s = rules.spec.participation.deadline_s
-    patience = {"offered": rules.CLAIM_TIMEOUT_S, "working": deadline_s, "done": 0.0}
+def _with_new_deadlines(machine: RoundMachine, state: RunState, now: float) -> tuple[Seat, ...]:
+    deadline_s = machine.spec.participation.deadline_s
+    patience = {"offered": machine.CLAIM_TIMEOUT_S, "working": deadline_s, "done": 0.0}
     return tuple(replace(seat, due=now + patience[seat.phase]) for seat in state.seats)
 
 
 def charge_lost_replicas(
-    rules: Rules, event: ReplicasLost, state: RunState, now: float
-) -> Transition:
-    """Charge pending calls of exited replicas; after downtime, restart the clients' deadlines."""
-    after = charge_lost(state, event.alive)
-    if event.down:
-        after = replace(after, seats=_with_new_deadlines(rules, after, now))
-    return after, ()
+    machine: RoundMachine, state: RunState, now: float, *, alive: frozenset[str], down: bool
+) -> Result[None]:
+    """Charge pending calls of exited replicas in full.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        alive: The replicas that still run.
+        down: Whether no replica served the run for a while: deadlines start again.
+    """
+    state = charge_lost(state, alive)
+    if down:
+        state = replace(state, seats=_with_new_deadlines(machine, state, now))
+    return Result(state=state)
 
 
-def pause(rules: Rules, event: PauseRequested, state: RunState, now: float) -> Transition:
-    """Pause a run and keep its open work."""
-    detail, shown = event.reason, event.summary or event.reason
+def pause(
+    machine: RoundMachine, state: RunState, now: float, *, reason: str, summary: str | None = None
+) -> Result[None]:
+    """Pause a run until an operator resumes it; open work is kept.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        reason: The full cause, for operators.
+        summary: The cause without the provider's text, for viewers; None equals `reason`.
+    """
+    shown = summary or reason
     if state.paused:  # Adds the new reason for the operator who resumes the run.
-        reason = state.reason or ""
-        return _with_reason(
-            state, _join_reasons(reason, detail), _join_reasons(state.summary or reason, shown)
-        ), ()
-    if not state.running:
-        return state, ()
-    reason = f"paused: {detail}"
-    state, effects = state.end("stopped", reason, now)
-    return replace(_with_reason(state, reason, f"paused: {shown}"), paused=True), effects
+        known = state.reason or ""
+        full, shown = _joined(known, reason), _joined(state.summary or known, shown)
+    elif state.running:
+        state = state.end("stopped", None, now)
+        full, shown = f"paused: {reason}", f"paused: {shown}"
+    else:
+        return Result(state=state)
+    short = None if shown == full else shown
+    return Result(state=replace(state, paused=True, reason=full, summary=short))
 
 
-def _with_reason(state: RunState, reason: str, summary: str) -> RunState:
-    return replace(state, reason=reason, summary=None if summary == reason else summary)
-
-
-def _join_reasons(known: str, new: str) -> str:
+def _joined(known: str, new: str) -> str:
     return known if new in known else f"{known}; {new}"
 
 
-def record_model(rules: Rules, event: ModelSeen, state: RunState, now: float) -> Transition:
+def record_model(machine: RoundMachine, state: RunState, now: float, *, model: str) -> Result[None]:
     """Record the provider's name of its model; a new name pauses the run."""
-    if event.model in state.models:
-        return state, ()
+    if model in state.models:
+        return Result(state=state)
     before = state.models[-1] if state.models else None
-    state = replace(state, models=(*state.models, event.model))
+    state = replace(state, models=(*state.models, model))
     if before is None:
-        return state, ()
-    reason = f"the provider answers with {event.model!r} now, it was {before!r}"
-    return pause(rules, PauseRequested(reason=f"{reason}; resume the run to accept it"), state, now)
+        return Result(state=state)
+    reason = f"the provider answers with {model!r} now, it was {before!r}"
+    return pause(machine, state, now, reason=f"{reason}; resume the run to accept it")
 
 
-def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: float) -> Transition:
-    """Roll a run back to an earlier round; its spending stays."""
-    if not (state.running or can_resume(state)):
+def roll_back(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    method: State,
+    to_round: int,
+    reason: str,
+) -> Result[None]:
+    """Roll a run back to its state after an earlier round; its spending stays.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        method: Method state after that round: alpha and its memory.
+        to_round: Number of rounds done at that point.
+        reason: The reason, for the log.
+    """
+    if not (state.running or state.can_resume):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
-    if not 0 <= event.to_round <= state.round:
-        raise ProblemError(
-            "run_conflict", f"the run has done {state.round} rounds, not {event.to_round}"
-        )
-    effects: list[Effect] = []
-    for seat in state.seats:
-        state, _, closed = release(rules, state, seat, "the run was rolled back", None)
-        effects.extend(closed)
+    if not 0 <= to_round <= state.round:
+        raise ProblemError("run_conflict", f"the run has done {state.round} rounds, not {to_round}")
+    result = _release_all(machine, state, "the run was rolled back")
     state = replace(
-        state,
-        round=event.to_round,
+        result.state,
+        round=to_round,
         # Candidates that were added since then stay.
-        method=rules.with_new_candidates(
-            State(alpha=event.method.alpha, memory=event.method.memory)
-        ),
+        method=machine.with_new_candidates(method),
         seats=(),
         passed=frozenset(),
         fills=0,
         lost=0,
         # After a rollback to round 0 no result depends on the model.
-        model=state.model if event.to_round else _current_model(rules, state),
+        model=state.model if to_round else machine.required_model or state.model,
         rollbacks=state.rollbacks + 1,
         planned=None,  # The next assignment plans for the caps of its time.
         metric=state.metric.model_copy(update={"after": None}),
@@ -224,18 +240,53 @@ def roll_back(rules: Rules, event: RollbackRequested, state: RunState, now: floa
     record = {
         "round": state.round,
         "rollbacks": state.rollbacks,
-        "reason": event.reason,
+        "reason": reason,
         "alpha_sha256": alpha_sha256(state.method.alpha),
     }
-    return state, (*effects, RunRolledBack(to_round=state.round, record=record))
+    return replace(result, state=state, log=(("rollback", record),))
 
 
-def record_metric(rules: Rules, event: Measured, state: RunState, now: float) -> Transition:
-    """Record the metric of a prompt."""
+def record_metric(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    which: Literal["no_prompt", "before", "after"],
+    value: float,
+    at: tuple[int, int] | None = None,
+    verdict: Verdict | None = None,
+) -> Result[None]:
+    """Record the dev metric of a prompt.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        which: The prompt.
+        value: The metric.
+        at: For ``after``: round and number of rollbacks when the prompt was current.
+        verdict: For ``after``: whether tuning improved the metric.
+    """
     here = (state.round, state.rollbacks)
-    if event.which == "after" and (state.running or event.at not in (None, here)):
-        return state, ()  # The run has continued: this is not its final prompt.
-    metric = state.metric.model_copy(update={event.which: event.value})
-    if event.which != "after":
-        return replace(state, metric=metric), ()
-    return replace(state, metric=metric, verdict=event.verdict), ()
+    if which == "after" and (state.running or at not in (None, here)):
+        return Result(state=state)  # The run has continued: this is not its final prompt.
+    metric = state.metric.model_copy(update={which: value})
+    if which != "after":
+        return Result(state=replace(state, metric=metric))
+    return Result(state=replace(state, metric=metric, verdict=verdict))
+
+
+def propose(
+    machine: RoundMachine, state: RunState, now: float, *, slot: str, texts: tuple[str, ...]
+) -> Result[None]:
+    """Queue new candidates for a slot until the round ends; drawn prompts stay the same."""
+    proposer = machine.spec.prompt.proposer
+    if proposer is None or slot != machine.spec.prompt.proposed_slot:
+        raise ProblemError("run_conflict", f"no candidates are proposed for slot {slot!r}")
+    known = {text for _, text in (*state.proposed, *state.waiting)}
+    room = proposer.max_candidates - len(known)
+    fresh = [text for text in dict.fromkeys(texts) if text not in known][: max(room, 0)]
+    if not fresh or not state.running:
+        return Result(state=state)
+    waiting = (*state.waiting, *((slot, text) for text in fresh))
+    return Result(state=replace(state, waiting=waiting))

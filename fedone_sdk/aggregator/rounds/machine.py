@@ -1,98 +1,488 @@
-"""The round machine: all decisions about a run, without I/O."""
+"""The fixed parts of a run: its method, defences, limits and seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from typing import Any
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
-from fedone_sdk.aggregator.rounds import (
-    deadlines,
-    events,
-    lifecycle,
-    prompts,
-    seats,
-    spending,
-    updates,
-    work,
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedone_sdk.aggregator.rounds.curves import Curves, as_class_losses, best_losses
+from fedone_sdk.aggregator.rounds.privacy import Releases
+from fedone_sdk.aggregator.rounds.state import Result, RunState, Seat
+from fedone_sdk.algorithms import (
+    Algorithm,
+    Candidates,
+    ClassLosses,
+    State,
+    method_from_spec,
+    stream,
+    stream_seed,
 )
-from fedone_sdk.aggregator.rounds.events import Event, Refused, SeatOffered
-from fedone_sdk.aggregator.rounds.rules import Rules
-from fedone_sdk.aggregator.rounds.state import RunState, Transition
+from fedone_sdk.algorithms.defence import Defence
+from fedone_sdk.algorithms.method import clip_losses
+from fedone_sdk.algorithms.space import Space
+from fedone_sdk.algorithms.start import Start
+from fedone_sdk.budget import Account, Budget, Usage
+from fedone_sdk.calibration import bias_grid
 from fedone_sdk.errors import ProblemError
-
-_HANDLERS: dict[type[Any], Callable[[Rules, Any, RunState, float], Transition]] = {
-    events.SeatsVacant: seats.fill_vacancies,
-    events.TimePassed: deadlines.expire,
-    events.QuarantineRequested: seats.quarantine,
-    events.QuarantineLifted: seats.lift_quarantine,
-    events.WorkRequested: work.assign,
-    events.RenewalRequested: deadlines.renew,
-    events.WorkDeclined: work.decline,
-    events.UnfitCleared: seats.clear_unfit,
-    events.UpdateArrived: updates.accept,
-    events.CallReserved: spending.reserve_call,
-    events.CallSettled: spending.settle_call,
-    events.EvaluationReserved: spending.reserve_evaluation,
-    events.EvaluationSettled: spending.settle_evaluation,
-    events.CandidatesProposed: prompts.propose,
-    events.Measured: lifecycle.record_metric,
-    events.ModelSeen: lifecycle.record_model,
-    events.PauseRequested: lifecycle.pause,
-    events.RaiseRequested: lifecycle.raise_caps,
-    events.ReplicasLost: lifecycle.charge_lost_replicas,
-    events.ResumeRequested: lifecycle.resume,
-    events.RollbackRequested: lifecycle.roll_back,
-    events.StopRequested: lifecycle.stop,
-}
-
-
-_SLOW_EVENTS = (
-    events.WorkRequested | events.UpdateArrived | events.StopRequested | events.RollbackRequested
+from fedone_sdk.messages import (
+    MAX_ELEMENTS,
+    MetricReport,
 )
+from fedone_sdk.spec import OwnMethodSpec, RunSpec
+from fedone_sdk.task import Bias
+from fedone_sdk.vocabulary import Layout, Vocabulary
+
+MIN_SAMPLES = 2
+"""Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
+
+MAX_SNAPSHOTS = 100
+"""Maximal number of rounds of a run to which it can be rolled back, besides its start."""
+
+ONE_QUERY = Usage(queries=1)
+"""Upper bound on the cost of a query if only queries can be bounded."""
+
+_STRIDE = 1 << 32
+"""Offset of seeds after a rollback: larger than any product of slots and local steps."""
 
 
-class RoundMachine(Rules):
-    """State machine of one run.
+P = ParamSpec("P")
+T = TypeVar("T")
 
-    ``step(state, event, now) -> (state, effects)`` is a pure function. The service stores the new
-    state and performs the effects in one transaction. Each event has one handler, a function of the
-    run's `Rules` in the module of its concern.
+_SLOW_SIZE = 1 << 16
+"""Size of alpha up to which a check, a projection and a write take a few milliseconds."""
+
+
+class RoundMachine:
+    """The fixed parts of a run, on which its handlers decide.
+
+    A handler is a pure function ``(machine, state, now, **data) -> Result`` in the module of its
+    concern. The service commits the state of its result with log, closed work and memories.
+
+    Args:
+        run_id: Id of the run in its messages.
+        spec: The run.
+        vocab_size: N, including candidates that may be added during the run.
+        blank: Index of the blank candidate, if all positions share one.
+        layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
+            candidates.
+        start: Warm start in the vocabulary's indices (`PromptSpec.warm_start`).
+        planned: Number of queries that the method plans with; None derives it from the spec.
+        worst_query: Upper bound on the cost of one query.
+        gateway_model: Fingerprint of the gateway's model; empty if it is not known yet, None if
+            clients query their own models.
+
+    Raises:
+        MissingExtraError: The method or the privacy needs a library that is not installed.
+        ValueError: A message would exceed the size limit, or the spec does not fit the method.
     """
 
-    def step(self, state: RunState, event: Event, now: float) -> Transition:
-        """Apply one event.
+    CLAIM_TIMEOUT_S: ClassVar = 10.0
+    """Seconds that a selected client has to claim its work.
 
-        Returns:
-            The next state and the effects. A refused event leaves the state unchanged and returns
-            one `Refused`.
+    Clients that are drawn hold a long poll, so that a claim takes a round trip and a reconnection.
+    """
+
+    MAX_RENEWALS: ClassVar = 10
+    """Renewals of an assignment: a device that never ends holds a seat for 11 deadlines."""
+
+    MAX_LOST: ClassVar = 50
+    """Lost assignments in a row after which the run ends as failed.
+
+    Each may cost its lease: a run whose model answers nobody ends before its caps do.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        spec: RunSpec,
+        *,
+        vocab_size: int,
+        blank: int | None = None,
+        layout: Layout = (),
+        start: Start | None = None,
+        planned: int | None = None,
+        worst_query: Usage = ONE_QUERY,
+        gateway_model: str | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.spec = spec
+        self.layout = layout
+        self._blank = blank
+        self._start = start
+        self._planned = planned
+        self._proposed: tuple[tuple[str, str], ...] = ()
+        self._base: Any = self  # A type checker takes no Self here.
+        self._variants: dict[tuple[int, int | None], Self] = {}
+        self.vocab_size = vocab_size
+        self.worst_query = worst_query
+        self.gateway_model = gateway_model
+        self.shape = spec.prompt.length, vocab_size
+        self.losses_exchange = spec.participation.exchange == "losses"
+        # The grid of label biases for which clients report losses; None without calibration.
+        self.biases = (
+            bias_grid(len(spec.task.labels)) if spec.calibration.kind == "labels" else None
+        )
+        sizes = {
+            "alpha": math.prod(self.shape),
+            "an assignment": spec.method.num_samples * spec.prompt.length,
+            "an answer of the gateway": spec.method.num_samples
+            * spec.method.batch_size
+            * max(len(spec.task.labels), 1),
+        }
+        points = 1 if self.biases is None else len(self.biases) * len(spec.task.labels)
+        if self.losses_exchange:
+            sizes["an update"] = spec.method.num_samples * points
+        else:
+            memory = spec.method.travelling_memory(spec.prompt.length, points)
+            sizes["the method's memory"] = memory
+        for what, size in sizes.items():
+            if size > MAX_ELEMENTS:
+                raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
+        self.method = method_from_spec(
+            spec.method,
+            prompt_len=spec.prompt.length,
+            vocab_size=vocab_size,
+            blank=blank,
+            space=Space.of(layout, vocab_size) if layout else None,
+            seed=spec.seed,
+            biases=self.biases,
+            asks=self.planned_asks if self.losses_exchange else None,
+            start=start,
+        )
+        if isinstance(spec.method, OwnMethodSpec) and self.method.shares_memory:
+            spec.check_shared_memory(spec.method.label, "its memories")
+        # Cache: the assignment, the gateway and the update use the same prompts of a seat.
+        self.drawn: dict[tuple[int, ...], tuple[State, Candidates]] = {}
+        self.defence = _defence_of(spec, self.method)
+        self.releases = Releases.of(spec)
+        noised = spec.privacy is not None and spec.privacy.target == "losses"
+        # Devices clip before they add noise. Clipping again would bias the mean.
+        self.loss_clip = None if noised else spec.defence.loss_clip
+
+    def step(
+        self,
+        state: RunState,
+        now: float,
+        handler: Callable[Concatenate[Self, RunState, float, P], Result[T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Result[T]:
+        """Return the result of a handler for the candidates and the plan of a state.
+
+        Raises:
+            ProblemError: The handler refuses; the state stays as it is.
         """
-        try:
-            after, effects = _HANDLERS[type(event)](self.at(state), event, state, now)
-        except ProblemError as refusal:
-            return state, (Refused(code=refusal.code, detail=refusal.detail),)
-        was, account = state.account, after.account
-        if len(account.leases) < len(was.leases) or account.cap is not was.cap:
-            # Released budget may pay for an offered seat: wake its client.
-            offers = [SeatOffered(client=s.client) for s in after.seats if s.phase == "offered"]
-            effects += tuple(offer for offer in offers if offer not in effects)
-        return after, effects
+        return handler(self.at(state), state, now, *args, **kwargs)
 
-    def is_slow_step(self, event: Event) -> bool:
-        """Whether the step for this event may take more than a few milliseconds."""
-        return self.is_slow and isinstance(event, _SLOW_EVENTS)
+    @classmethod
+    def of(cls, run_id: str, spec: RunSpec, vocabulary: Vocabulary, **options: Any) -> Self:
+        """Return the machine of a run over a vocabulary; `options` as for the constructor."""
+        return cls(
+            run_id,
+            spec,
+            vocab_size=spec.prompt.capacity(vocabulary),
+            blank=vocabulary.blank,
+            layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
+            start=spec.prompt.warm_start(vocabulary),
+            **options,
+        )
+
+    def at(self, state: RunState) -> Self:
+        """Return the machine for the candidates and the plan of a state."""
+        if state.proposed == self._proposed and state.planned == self._planned:
+            return self
+        if self is not self._base:
+            base: Self = self._base
+            return base.at(state)
+        key = len(state.proposed), state.planned
+        known = self._variants.get(key)
+        if known is None or known._proposed != state.proposed:
+            counts = Counter(slot for slot, _ in state.proposed)
+            names = [slot.name for slot in self.spec.prompt.slots]
+            layout = tuple(
+                (repeat, size + counts[name], blank)
+                for name, (repeat, size, blank) in zip(names, self.layout, strict=True)
+            )
+            known = type(self)(
+                self.run_id,
+                self.spec,
+                vocab_size=self.vocab_size,
+                # With added candidates the layout has the index of the blank.
+                blank=None if state.proposed else self._blank,
+                layout=layout,
+                start=self._start,
+                planned=state.planned,
+                worst_query=self.worst_query,
+                gateway_model=self.gateway_model,
+            )
+            known._base, known._proposed = self, state.proposed
+            self._variants[key] = known
+        found: Self = known
+        return found
+
+    def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
+        """Return the machine of the same run for a gateway model that was unknown or has changed.
+
+        Args:
+            fingerprint: Fingerprint of the model.
+            worst_query: Upper bound on the cost of one query.
+        """
+        machine = copy(self)
+        machine.gateway_model, machine.worst_query = fingerprint, worst_query
+        machine._base, machine._variants = machine, {}
+        return machine
+
+    def with_new_candidates(self, method: State) -> State:
+        """Return a method state with weights for candidates that were added since."""
+        space = getattr(self.method, "space", None)
+        if not isinstance(space, Space):
+            return method
+        return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
+
+    @property
+    def remembers_clients(self) -> bool:
+        """Whether the server keeps the clients' method memory between rounds."""
+        if isinstance(self.spec.method, OwnMethodSpec):
+            return not self.method.shares_memory
+        return self.losses_exchange and self.spec.method.remembers
+
+    @property
+    def snapshot_every(self) -> int:
+        """Number of rounds between two snapshots, of which a run keeps at most `MAX_SNAPSHOTS`."""
+        return math.ceil(self.spec.rounds / MAX_SNAPSHOTS)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether asks, tells or projections may take more than a few milliseconds.
+
+        True for searches over whole prompts, for methods of the user's own, and for a large alpha.
+        """
+        if self.losses_exchange and self._computes:
+            return True
+        return math.prod(self.shape) > _SLOW_SIZE
+
+    @property
+    def _computes(self) -> bool:
+        """Whether asks and tells do, or may do, linear algebra."""
+        method = self.spec.method
+        return method.pools or isinstance(method, OwnMethodSpec)
+
+    @property
+    def planned_asks(self) -> int:
+        """Number of asks within the run's rounds and its cap on queries."""
+        return self.planned_queries // self.spec.method.num_samples
+
+    @property
+    def planned_queries(self) -> int:
+        """Number of queries that the method plans with; a raised cap does not change it."""
+        return self.planned_under(self.spec.budget) if self._planned is None else self._planned
+
+    def planned_under(self, budget: Budget | None) -> int:
+        """Return the number of training queries within the run's rounds and a cap."""
+        spec = self.spec
+        per_round = spec.participation.clients_per_round * spec.method.local_steps
+        planned = spec.rounds * per_round * spec.method.num_samples
+        cap = None if budget is None else budget.queries
+        return planned if cap is None else min(planned, cap)
+
+    def more_asks(self, budget: Budget | None) -> bool:
+        """Whether a cap allows more asks than the method plans with."""
+        return self.planned_under(budget) // self.spec.method.num_samples > self.planned_asks
+
+    def with_current_plan(self, state: RunState) -> RunState:
+        """Return the state with a plan for its current caps.
+
+        A plan changes the prompts that are drawn, so it stays the same once a round has assigned
+        work.
+        """
+        started = any(seat.phase != "offered" or seat.step for seat in state.seats)
+        if started or not (self.losses_exchange and self.spec.method.pools):
+            return state
+        cap = state.account.cap
+        return self.with_plan(state, self.planned_under(cap)) if self.more_asks(cap) else state
+
+    def with_plan(self, state: RunState, planned: int | None) -> RunState:
+        """Return the state with another plan; a race of the old plan is cancelled."""
+        if planned == state.planned:
+            return state
+        return replace(state, planned=planned, method=self.method.search_on(state.method))
+
+    @property
+    def min_clients(self) -> int:
+        """Number of connected clients that the first round needs to start."""
+        wanted = self.spec.participation.min_clients
+        if wanted is not None:
+            return wanted
+        if self.spec.data is not None:
+            return self.spec.data.num_clients
+        uniform = self.spec.participation.selection == "uniform"
+        return self.spec.participation.clients_per_round if uniform else 1
+
+    @property
+    def required_model(self) -> str | None:
+        """Fingerprint of the model that must score; None if the first device decides.
+
+        Empty if the gateway's model is not known yet.
+        """
+        pinned = self.spec.participation.model
+        return pinned if self.gateway_model is None else self.gateway_model
+
+    def initial_state(self) -> RunState:
+        """Return the initial state of the run."""
+        return RunState(
+            method=self.method.init(),
+            account=Account(cap=self.spec.budget),
+            evaluation=Account(),
+            model=self.required_model or None,
+            metric=MetricReport(name=self.spec.task.metric),
+        )
+
+    def vacancies(self, state: RunState) -> int:
+        """Return the number of seats of the round without a client."""
+        if not state.running:
+            return 0
+        taken = {seat.slot for seat in state.seats}
+        return self.spec.participation.clients_per_round - len(taken)
+
+    def is_exhausted(self, state: RunState) -> bool:
+        """Whether the budget pays for no more work and no open lease can release any."""
+        return not state.account.leases and self.affordable_work(state) is None
 
     def needs_seating(self, state: RunState) -> bool:
-        """Whether a `SeatsVacant` event can change the state."""
-        if not state.running:
-            return False
-        return bool(self.vacancies(state)) or self.is_exhausted(state)
+        """Whether an offer of seats can change the state."""
+        return state.running and bool(self.vacancies(state) or self.is_exhausted(state))
 
-    def can_resume(self, state: RunState) -> bool:
-        """Whether the run can be resumed."""
-        return lifecycle.can_resume(state)
+    def affordable_work(
+        self, state: RunState, local: State | None = None
+    ) -> tuple[int, int] | None:
+        """Return the numbers of prompts and local steps that the caps pay for; None for no work.
 
-    def has_lost_calls(self, state: RunState, alive: Set[str]) -> bool:
-        """Whether a replica that has exited left pending calls of the run."""
-        attempts = [attempt for seat in state.seats for attempt in seat.sent]
-        attempts.extend(state.evaluation.leases)
-        return any(spending.is_lost(attempt, alive) for attempt in attempts)
+        Args:
+            state: The run.
+            local: The client's method state; None is the run's.
+        """
+        steps = 1 if self.losses_exchange else self.spec.method.local_steps
+        most = self.spec.method.num_samples
+        if self.losses_exchange:
+            most = min(most, max(self.method.wanted(local or state.method), MIN_SAMPLES))
+        for count in range(steps, 0, -1):
+            samples = state.account.affordable(self.worst_query * count, most)
+            if samples >= MIN_SAMPLES:
+                return samples, count
+        return None
+
+    # Prompts
+
+    def candidates(self, state: RunState, seat: Seat) -> Candidates:
+        """Return the prompts of a seat's current step."""
+        base = seat.local or state.method
+        key = (seat.client, seat.slot, seat.step, seat.num_samples, state.round, state.rollbacks)
+        known = self.drawn.get(key)
+        if known is not None and known[0] is base:
+            return known[1]
+        rng = stream(self.seed(state, seat, "prompts", seat.step))
+        drawn = self.method.ask(base, rng, seat.num_samples)
+        if len(self.drawn) >= 2 * self.spec.participation.clients_per_round:
+            self.drawn.clear()
+        self.drawn[key] = (base, drawn)
+        return drawn
+
+    def told(
+        self, state: RunState, seat: Seat, losses: Sequence[float], curves: Curves | None = None
+    ) -> State:
+        """Return a client's method state after the losses of its step (losses exchange).
+
+        Args:
+            state: The run.
+            seat: The seat.
+            losses: One per prompt.
+            curves: Losses by class and label bias, in runs with label calibration.
+        """
+        asked = self.candidates(state, seat)
+        base = seat.local or state.method
+        return self.method.tell(base, asked, self.as_losses(losses, curves))
+
+    # Seeds: all draws are reproducible and not stored
+
+    def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:
+        """Return the seed of a seat's draw in a local step."""
+        # With replacement a client may hold two seats of a round: the slot separates their seeds.
+        position = seat.slot * self.spec.method.local_steps + step
+        return self.seed_of(state, purpose, seat.client, position)
+
+    def selection_seed(self, state: RunState) -> int:
+        """Return the seed of the next draw of clients."""
+        return self.seed_of(state, "selection", 0, state.fills)
+
+    def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
+        """Return the seed of a draw of the current round.
+
+        Args:
+            state: The run.
+            purpose: The use of the draw.
+            client: Enrolment index of the client; 0 for draws of the server.
+            position: Number of the draw among those of the same purpose and client.
+        """
+        # After a rollback the round must draw other clients and prompts.
+        step = position + state.rollbacks * _STRIDE
+        return stream_seed(self.spec.seed, purpose, state.round, client, step)
+
+    def as_losses(
+        self, losses: Sequence[float], curves: Curves | None
+    ) -> NDArray[np.float64] | ClassLosses:
+        """Return losses as the input of the method's `tell` (losses exchange)."""
+        return self.clipped(losses) if curves is None else as_class_losses(curves, self.loss_clip)
+
+    def compared_losses(self, seat: Seat) -> list[NDArray[np.float64]]:
+        """Return the losses that a finished seat's prompts are compared by, per step, unclipped."""
+        if seat.curves:
+            return [best_losses(curves) for curves in seat.curves]
+        return [np.array(losses, dtype=np.float64) for losses in seat.losses]
+
+    def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
+        """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""
+        return clip_losses(np.array(losses, dtype=np.float64), self.loss_clip)
+
+    def bias(self, state: RunState) -> Bias | None:
+        """Return the label bias of the deployable prompt, if the method estimates one."""
+        found = self.method.bias(state.method)
+        return None if found is None else tuple(found.tolist())
+
+    def plain_bias(self, state: RunState) -> Bias | None:
+        """Return the label bias of "no prompt", if the run has scored it."""
+        found = self.method.plain_bias(state.method)
+        return None if found is None else tuple(found.tolist())
+
+
+def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
+    """Return the defence of a run; None if every update is aggregated unchanged."""
+    wanted = spec.defence
+    if not wanted.judges:
+        return None
+    return Defence(
+        num_samples=spec.method.num_samples,
+        # Methods with a pool derive alpha from the pool, so a step cannot be scaled.
+        trust_region=None if method.shares_memory else wanted.trust_region,
+        outliers=wanted.outliers,
+        quarantine=wanted.quarantine,
+    )
+
+
+def working(state: RunState, assignment_id: str) -> Seat:
+    """Return the seat of an open assignment.
+
+    Raises:
+        ProblemError: ``assignment_expired``.
+    """
+    seat = state.seat_with(assignment_id)
+    if seat is None:
+        raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
+    return seat

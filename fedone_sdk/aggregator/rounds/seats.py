@@ -1,53 +1,65 @@
-"""Seats of a round: draw clients, vacate seats, quarantine clients."""
+"""Seats of a round: draw clients, assign their work, and take it back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from fedone_sdk.aggregator.rounds.closing import close_seat
-from fedone_sdk.aggregator.rounds.events import (
-    Effect,
-    QuarantineLifted,
-    QuarantineRequested,
-    SeatOffered,
-    SeatsVacant,
-    UnfitCleared,
-)
 from fedone_sdk.aggregator.rounds.lifecycle import end_early
-from fedone_sdk.aggregator.rounds.privacy import may_take_seat
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
+from fedone_sdk.aggregator.rounds.privacy import count_releases, may_take_seat
 from fedone_sdk.aggregator.rounds.spending import release
-from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, RunState, Seat, Transition
-from fedone_sdk.algorithms import select, stream
-from fedone_sdk.budget import Usage
+from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, Result, RunState, Seat
+from fedone_sdk.algorithms import Memory, State, select, stream
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import AlphaAssignment, LossesAssignment, Renewal, Step
+from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
+
+# Draws
 
 
-def fill_vacancies(rules: Rules, event: SeatsVacant, state: RunState, now: float) -> Transition:
-    """Offer vacant seats to available clients; end the run if none can ever be filled."""
+def fill(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    available: Mapping[int, int],
+    enrolled: int | None = None,
+) -> Result[None]:
+    """Offer vacant seats to available clients; end the run if none can ever be filled.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        available: Clients that may be drawn: enrolment index -> number of examples.
+        enrolled: Number of enrolled clients, connected or not; None is unknown.
+    """
     if not state.running:
-        return state, ()
-    if rules.is_exhausted(state):
-        return end_early(rules, state, "budget_exhausted", _no_answer_reason(state), now)
-    if reason := _no_fit_reason(rules, state):
-        return end_early(rules, state, "failed", reason, now)
-    if event.enrolled is not None and (spent := _num_exhausted(rules, state, event.enrolled)):
+        return Result(state=state)
+    if machine.is_exhausted(state):
+        return end_early(machine, state, "budget_exhausted", _no_answer_reason(state), now)
+    if reason := _no_fit_reason(machine, state):
+        return end_early(machine, state, "failed", reason, now)
+    if enrolled is not None and (spent := _num_exhausted(machine, state, enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have reached it, and no other is available; "
             "enrol more, then resume the run"
         )
-        return end_early(rules, state, "stopped", reason, now)
-    available = event.available
+        return end_early(machine, state, "stopped", reason, now)
     # Filters only when needed: thousands of clients may be available.
-    if state.quarantined or state.unfit or rules.releases is not None:
+    if state.quarantined or state.unfit or machine.releases is not None:
         available = {
             client: held
             for client, held in available.items()
             if client not in state.quarantined
             and client not in state.unfit
-            and may_take_seat(rules.releases, state.releases, client)
+            and may_take_seat(machine.releases, state.releases, client)
         }
-    return _fill_vacant(rules, state, available, now)
+    return Result(state=_drawn(machine, state, available, now))
 
 
 def _no_answer_reason(state: RunState) -> str | None:
@@ -57,34 +69,35 @@ def _no_answer_reason(state: RunState) -> str | None:
     return f"no backend answered: {state.lost} assignments failed"
 
 
-def _no_fit_reason(rules: Rules, state: RunState) -> str | None:
+def _no_fit_reason(machine: RoundMachine, state: RunState) -> str | None:
     """Return why no client fits, once all clients of a run with ``data`` have declined."""
-    data = rules.spec.data
+    data = machine.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
         return None
     return f"no client fits; last: {list(state.unfit.values())[-1]}"
 
 
-def _num_exhausted(rules: Rules, state: RunState, enrolled: int) -> int:
+def _num_exhausted(machine: RoundMachine, state: RunState, enrolled: int) -> int:
     """Return the number of devices at ``max_epsilon`` if no seat can be filled; else 0."""
-    if rules.releases is None or any(seat.phase != "done" for seat in state.seats):
+    if machine.releases is None or any(seat.phase != "done" for seat in state.seats):
         return 0
-    spent = rules.releases.spent_up(state.releases)
+    spent = machine.releases.spent_up(state.releases)
     out = spent | state.quarantined
-    if rules.spec.participation.selection == "uniform":  # A client gets one seat per round.
+    if machine.spec.participation.selection == "uniform":  # A client gets one seat per round.
         out |= {seat.client for seat in state.seats}
-    expected = max(enrolled, rules.min_clients)
-    return len(spent) if rules.vacancies(state) and len(out) >= expected else 0
+    expected = max(enrolled, machine.min_clients)
+    return len(spent) if machine.vacancies(state) and len(out) >= expected else 0
 
 
-def _fill_vacant(
-    rules: Rules, state: RunState, available: Mapping[int, int], now: float
-) -> Transition:
-    part = rules.spec.participation
-    vacant = rules.vacancies(state)
+def _drawn(
+    machine: RoundMachine, state: RunState, available: Mapping[int, int], now: float
+) -> RunState:
+    """Return the state with its vacant seats offered to drawn clients."""
+    part = machine.spec.participation
+    vacant = machine.vacancies(state)
     waiting_to_start = state.round == 0 and not state.fills and not state.rollbacks
-    if not vacant or (waiting_to_start and len(available) < rules.min_clients):
-        return state, ()
+    if not vacant or (waiting_to_start and len(available) < machine.min_clients):
+        return state
     uniform = part.selection == "uniform"
     if uniform and state.seats:
         seated = {seat.client for seat in state.seats}
@@ -96,21 +109,183 @@ def _fill_vacant(
         pool = fresh or available
     count = min(vacant, len(pool)) if uniform else vacant
     if not count or not pool:
-        return state, ()
-    chosen = select(pool, count, rng=stream(rules.selection_seed(state)), kind=part.selection)
+        return state
+    chosen = select(pool, count, rng=stream(machine.selection_seed(state)), kind=part.selection)
     taken = {seat.slot for seat in state.seats}
     slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
-    due = now + rules.CLAIM_TIMEOUT_S
+    due = now + machine.CLAIM_TIMEOUT_S
     seats = tuple(
         Seat(slot=slot, client=client, phase="offered", due=due, weight=available[client])
         for slot, client in zip(slots, chosen, strict=False)
     )
-    state = replace(state, seats=state.seats + seats, fills=state.fills + 1)
-    return state, tuple(SeatOffered(client=seat.client) for seat in seats)
+    return replace(state, seats=state.seats + seats, fills=state.fills + 1)
+
+
+# Assignments
+
+
+def assign(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    client: int,
+    assignment_id: str,
+    own_model: bool = False,
+    memory: Memory | None = None,
+) -> Result[AlphaAssignment | LossesAssignment | None]:
+    """Assign the work of a client's seat, under a lease.
+
+    A repeated claim gets the same assignment and no second lease.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        client: The client's enrolment index.
+        assignment_id: A fresh id for a new assignment.
+        own_model: Whether the client queries its own model.
+        memory: Method memory after the client's last work (losses exchange).
+    """
+    seat = state.seat_of(client)
+    if seat is None or not state.running:
+        return Result(state=state)
+    if seat.phase == "offered":
+        state = machine.with_current_plan(state)
+        machine = machine.at(state)
+        affordable = machine.affordable_work(state, seat.local)
+        if affordable is None:
+            # Another client's lease may release budget; the seat waits for it.
+            return Result(state=state)
+        samples, steps = affordable
+        seat = replace(
+            seat,
+            phase="working",
+            due=now + machine.spec.participation.deadline_s,
+            assignment_id=assignment_id,
+            own_model=own_model,
+            num_samples=samples,
+            num_steps=steps,
+            renewals=0,
+            local=seat.local or _saved_local(machine, state, client, memory or {}),
+        )
+        worst = machine.worst_query * (samples * steps)
+        state = replace(
+            state.with_seat(seat),
+            account=state.account.reserve(assignment_id, worst),
+            releases=count_releases(machine.releases, state.releases, seat),
+            started_at=now if state.started_at is None else state.started_at,
+        )
+    elif own_model and not seat.own_model:  # The client restarted with a model.
+        seat = replace(seat, own_model=True)
+        state = state.with_seat(seat)
+    return Result(state=state, reply=assignment(machine, state, seat, now))
+
+
+def _saved_local(
+    machine: RoundMachine, state: RunState, client: int, memory: Memory
+) -> State | None:
+    """Return the method state with the client's saved memory, if any."""
+    if machine.remembers_clients:
+        for seat in state.seats:  # In the order in which they were finished.
+            if seat.client == client and seat.phase == "done" and seat.local is not None:
+                memory = seat.local.memory
+    return replace(state.method, memory=memory) if memory else None
+
+
+def assignment(
+    machine: RoundMachine, state: RunState, seat: Seat, now: float
+) -> AlphaAssignment | LossesAssignment:
+    """Return the assignment of a working seat."""
+    common: dict[str, Any] = {
+        "assignment_id": seat.assignment_id,
+        "run_id": machine.run_id,
+        "round": state.round,
+        "deadline_s": round(max(seat.due - now, 0.001), 3),
+        "leased_queries": seat.num_samples * seat.num_steps,
+        "vocabulary_version": len(state.proposed),
+    }
+    if machine.losses_exchange:
+        prompts = machine.candidates(state, seat).prompts
+        return LossesAssignment(
+            **common,
+            prompts=prompts_to_wire(prompts, machine.vocab_size),
+            minibatch_seed=machine.seed(state, seat, "minibatch", seat.step),
+        )
+    return AlphaAssignment(
+        **common,
+        alpha=to_wire(state.method.alpha),
+        memory=memory_to_wire(state.method.memory),
+        steps=tuple(
+            Step(
+                num_samples=seat.num_samples,
+                minibatch_seed=machine.seed(state, seat, "minibatch", step),
+                prompt_seed=machine.seed(state, seat, "prompts", step),
+            )
+            for step in range(seat.num_steps)
+        ),
+    )
+
+
+def renew(
+    machine: RoundMachine, state: RunState, now: float, *, assignment_id: str
+) -> Result[Renewal]:
+    """Give a client a full new deadline, up to `RoundMachine.MAX_RENEWALS` times."""
+    seat = working(state, assignment_id)
+    if seat.renewals >= machine.MAX_RENEWALS:
+        raise ProblemError(
+            "renewal_refused",
+            f"assignment {assignment_id} was renewed {machine.MAX_RENEWALS} times already",
+        )
+    deadline_s = machine.spec.participation.deadline_s
+    seat = replace(seat, due=now + deadline_s, renewals=seat.renewals + 1)
+    return Result(state=state.with_seat(seat), reply=Renewal(deadline_s=deadline_s))
+
+
+# Losses of seats
+
+
+def decline(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    assignment_id: str,
+    reason: str,
+    usage: Usage = NOTHING,
+    unfit: bool = False,
+) -> Result[None]:
+    """Take an assignment back from a client that declines it.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        assignment_id: The assignment.
+        reason: The client's reason.
+        usage: Usage that the client reports.
+        unfit: Whether the client is unfit for all work of this run.
+    """
+    seat = working(state, assignment_id)
+    if not state.running:
+        status = "paused" if state.paused else state.status
+        raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
+    why = f"the client declined: {reason}"
+    return vacate(machine, state, seat, why, usage, now, unfit=reason if unfit else None)
+
+
+def expire(machine: RoundMachine, state: RunState, now: float) -> Result[None]:
+    """Vacate the seats whose deadline has passed."""
+    result: Result[None] = Result(state=state)
+    for seat in state.timed_seats:
+        if seat.due <= now and result.state.running:
+            lost = vacate(machine, result.state, seat, "the deadline passed", None, now)
+            result = result.then(lost)
+    return result
 
 
 def vacate(
-    rules: Rules,
+    machine: RoundMachine,
     state: RunState,
     seat: Seat,
     reason: str,
@@ -118,27 +293,24 @@ def vacate(
     now: float,
     *,
     unfit: str | None = None,
-) -> Transition:
+) -> Result[None]:
     """Take a seat from its client and charge its lease.
 
     A client with a reason in `unfit` gets no other seat of the run. It declines before it queries a
-    model, so this costs nothing and does not count towards `Rules.MAX_LOST`.
+    model, so this costs nothing and does not count towards `RoundMachine.MAX_LOST`.
     """
     was_working = seat.phase == "working" and unfit is None
-    state, seat, effects = release(rules, state, seat, reason, reported, unasked=unfit is not None)
-    state = renew_offers(rules, state, seat.client, now)
+    seat, result = release(machine, state, seat, reason, reported, unasked=unfit is not None)
+    state = renew_offers(machine, result.state, seat.client, now)
     state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
     if unfit is not None:
         state = _without_unfit(state, seat, unfit)
-    more: tuple[Effect, ...] = ()
-    if state.lost > rules.MAX_LOST:
-        state, more = end_early(rules, state, "failed", f"last: {reason}", now)
-    elif seat.step:
+    if state.lost > machine.MAX_LOST:
+        return result.then(end_early(machine, state, "failed", f"last: {reason}", now))
+    if seat.step:
         # Earlier local steps are paid for: the seat closes with their result.
-        state, more = close_seat(rules, state, replace(seat, phase="done"), now)
-    else:
-        state = state.without_seat(seat)
-    return state, effects + more
+        return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
+    return replace(result, state=state.without_seat(seat))
 
 
 def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
@@ -152,36 +324,41 @@ def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
     return replace(state, unfit={**dict(newest), seat.client: reason})
 
 
-def clear_unfit(rules: Rules, event: UnfitCleared, state: RunState, now: float) -> Transition:
-    """Let an unfit client be drawn again."""
-    if event.client not in state.unfit:
-        return state, ()
-    return replace(state, unfit={c: why for c, why in state.unfit.items() if c != event.client}), ()
+def clear_unfit(machine: RoundMachine, state: RunState, now: float, *, client: int) -> Result[None]:
+    """Let an unfit client be drawn again, because it has changed."""
+    if client not in state.unfit:
+        return Result(state=state)
+    unfit = {other: why for other, why in state.unfit.items() if other != client}
+    return Result(state=replace(state, unfit=unfit))
 
 
-def renew_offers(rules: Rules, state: RunState, client: int, now: float) -> RunState:
+def renew_offers(machine: RoundMachine, state: RunState, client: int, now: float) -> RunState:
     """Restart the claim deadline of a client's other seats, after its work has ended."""
-    due = now + rules.CLAIM_TIMEOUT_S
+    due = now + machine.CLAIM_TIMEOUT_S
     waiting = [seat for seat in state.seats if (seat.client, seat.phase) == (client, "offered")]
     for seat in waiting:
         state = state.with_seat(replace(seat, due=due))
     return state
 
 
-def quarantine(rules: Rules, event: QuarantineRequested, state: RunState, now: float) -> Transition:
+# Quarantine
+
+
+def quarantine(
+    machine: RoundMachine, state: RunState, now: float, *, client: int, reason: str
+) -> Result[None]:
     """Put a client in quarantine and remove its seats with their results."""
-    effects: list[Effect] = []
+    result: Result[None] = Result(state=state)
     for seat in state.seats:
-        if seat.client == event.client:
-            reason = f"the client was quarantined: {event.reason}"
-            state, seat, closed = release(rules, state, seat, reason, None)
-            effects.extend(closed)
-            state = state.without_seat(seat)
-    return replace(state, quarantined=state.quarantined | {event.client}), tuple(effects)
+        if seat.client == client:
+            why = f"the client was quarantined: {reason}"
+            seat, released = release(machine, result.state, seat, why, None)
+            result = result.then(replace(released, state=released.state.without_seat(seat)))
+    return result.changed(quarantined=state.quarantined | {client})
 
 
 def lift_quarantine(
-    rules: Rules, event: QuarantineLifted, state: RunState, now: float
-) -> Transition:
+    machine: RoundMachine, state: RunState, now: float, *, client: int
+) -> Result[None]:
     """Release a client from quarantine."""
-    return replace(state, quarantined=state.quarantined - {event.client}), ()
+    return Result(state=replace(state, quarantined=state.quarantined - {client}))

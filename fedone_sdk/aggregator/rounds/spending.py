@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-from fedone_sdk.aggregator.rounds.events import (
-    CallReserved,
-    CallSettled,
-    Effect,
-    EvaluationReserved,
-    EvaluationSettled,
-    WorkClosed,
-)
-from fedone_sdk.aggregator.rounds.rules import Rules, working
-from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
+from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BudgetExhausted, ProblemError, UnknownLease
 
@@ -25,18 +17,18 @@ def replica_of(attempt: str) -> str:
 
 
 def release(
-    rules: Rules,
+    machine: RoundMachine,
     state: RunState,
     seat: Seat,
     reason: str,
     reported: Usage | None,
     *,
     unasked: bool = False,
-) -> tuple[RunState, Seat, tuple[Effect, ...]]:
+) -> tuple[Seat, Result[None]]:
     """End the open assignment of a seat, if any, without an update and settle its lease.
 
     Args:
-        rules: The run's rules.
+        machine: The run's machine.
         state: The run.
         seat: The seat.
         reason: The reason for the log.
@@ -45,12 +37,12 @@ def release(
             server has seen is charged.
     """
     if seat.phase != "working" or seat.assignment_id is None:
-        return state, seat, ()
-    closed = WorkClosed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
+        return seat, Result(state=state)
+    closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
     if unasked and reported == NOTHING:
         spent = seat.used + seat.max_pending
     else:
-        spent = lease_cost(rules, state, seat, reported)
+        spent = lease_cost(machine, state, seat, reported)
     state = replace(state, account=state.account.settle(seat.assignment_id, spent))
     seat = replace(
         seat,
@@ -61,15 +53,15 @@ def release(
         sent={},
         used=NOTHING,
     )
-    return state.with_seat(seat), seat, (closed,)
+    return seat, Result(state=state.with_seat(seat), closed=(closed,))
 
 
-def through_gateway(rules: Rules, seat: Seat) -> bool:
+def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
     """Whether a seat's client declared to query the server's model."""
-    return rules.gateway_model is not None and not seat.own_model
+    return machine.gateway_model is not None and not seat.own_model
 
 
-def lease_cost(rules: Rules, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
+def lease_cost(machine: RoundMachine, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
     """Return the cost of a seat's open lease.
 
     Gateway calls are metered by the server; pending calls count with their upper bound. For a
@@ -77,63 +69,96 @@ def lease_cost(rules: Rules, state: RunState, seat: Seat, reported: Usage | None
     """
     lease = state.account.leases[seat.assignment_id or ""]
     seen = seat.used + seat.max_pending
-    if through_gateway(rules, seat):
+    if through_gateway(machine, seat):
         return seen
-    if not rules.spec.participation.trusted_clients or reported is None:
+    if not machine.spec.participation.trusted_clients or reported is None:
         return lease
     # With a gateway the caps are in its prices, so a report may not exceed the lease.
-    has_gateway = rules.gateway_model is not None
+    has_gateway = machine.gateway_model is not None
     most = lease if has_gateway else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(seen)
 
 
-def reserve_call(rules: Rules, event: CallReserved, state: RunState, now: float) -> Transition:
-    """Reserve the upper bound on the cost of a gateway call."""
-    seat = working(state, event.assignment_id)
+def reserve_call(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    assignment_id: str,
+    call: str,
+    attempt: str,
+    worst: Usage,
+) -> Result[None]:
+    """Reserve the upper bound on the cost of a gateway call.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        assignment_id: The assignment whose lease pays.
+        call: Id of the client's request. Repeated requests count their queries once.
+        attempt: Id of this attempt, with the id of its replica.
+        worst: Upper bound on the cost, on top of earlier reservations of the attempt.
+    """
+    seat = working(state, assignment_id)
     if not state.running:
         # Without the reason: a provider's text may quote another device's input.
         raise ProblemError(
             "run_conflict", f"the run is {'paused' if state.paused else state.status}"
         )
-    lease = state.account.leases[event.assignment_id]
+    lease = state.account.leases[assignment_id]
     # A repeated request costs money again, but is not a new query.
-    queries = 0 if event.call in seat.calls else event.worst.queries
+    queries = 0 if call in seat.calls else worst.queries
     if seat.used.queries + queries > lease.queries:
         left = lease.queries - seat.used.queries
         raise ProblemError(
             "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
         )
-    worst = seat.sent.get(event.attempt, NOTHING) + event.worst.without_queries()
+    sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
     seat = replace(
         seat,
-        calls=seat.calls | {event.call},
-        sent={**seat.sent, event.attempt: worst},
+        calls=seat.calls | {call},
+        sent={**seat.sent, attempt: sent},
         used=seat.used + Usage(queries=queries),
     )
     # Within the caps, the lease grows with the cost of repeated requests.
     missing = (seat.used + seat.max_pending).beyond(lease)
     try:
-        account = state.account.add(event.assignment_id, missing)
+        account = state.account.add(assignment_id, missing)
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
-    return replace(state.with_seat(seat), account=account), ()
+    return Result(state=replace(state.with_seat(seat), account=account))
 
 
-def settle_call(rules: Rules, event: CallSettled, state: RunState, now: float) -> Transition:
-    """Charge the cost of a gateway call."""
-    seat = state.seat_with(event.assignment_id)
-    if seat is None or event.attempt not in seat.sent:
+def settle_call(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    assignment_id: str,
+    attempt: str,
+    used: Usage,
+) -> Result[None]:
+    """Charge the cost of a gateway call, without its queries, which were counted before."""
+    seat = state.seat_with(assignment_id)
+    if seat is None or attempt not in seat.sent:
         # The seat or the replica was lost, and the call was charged in full.
-        return state, ()
-    sent = {attempt: worst for attempt, worst in seat.sent.items() if attempt != event.attempt}
-    seat = replace(seat, sent=sent, used=seat.used + event.used)
-    account = state.account.owe(event.assignment_id, seat.used + seat.max_pending)
-    return replace(state.with_seat(seat), account=account), ()
+        return Result(state=state)
+    sent = {other: worst for other, worst in seat.sent.items() if other != attempt}
+    seat = replace(seat, sent=sent, used=seat.used + used)
+    account = state.account.owe(assignment_id, seat.used + seat.max_pending)
+    return Result(state=replace(state.with_seat(seat), account=account))
 
 
 def is_lost(attempt: str, alive: Set[str]) -> bool:
     """Whether the attempt's replica has exited, so that its cost stays unknown."""
     return replica_of(attempt) not in alive
+
+
+def has_lost_calls(state: RunState, alive: Set[str]) -> bool:
+    """Whether a replica that has exited left pending calls of the run."""
+    attempts = [*state.evaluation.leases, *(attempt for s in state.seats for attempt in s.sent)]
+    return any(is_lost(attempt, alive) for attempt in attempts)
 
 
 def charge_lost(state: RunState, alive: Set[str]) -> RunState:
@@ -153,30 +178,40 @@ def charge_lost(state: RunState, alive: Set[str]) -> RunState:
 
 
 def reserve_evaluation(
-    rules: Rules, event: EvaluationReserved, state: RunState, now: float
-) -> Transition:
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    lease_id: str,
+    worst: Usage,
+) -> Result[None]:
     """Reserve the upper bound on the cost of an evaluation."""
     try:
         state = replace(
             state,
-            evaluation=state.evaluation.add(event.lease_id, event.worst),
-            account=state.account.add(event.lease_id, event.worst.without_queries()),
+            evaluation=state.evaluation.add(lease_id, worst),
+            account=state.account.add(lease_id, worst.without_queries()),
         )
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
-    return state, ()
+    return Result(state=state)
 
 
 def settle_evaluation(
-    rules: Rules, event: EvaluationSettled, state: RunState, now: float
-) -> Transition:
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    lease_id: str,
+    used: Usage,
+) -> Result[None]:
     """Charge the cost of an evaluation."""
     try:
         state = replace(
             state,
-            evaluation=state.evaluation.settle(event.lease_id, event.used),
-            account=state.account.settle(event.lease_id, event.used.without_queries()),
+            evaluation=state.evaluation.settle(lease_id, used),
+            account=state.account.settle(lease_id, used.without_queries()),
         )
     except UnknownLease as exc:
         raise ProblemError("not_found", str(exc)) from exc
-    return state, ()
+    return Result(state=state)

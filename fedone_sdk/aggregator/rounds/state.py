@@ -1,16 +1,21 @@
-"""The state of a run, and the transition from one state to the next."""
+"""The state of a run, and what a handler returns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar, cast
 
 from fedone_sdk.aggregator.rounds.curves import Curves
-from fedone_sdk.aggregator.rounds.events import Effect, RunEnded
 from fedone_sdk.algorithms import Memory, State
 from fedone_sdk.budget import NOTHING, Account, Usage
-from fedone_sdk.messages import MetricReport, RunStatus, Verdict
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import MetricReport, Receipt, RoundReport, RunStatus, Verdict
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_NOTHING: Any = None
 
 MOST_UNFIT = 1000
 """Maximal number of unfit clients in a state, which is written with every event."""
@@ -134,6 +139,11 @@ class RunState:
         """Whether the run is running."""
         return self.status == "running"
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether the run can be resumed."""
+        return self.status in ("stopped", "failed")
+
     def seat_of(self, client: int) -> Seat | None:
         """Return the client's seat that is not done, if any."""
         return next((s for s in self.seats if s.client == client and s.phase != "done"), None)
@@ -177,17 +187,98 @@ class RunState:
         """Return the state without this seat."""
         return replace(self, seats=tuple(s for s in self.seats if not _is_same(s, seat)))
 
-    def end(self, status: RunStatus, reason: str | None, now: float) -> Transition:
-        """End the run, finally or until it is resumed."""
-        ended = replace(
-            self, status=status, reason=reason, summary=None, ended_at=now, paused=False
-        )
-        return ended, (RunEnded(status=status),)
-
-
-Transition = tuple[RunState, tuple[Effect, ...]]
-"""The next state and the effects."""
+    def end(self, status: RunStatus, reason: str | None, now: float) -> RunState:
+        """Return the state of the ended run; it has ended for good unless it is resumed."""
+        return replace(self, status=status, reason=reason, summary=None, ended_at=now, paused=False)
 
 
 def _is_same(one: Seat, other: Seat) -> bool:
     return (one.slot, one.client) == (other.slot, other.client)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """An assignment that has ended, which is stored to answer late and repeated updates.
+
+    Attributes:
+        assignment_id: The assignment.
+        client: Enrolment index of its client.
+        reason: Why it ended.
+        receipt: Of its update; None if it ended without one.
+    """
+
+    assignment_id: str
+    client: int
+    reason: str
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRound:
+    """A round that has ended.
+
+    Attributes:
+        report: The round's report, with an empty `client_id`.
+        clients: Enrolment indices, in seat order.
+        record: The log record.
+    """
+
+    report: RoundReport
+    clients: tuple[int, ...]
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(Generic[T]):
+    """What a handler returns: the next state, and what is stored and answered with it.
+
+    Attributes:
+        state: The next state.
+        closed: Assignments that have ended.
+        finished: The round that has ended, if any.
+        log: Other lines of the log: kind and body.
+        memories: Method memories to be stored, by client.
+        reply: The answer to the caller.
+        refusal: Raised to the caller after the state is stored.
+    """
+
+    state: RunState
+    closed: tuple[Closed, ...] = ()
+    finished: FinishedRound | None = None
+    log: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    memories: Mapping[int, Memory] = field(default_factory=dict)
+    reply: T = _NOTHING
+    refusal: ProblemError | None = None
+
+    def then(self, later: Result[R]) -> Result[R]:
+        """Return the result of two steps; reply and refusal are those of the later one."""
+        return replace(
+            later,
+            closed=(*self.closed, *later.closed),
+            finished=later.finished or self.finished,
+            log=(*self.log, *later.log),
+            memories={**self.memories, **later.memories},
+        )
+
+    def replying(self, reply: R) -> Result[R]:
+        """Return the result with another reply."""
+        return replace(cast(Result[R], self), reply=reply)
+
+    def changed(self, **changes: Any) -> Result[T]:
+        """Return the result with changes of its state."""
+        return replace(self, state=replace(self.state, **changes))
+
+
+def offers(before: RunState, after: RunState) -> tuple[int, ...]:
+    """Return the clients with a new seat, or with an offer that can be paid for now."""
+    was, now = before.account, after.account
+    released = len(now.leases) < len(was.leases) or now.cap is not was.cap
+    known = {(s.slot, s.client, s.step) for s in before.seats if s.phase != "done"}
+    return tuple(
+        dict.fromkeys(
+            seat.client
+            for seat in after.seats
+            if (released and seat.phase == "offered")
+            or (seat.phase != "done" and (seat.slot, seat.client, seat.step) not in known)
+        )
+    )

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
-from fedone_sdk.aggregator.rounds.events import Accepted, Refused, SeatOffered, UpdateArrived
-from fedone_sdk.aggregator.rounds.prompts import updated_local
-from fedone_sdk.aggregator.rounds.rules import Rules, working
+from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.seats import renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
-from fedone_sdk.aggregator.rounds.state import RunState, Seat, Transition
+from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
@@ -27,56 +25,71 @@ _MAX_VALUE = 1e15
 """Bound of numbers in a method's memory; floats below it still add exactly."""
 
 
-def accept(rules: Rules, event: UpdateArrived, state: RunState, now: float) -> Transition:
-    """Accept a client's update, or refuse it without a change of the state."""
-    seat = working(state, event.assignment_id)
-    update = event.update
-    if update.model != state.model and state.model is not None:
+def accept(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    assignment_id: str,
+    update: AlphaUpdate | LossesUpdate,
+    body_sha256: str,
+) -> Result[Receipt]:
+    """Accept a client's update, or refuse it.
+
+    Args:
+        machine: The run's machine.
+        state: The run.
+        now: Seconds since the epoch.
+        assignment_id: The client's assignment.
+        update: The message.
+        body_sha256: Digest of the request body.
+    """
+    seat = working(state, assignment_id)
+    if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
-        state, effects = vacate(rules, state, seat, other, update.usage, now)
-        return state, (*effects, Refused(code="model_mismatch", detail=other))
+        lost = vacate(machine, state, seat, other, update.usage, now)
+        refused: Result[Receipt] = lost.replying(cast(Receipt, None))
+        return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
-    result = _step_result(rules, state, seat, update)
-    spent = lease_cost(rules, state, seat, update.usage)
-    lease = state.account.leases[event.assignment_id]
-    if through_gateway(rules, seat) and spent.queries < lease.queries:
+    told = _step_result(machine, state, seat, update)
+    spent = lease_cost(machine, state, seat, update.usage)
+    lease = state.account.leases[assignment_id]
+    if through_gateway(machine, seat) and spent.queries < lease.queries:
         # The client used a model on its device after all.
         spent = lease
     state = replace(
         state,
-        account=state.account.settle(event.assignment_id, spent),
+        account=state.account.settle(assignment_id, spent),
         model=update.model,
         lost=0,
     )
-    state = renew_offers(rules, state, seat.client, now)
-    receipt = Receipt(
-        assignment_id=event.assignment_id, round=state.round, body_sha256=event.body_sha256
+    state = renew_offers(machine, state, seat.client, now)
+    receipt = Receipt(assignment_id=assignment_id, round=state.round, body_sha256=body_sha256)
+    closed = Closed(
+        assignment_id=assignment_id, client=seat.client, reason="accepted", receipt=receipt
     )
-    accepted = Accepted(client=seat.client, receipt=receipt)
     steps_done = seat.step + seat.num_steps
     seat = replace(
         seat,
         phase="done",
         assignment_id=None,
         step=steps_done,
-        local=result.local,
-        losses=seat.losses + result.losses,
-        curves=seat.curves + result.curves,
+        local=told.local,
+        losses=seat.losses + told.losses,
+        curves=seat.curves + told.curves,
         queries=seat.queries + spent.queries,
         weight=update.num_examples,
-        mean_loss=seat.mean_loss
-        + (result.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
+        mean_loss=seat.mean_loss + (told.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
         calls=frozenset(),
         sent={},
         used=NOTHING,
     )
-    if rules.losses_exchange and steps_done < rules.spec.method.local_steps:
+    if machine.losses_exchange and steps_done < machine.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
-        due = now + rules.CLAIM_TIMEOUT_S
-        state = state.with_seat(replace(seat, phase="offered", due=due))
-        return state, (accepted, SeatOffered(client=seat.client))
-    state, effects = close_seat(rules, state, seat, now)
-    return state, (accepted, *effects)
+        seat = replace(seat, phase="offered", due=now + machine.CLAIM_TIMEOUT_S)
+        return Result(state=state.with_seat(seat), closed=(closed,), reply=receipt)
+    accepted = Result(state=state, closed=(closed,), reply=receipt)
+    return accepted.then(close_seat(machine, state, seat, now)).replying(receipt)
 
 
 def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
@@ -107,11 +120,11 @@ class _StepResult(NamedTuple):
 
 
 def _step_result(
-    rules: Rules, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
+    machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate | LossesUpdate
 ) -> _StepResult:
     """Check an update against its assignment; return its content."""
-    if isinstance(update, LossesUpdate) and rules.losses_exchange:
-        batch_size = rules.spec.method.batch_size
+    if isinstance(update, LossesUpdate) and machine.losses_exchange:
+        batch_size = machine.spec.method.batch_size
         if update.scored.scored > batch_size:  # It weights the losses.
             raise ProblemError(
                 "invalid_message",
@@ -122,24 +135,24 @@ def _step_result(
                 "invalid_message",
                 f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
             )
-        curves = _curves(rules, update)
+        curves = _curves(machine, update)
         return _StepResult(
-            local=updated_local(rules, state, seat, update.losses, curves),
-            mean_loss=float(np.mean(rules.clipped(update.losses))),
+            local=machine.told(state, seat, update.losses, curves),
+            mean_loss=float(np.mean(machine.clipped(update.losses))),
             losses=(update.losses,),
             curves=() if curves is None else (curves,),
         )
-    if isinstance(update, AlphaUpdate) and not rules.losses_exchange:
-        return _StepResult(local=_local(rules, update), mean_loss=update.mean_loss)
+    if isinstance(update, AlphaUpdate) and not machine.losses_exchange:
+        return _StepResult(local=_local(machine, update), mean_loss=update.mean_loss)
     raise ProblemError(
         "invalid_message",
-        f"exchange: is {update.exchange!r}, the run's is {rules.spec.participation.exchange!r}",
+        f"exchange: is {update.exchange!r}, the run's is {machine.spec.participation.exchange!r}",
     )
 
 
-def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
+def _curves(machine: RoundMachine, update: LossesUpdate) -> Curves | None:
     """Return the losses by class and label bias, in runs with label calibration."""
-    if rules.biases is None:
+    if machine.biases is None:
         if update.by_class is not None or update.class_counts:
             raise ProblemError("invalid_message", "by_class: this run does not calibrate by labels")
         return None
@@ -152,40 +165,42 @@ def _curves(rules: Rules, update: LossesUpdate) -> Curves | None:
             f"class_counts: add up to {sum(curves.counts)}, scored is {update.scored.scored}",
         )
     try:
-        check_curves(curves, update.losses, rules.biases)
-        check_possible(curves, rules.biases)
+        check_curves(curves, update.losses, machine.biases)
+        check_possible(curves, machine.biases)
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from exc
     return curves
 
 
-def _local(rules: Rules, update: AlphaUpdate) -> State:
+def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
     """Return the method state of a client of the alpha exchange."""
     array = update.alpha
-    if array.dtype != "float32" or array.shape != rules.shape:
+    if array.dtype != "float32" or array.shape != machine.shape:
         raise ProblemError(
             "invalid_message",
             f"alpha: is {array.dtype} {list(array.shape)}, the run's is "
-            f"float32 {list(rules.shape)}",
+            f"float32 {list(machine.shape)}",
         )
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
         raise ProblemError("invalid_message", "alpha: must be positive")
-    if not np.array_equal(rules.method.project(alpha), alpha):
+    if not np.array_equal(machine.method.project(alpha), alpha):
         raise ProblemError("invalid_message", "alpha: is outside what the method allows")
-    return _with_memory(rules, alpha, update.memory)
+    return _with_memory(machine, alpha, update.memory)
 
 
-def _with_memory(rules: Rules, alpha: NDArray[np.float32], memory: Mapping[str, Array]) -> State:
+def _with_memory(
+    machine: RoundMachine, alpha: NDArray[np.float32], memory: Mapping[str, Array]
+) -> State:
     """Return a client's alpha with the method memory of its update."""
-    if not rules.method.shares_memory and memory:
+    if not machine.method.shares_memory and memory:
         raise ProblemError("invalid_message", "memory: this method shares none")
     try:
         remembered = memory_from_wire(memory)
         if any(values.size and np.abs(values).max() > _MAX_VALUE for values in remembered.values()):
             raise ValueError(f"a number is beyond {_MAX_VALUE:g}")
         local = State(alpha=alpha, memory=remembered)
-        rules.method.check(local)
+        machine.method.check(local)
     except ValueError as exc:
         raise ProblemError("invalid_message", f"memory: {exc}") from exc
     return local

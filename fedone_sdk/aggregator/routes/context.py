@@ -18,6 +18,7 @@ from structlog.contextvars import bind_contextvars, clear_contextvars
 from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, may_see
 from fedone_sdk.aggregator.http.limits import LIMITER
 from fedone_sdk.aggregator.http.requests import (
+    JSON,
     PROBLEM,
     Handler,
     bearer_token,
@@ -31,7 +32,7 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import JSON, TENSORS, Parse, has_arrays
+from fedone_sdk.messages import Parse
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
@@ -199,8 +200,6 @@ async def run_of(request: web.Request) -> ServedRun:
 async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
     """Return the message of the body, and the raw body.
 
-    Messages with arrays may also be sent in the tensor format.
-
     Raises:
         ProblemError: ``not_json``, ``invalid_message`` or ``body_too_large``; ``unauthorized`` if
             the device was revoked during the request.
@@ -208,10 +207,9 @@ async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
     context = CONTEXT.get()
     route = context.route
     limit = None if route is None else route.max_body
-    forms = (JSON, TENSORS) if route is not None and has_arrays(route.request) else (JSON,)
-    if request.content_type in forms:
+    if request.content_type == JSON:
         context.upload = len(await body_of(request, max_bytes=limit))
-    found = await read(request, parse, max_bytes=limit, forms=forms)
+    found = await read(request, parse, max_bytes=limit)
     if context.client is not None:
         await request.app[SERVICE].access.check_active(context.client)
     return found

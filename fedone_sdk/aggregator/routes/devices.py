@@ -61,7 +61,7 @@ async def claim(request: web.Request) -> web.Response:
         after_s = max(math.ceil(found.retry_after_s), 1)
         return web.Response(status=204, headers={"Retry-After": str(after_s)})
     CONTEXT.get().set_run(service.traffic_run(run_id=found.run_id))
-    return await _assigned(found, request)
+    return await _assigned(found)
 
 
 async def update(request: web.Request) -> web.Response:
@@ -86,11 +86,11 @@ async def renew(request: web.Request) -> web.Response:
     return answer(await service.renew(client, assignment_id))
 
 
-async def _assigned(work: AlphaAssignment | LossesAssignment, request: web.Request) -> web.Response:
+async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
     """Return an assignment; large ones are encoded in a thread."""
     alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
     size = 8 * math.prod(alpha.shape)
-    return await in_thread_if_large(size, answer, work, asked=request)
+    return await in_thread_if_large(size, answer, work)
 
 
 async def decline(request: web.Request) -> web.Response:
@@ -109,7 +109,7 @@ async def score(request: web.Request) -> web.Response:
     message, body = await message_of(request, Score.model_validate_json)
     CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
-    return answer(await service.score(client, message, body_sha256), asked=request)
+    return answer(await service.score(client, message, body_sha256))
 
 
 async def task(request: web.Request) -> web.Response:

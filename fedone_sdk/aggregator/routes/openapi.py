@@ -10,9 +10,10 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from fedone_sdk import __version__
+from fedone_sdk.aggregator.http.requests import JSON
 from fedone_sdk.aggregator.routes.route import PARAMETERS, Access, Route
 from fedone_sdk.errors import PROBLEMS
-from fedone_sdk.messages import JSON, TENSORS, Problem, has_arrays
+from fedone_sdk.messages import Problem
 
 _SECURITY: dict[Access, tuple[str, ...]] = {
     "public": (),
@@ -151,18 +152,10 @@ def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
     if route.request is not None:
         content: dict[str, Any] = {str(route.request): {"schema": {"type": "string"}}}
         if _is_message(route.request):
-            content = _content(route.request, schemas[route.request, "validation"])
+            content = {JSON: {"schema": schemas[route.request, "validation"]}}
         operation["requestBody"] = {"required": True, "content": content}
     operation["responses"] = _responses(route, schemas)
     return operation
-
-
-def _content(model: Any, schema: Any) -> dict[str, Any]:
-    """Return the content types of a message."""
-    content = {JSON: {"schema": schema}}
-    if has_arrays(model):
-        content[TENSORS] = {"schema": {"type": "string", "format": "binary"}}
-    return content
 
 
 def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
@@ -171,7 +164,7 @@ def _responses(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
         content: dict[str, Any] = {}
         for kind in _kinds(model):
             if _is_message(kind):
-                content |= _content(kind, schemas[kind, "serialization"])
+                content[JSON] = {"schema": schemas[kind, "serialization"]}
             else:
                 content[kind] = {"schema": {"type": "string"}}
         text = "Done" if status < 300 else "As before" if status == 304 else "Not now"

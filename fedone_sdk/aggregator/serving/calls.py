@@ -13,11 +13,7 @@ from functools import partial
 
 import structlog
 
-from fedone_sdk.aggregator.rounds.events import (
-    EvaluationReserved,
-    EvaluationSettled,
-    PauseRequested,
-)
+from fedone_sdk.aggregator.rounds.spending import reserve_evaluation, settle_evaluation
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, score_all
 from fedone_sdk.budget import NOTHING, Account, Lease, Usage
@@ -158,7 +154,7 @@ async def query_as_evaluation(
     async def reserve_more(worst: Usage) -> None:
         await attempts.reserve_more(
             worst,
-            lambda lease_id: run.apply(EvaluationReserved(lease_id=lease_id, worst=worst)),
+            lambda lease_id: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst),
         )
 
     quotes = [await backend.quote(query) for query in queries]
@@ -176,8 +172,8 @@ async def query_as_evaluation(
     finally:
         # Also after a cancellation during `reserve_more`, which may have opened a lease.
         for lease_id, used in attempts.shares(call_budget.spent + reserved):
-            settled = EvaluationSettled(lease_id=lease_id, used=used)
-            await persist(run, partial(run.apply, settled))
+            settle = partial(run.apply, settle_evaluation, lease_id=lease_id, used=used)
+            await persist(run, settle)
 
 
 async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None:
@@ -232,5 +228,5 @@ class BugCounter:
             f"{self._what} failed {times} times in a row with {type(bug).__name__}: see the "
             "server's log"
         )
-        await run.apply(PauseRequested(reason=reason))
+        await run.pause(reason)
         return True

@@ -15,18 +15,10 @@ from fedone_sdk.aggregator.cluster.signals import (
     MembersLeft,
     encode_signals,
 )
-from fedone_sdk.aggregator.rounds.events import (
-    Assigned,
-    Effect,
-    RoundFinished,
-    RunEnded,
-    SeatOffered,
-    UnfitCleared,
-    WorkRequested,
-)
+from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
-from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.open_work import Offers
 from fedone_sdk.aggregator.serving.registry import StoredRun
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -126,7 +118,7 @@ class Dispatcher:
         if message.changed:
             for run in [run for run in self._runs.values() if client.index in run.state.unfit]:
                 with self._may_be_deleted(run):
-                    await run.apply(UnfitCleared(client=client.index))
+                    await run.apply(clear_unfit, client=client.index)
         with self._polling(client.index) as poll:
             while True:
                 poll.changed.clear()
@@ -139,9 +131,9 @@ class Dispatcher:
                     return assignment
                 if self._draining:
                     return _RETRY_NOW
-                retry_later = await self._wait_in_pool(client, message, eligible)
-                if retry_later is not None:
-                    return retry_later
+                found = await self._wait_in_pool(client, message, eligible)
+                if found is not None:
+                    return found
                 if poll.changed.is_set():
                     continue
                 try:
@@ -170,8 +162,8 @@ class Dispatcher:
 
     async def _wait_in_pool(
         self, client: ClientRecord, message: Claim, runs: Sequence[ServedRun]
-    ) -> RetryLater | None:
-        """Add a client to the pool and fill vacant seats."""
+    ) -> AlphaAssignment | LossesAssignment | RetryLater | None:
+        """Add a client to the pool and fill vacant seats; return its work if it is drawn."""
         entered = self.pool.enter(
             client.index,
             message.num_examples,
@@ -184,7 +176,11 @@ class Dispatcher:
             return entered
         if entered is not None:
             await run_shielded(self._join_or_leave(entered), of=self._store)
-        await self._fill_seats(runs)
+        for run in self._vacant(runs):
+            with self._may_be_deleted(run):
+                assignment = await self._claim_seat(run, client.index, message)
+                if assignment is not None:
+                    return assignment
         return None
 
     async def _join_or_leave(self, member: Member) -> None:
@@ -205,7 +201,9 @@ class Dispatcher:
             member = Member(client_index=client.index, num_examples=held, run_id=None, until=until)
             await self._join(member)
             self.add_member(member, client)
-        await self._fill_seats(list(self._runs.values()))
+        for run in self._vacant(list(self._runs.values())):
+            with self._may_be_deleted(run):
+                await run.seat()
 
     async def _join(self, member: Member) -> None:
         joined = MemberJoined(
@@ -216,15 +214,13 @@ class Dispatcher:
         )
         await self._store.join(member, encode_signals(self._store, joined))
 
-    async def _fill_seats(self, runs: Sequence[ServedRun]) -> None:
-        """Offer the vacant seats of runs to waiting clients."""
+    def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
+        """Return the runs with vacant seats, in the order in which they may draw clients."""
         # Starts with a different run each time, so that no run takes all clients.
         self._rotation += 1
         vacant = [run for run in runs if run.machine.needs_seating(run.state)]
-        for at in range(len(vacant)):
-            run = vacant[(at + self._rotation) % len(vacant)]
-            with self._may_be_deleted(run):
-                await run.seat()
+        first = self._rotation % max(len(vacant), 1)
+        return [*vacant[first:], *vacant[:first]]
 
     @contextmanager
     def _may_be_deleted(self, run: ServedRun) -> Iterator[None]:
@@ -248,7 +244,6 @@ class Dispatcher:
             with self._may_be_deleted(run):
                 assignment = await self._claim_seat(run, client, message)
                 if assignment is not None:
-                    self.pool.start_work(client, run_id)
                     return assignment
         return None
 
@@ -259,19 +254,20 @@ class Dispatcher:
         await run.model_checked.wait()
         await run.catch_up()
         seat = run.state.seat_of(client)
-        if seat is None:
+        if seat is None and not run.machine.needs_seating(run.state):
             self._offers.remove(run.run_id, [client])
             return None
         if not run.state.running:
             return None  # Paused: the seat is kept.
-        if run.run_id in self._closing and seat.phase == "offered":
+        if run.run_id in self._closing and (seat is None or seat.phase == "offered"):
             return None  # Stopping: no new assignments.
         await self._prepare(run)
-        asked = WorkRequested(
-            client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
+        work = await run.apply(
+            assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
         )
-        effects = await run.apply(asked)
-        return next((e.assignment for e in effects if isinstance(e, Assigned)), None)
+        if work is not None:
+            self.pool.start_work(client, run.run_id)
+        return work
 
     # Waiting clients
 
@@ -359,13 +355,12 @@ class Dispatcher:
 
     # Changes of runs
 
-    def on_effect(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
-        """Update offers and wake the clients that an effect concerns."""
-        if isinstance(effect, SeatOffered):
-            self.offer(run.run_id, [effect.client])
-        elif isinstance(effect, (RunReloaded, RunEnded)):
+    def on_change(self, run: ServedRun, change: Change) -> None:
+        """Update offers and wake the clients that a change concerns."""
+        self.offer(run.run_id, change.offered)
+        if change.reloaded or change.ended:
             self.sync_run(run)
-        if isinstance(effect, (RunReloaded, RoundFinished, RunEnded)):
+        if change.reloaded or change.ended or change.finished is not None:
             self._prune_offers(run)
 
     def sync_run(self, run: ServedRun) -> None:

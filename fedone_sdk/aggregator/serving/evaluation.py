@@ -10,17 +10,11 @@ from typing import NamedTuple
 
 import structlog
 
-from fedone_sdk.aggregator.rounds.events import (
-    Effect,
-    Measured,
-    PauseRequested,
-    RoundFinished,
-    RunEnded,
-)
+from fedone_sdk.aggregator.rounds.lifecycle import record_metric
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.aggregator.serving.calls import BugCounter, persist, query_as_evaluation
-from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
 from fedone_sdk.backends import LLMBackend, Prediction, prediction_queries
@@ -111,15 +105,14 @@ class Evaluation:
         self._retry_s = False
         self._bugs = BugCounter("the evaluation")
 
-    def on_effect(self, effect: Effect | RunReloaded) -> None:
+    def on_change(self, change: Change) -> None:
         """Queue measurements after a round or the end of the run."""
         every = self._run.spec.evaluation.every
-        if isinstance(effect, RoundFinished) and every and (effect.report.round + 1) % every == 0:
+        report = None if change.finished is None else change.finished.report
+        if report is not None and every and (report.round + 1) % every == 0:
             shown, rollbacks = self._deployable(self._run.state), self._run.state.rollbacks
-            self._points.put_nowait((effect.report.round, shown, rollbacks))
-        elif isinstance(effect, RunEnded) or (
-            isinstance(effect, RunReloaded) and not self._run.state.running and self._retry_s
-        ):
+            self._points.put_nowait((report.round, shown, rollbacks))
+        if change.ended or (change.reloaded and not self._run.state.running and self._retry_s):
             self._points.put_nowait(None)  # The run has ended on some replica.
 
     async def measure_run(self) -> None:
@@ -192,13 +185,16 @@ class Evaluation:
             if found.outcomes is not None:
                 # Stored before the metric: a prompt with a metric is not measured again.
                 await persist(self._run, partial(self._run.record_outcomes, found.outcomes))
-            measured = Measured(
+            verdict = await self._verdict() if which == "after" else None
+            measured = partial(
+                self._run.apply,
+                record_metric,
                 which=which,
                 value=found.value,
                 at=at,
-                verdict=await self._verdict() if which == "after" else None,
+                verdict=verdict,
             )
-            await persist(self._run, partial(self._run.apply, measured))
+            await persist(self._run, measured)
 
     async def _verdict(self) -> Verdict | None:
         """Return whether tuning improved the metric; None if that is unknown."""
@@ -241,7 +237,7 @@ class Evaluation:
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
-                await run.apply(PauseRequested.because(exc))
+                await run.pause(exc)
         except ProblemError as exc:
             _log.warning("evaluation skipped", run_id=run.run_id, reason=exc.detail)
         except StoreUnavailable as exc:

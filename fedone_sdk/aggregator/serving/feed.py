@@ -1,4 +1,4 @@
-"""Listeners of a run, and its rounds as they finish."""
+"""Changes of runs, their listeners, and the rounds of a run as they finish."""
 
 from __future__ import annotations
 
@@ -7,23 +7,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from fedone_sdk.aggregator.rounds.events import Effect, MetricMeasured, RoundFinished, RunEnded
+from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound
 from fedone_sdk.messages import RoundReport
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator.serving.run import ServedRun
 
 
-@dataclass(frozen=True, slots=True)
-class RunReloaded:
-    """The run was reloaded after a commit of another replica."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A committed change of a run.
+
+    Attributes:
+        offered: Clients with a new seat, or with an offer that can be paid for now.
+        closed: Assignments that have ended.
+        finished: The round that has ended, if any, with the ids of its clients.
+        measured: Whether a round got its metric.
+        back_to: Number of rounds that remain after a rollback.
+        ended: Whether the run has ended, or was paused.
+        reloaded: Whether another replica changed the run; what has changed is unknown.
+    """
+
+    offered: tuple[int, ...] = ()
+    closed: tuple[Closed, ...] = ()
+    finished: FinishedRound | None = None
+    measured: bool = False
+    back_to: int | None = None
+    ended: bool = False
+    reloaded: bool = False
+
+    @property
+    def of_rounds(self) -> bool:
+        """Whether it may change the run's rounds or end the run."""
+        return self.finished is not None or self.measured or self.ended or self.reloaded
 
 
-Listener = Callable[["ServedRun", Effect | RunReloaded], None]
-"""Receives the effects of a run after they are committed."""
-
-_CHANGES = (RunReloaded, MetricMeasured, RoundFinished, RunEnded)
-"""Effects that change the rounds or end the run."""
+Listener = Callable[["ServedRun", Change], None]
+"""Receives the changes of a run after they are committed."""
 
 
 class Feed:
@@ -32,7 +52,7 @@ class Feed:
     def __init__(self, run: ServedRun, listeners: list[Listener]) -> None:
         self._run = run
         self._listeners = listeners
-        self._changes: asyncio.Queue[Effect | RunReloaded] = asyncio.Queue()
+        self._changed = asyncio.Event()
         self._seen: list[RoundReport] = []
 
     def __enter__(self) -> Self:
@@ -55,10 +75,12 @@ class Feed:
         """Whether `take` would return rounds, or a rollback has removed some."""
         return self._run.history != self._seen
 
-    async def changed(self) -> Effect | RunReloaded:
+    async def changed(self) -> bool:
         """Wait for a change of the rounds or the end of the run; safe to cancel."""
-        return await self._changes.get()
+        await self._changed.wait()
+        self._changed.clear()
+        return True
 
-    def _listen(self, run: ServedRun, effect: Effect | RunReloaded) -> None:
-        if run is self._run and isinstance(effect, _CHANGES):
-            self._changes.put_nowait(effect)
+    def _listen(self, run: ServedRun, change: Change) -> None:
+        if run is self._run and change.of_rounds:
+            self._changed.set()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import structlog
 
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.events import PauseRequested
-from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.serving.run import ServedRun, reasons
 from fedone_sdk.backends import LLMBackend, query_for
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.candidates import label_checks
@@ -109,7 +108,7 @@ class ModelChecks:
         except (BackendError, SpecError) as exc:
             passes = isinstance(exc, BackendUnavailable)
             code = "backend_unavailable" if passes else "backend_blocked"
-            raise ProblemError(code, PauseRequested.because(exc).reason) from exc
+            raise ProblemError(code, reasons(exc)[0]) from exc
 
 
 def check_required_model(machine: RoundMachine) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fedone_sdk.aggregator.rounds.events import CallReserved, CallSettled, PauseRequested
-from fedone_sdk.aggregator.rounds.prompts import candidates
+from fedone_sdk.aggregator.rounds.spending import reserve_call, settle_call
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget, Reservations
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -136,7 +135,7 @@ class ModelGateway:
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
                 raise ProblemError("invalid_message", "prompts: are required in this exchange")
-            drawn: list[list[int]] = candidates(run.machine, run.state, seat).prompts.tolist()
+            drawn: list[list[int]] = run.machine.candidates(run.state, seat).prompts.tolist()
             return drawn
         array, length = message.prompts, run.spec.prompt.length
         is_integer = not array.dtype.startswith("float")
@@ -204,16 +203,18 @@ class ModelGateway:
             await attempts.reserve_more(
                 worst.without_queries(),
                 lambda attempt: run.apply(
-                    CallReserved(
-                        assignment_id=assignment_id, call=call, attempt=attempt, worst=worst
-                    )
+                    reserve_call,
+                    assignment_id=assignment_id,
+                    call=call,
+                    attempt=attempt,
+                    worst=worst,
                 ),
             )
 
         async def settle(spent: Usage) -> None:
             for attempt, used in attempts.shares(spent):
                 await run.apply(
-                    CallSettled(assignment_id=assignment_id, attempt=attempt, used=used)
+                    settle_call, assignment_id=assignment_id, attempt=attempt, used=used
                 )
 
         call_budget = CallBudget(run.run_id, NOTHING, reserve_more)
@@ -239,7 +240,7 @@ class ModelGateway:
             if refusal is not None and isinstance(exc, BudgetExhausted):
                 raise ProblemError(refusal.code, refusal.detail) from exc
             # A budget of the backend is exhausted, which only an operator can raise.
-            await run.apply(PauseRequested.because(exc))
+            await run.pause(exc)
             raise ProblemError("run_conflict", "the run is paused") from exc
         except BackendError as exc:
             raise ProblemError("backend_failed", exc.summary) from exc

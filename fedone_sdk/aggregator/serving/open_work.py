@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-from fedone_sdk.aggregator.rounds.events import (
-    Accepted,
-    DeadlineExtended,
-    RenewalRequested,
-    UpdateArrived,
-    WorkDeclined,
-)
+from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, Receipt, Renewal
@@ -95,11 +90,10 @@ class OpenWork:
         """
         held = await self._find_open(client, assignment_id)
         if held is not None:
-            arrived = UpdateArrived(
-                assignment_id=assignment_id, update=message, body_sha256=body_sha256
-            )
             try:
-                effects = await held[0].apply(arrived)
+                receipt = await held[0].apply(
+                    accept, assignment_id=assignment_id, update=message, body_sha256=body_sha256
+                )
             except ValueError as exc:
                 raise ProblemError("invalid_message", str(exc)) from exc
             except ProblemError as exc:
@@ -108,7 +102,7 @@ class OpenWork:
                 # Closed while this request waited for the lock, perhaps by the same update.
             else:
                 await self._on_finished(client.index)
-                return next(e.receipt for e in effects if isinstance(e, Accepted))
+                return receipt
         closed = await self._closed(client, assignment_id)
         if closed.receipt is None:
             raise ProblemError(
@@ -123,21 +117,17 @@ class OpenWork:
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Give a client a full new deadline."""
         run, _ = await self.find(client, assignment_id)
-        effects = await run.apply(RenewalRequested(assignment_id=assignment_id))
-        return next(
-            Renewal(deadline_s=e.deadline_s) for e in effects if isinstance(e, DeadlineExtended)
-        )
+        return await run.apply(renew, assignment_id=assignment_id)
 
     async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
         """Take an assignment back from a client that declines it."""
         run, _ = await self.find(client, assignment_id)
         await run.apply(
-            WorkDeclined(
-                assignment_id=assignment_id,
-                reason=message.reason[:_MAX_REASON_CHARS] if message.unfit else message.reason,
-                usage=message.usage,
-                unfit=message.unfit,
-            )
+            decline,
+            assignment_id=assignment_id,
+            reason=message.reason[:_MAX_REASON_CHARS] if message.unfit else message.reason,
+            usage=message.usage,
+            unfit=message.unfit,
         )
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import structlog
 
-from fedone_sdk.aggregator.rounds.events import CandidatesProposed, Effect, RoundFinished
+from fedone_sdk.aggregator.rounds.lifecycle import propose
 from fedone_sdk.aggregator.serving.calls import query_as_evaluation
-from fedone_sdk.aggregator.serving.feed import RunReloaded
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.standings import standings
 from fedone_sdk.backends import LLMBackend, Query
@@ -54,12 +54,12 @@ class Proposer:
         self._slot = slot
         self._task: asyncio.Task[None] | None = None
 
-    def on_effect(self, effect: Effect | RunReloaded) -> None:
+    def on_change(self, change: Change) -> None:
         """Start a proposal after a round, if one is due."""
-        if not isinstance(effect, RoundFinished):
+        if change.finished is None:
             return
         busy = self._task is not None and not self._task.done()
-        if not busy and (effect.report.round + 1) % self._spec.every == 0 and self._room():
+        if not busy and (change.finished.report.round + 1) % self._spec.every == 0 and self._room():
             self._task = asyncio.create_task(self._propose(), name=f"proposer {self._run.run_id}")
 
     async def wait_idle(self) -> None:
@@ -93,7 +93,7 @@ class Proposer:
                 max_chars=self._spec.max_chars,
                 labels=spec.task.labels,
             )
-            await run.apply(CandidatesProposed(slot=self._slot, texts=texts))
+            await run.apply(propose, slot=self._slot, texts=texts)
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))

@@ -12,7 +12,6 @@ from typing import Any, Self
 import structlog
 
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.events import PauseRequested
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -72,7 +71,7 @@ class StoredRun:
         return cls(
             version=run.version,
             live=run.live,
-            final=not (state.running or run.machine.can_resume(state)),
+            final=not (state.running or state.can_resume),
             clients=frozenset(
                 {*(seat.client for seat in state.seats), *state.quarantined, *state.releases}
             ),
@@ -204,7 +203,7 @@ class RunRegistry:
                 try:
                     await self._models.probe(run)
                 except (BackendError, SpecError) as exc:
-                    await run.apply(PauseRequested.because(exc))
+                    await run.pause(exc)
                 await run.check_model()
         except Exception:
             # A bug in a backend: the run pauses; only the log has the details.
@@ -213,7 +212,7 @@ class RunRegistry:
                 run_id=run.run_id,
                 traceback=traceback.format_exc(),
             )
-            await run.apply(PauseRequested(reason="the model could not be checked; see the log"))
+            await run.pause("the model could not be checked; see the log")
         finally:
             self._checks.pop(run.run_id, None)
             run.model_checked.set()

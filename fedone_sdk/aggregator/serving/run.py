@@ -1,4 +1,4 @@
-"""A served run: applies events to its state, one transaction per event."""
+"""A served run: applies handlers to its state, one transaction per handler."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import json
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import structlog
 
@@ -20,37 +20,23 @@ from fedone_sdk.aggregator.rounds.codec import (
     encode_document,
     encode_snapshot,
 )
-from fedone_sdk.aggregator.rounds.events import (
-    Accepted,
-    CapsRaised,
-    ClientQuarantined,
-    Effect,
-    Event,
-    MemorySaved,
-    MetricMeasured,
-    ModelSeen,
-    PauseRequested,
-    Refused,
-    ReplicasLost,
-    RollbackRequested,
-    RoundFinished,
-    RunEnded,
-    RunRolledBack,
-    SeatOffered,
-    SeatsVacant,
-    StopRequested,
-    WorkClosed,
-    WorkRequested,
+from fedone_sdk.aggregator.rounds.lifecycle import (
+    charge_lost_replicas,
+    pause,
+    record_model,
+    roll_back,
+    stop,
 )
-from fedone_sdk.aggregator.rounds.prompts import candidates
-from fedone_sdk.aggregator.rounds.state import RunState, Seat
+from fedone_sdk.aggregator.rounds.seats import assign, fill
+from fedone_sdk.aggregator.rounds.state import Result, RunState, Seat, offers
+from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
-from fedone_sdk.aggregator.serving.feed import Feed, Listener, RunReloaded
+from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView, client_influences
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import MethodError, ProblemError
+from fedone_sdk.errors import BackendError, MethodError, ProblemError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import (
     ClientInfluence,
@@ -78,12 +64,24 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Handler = Callable[..., Result[Any]]
+"""A handler of the round machine."""
+
+_LOGGED = {"budget": "caps raised", "rollback": "run rolled back"}
+"""Messages of lines of the run's log."""
+
+_SLOW: frozenset[Handler] = frozenset({assign, accept, stop, roll_back})
+"""Handlers that may ask or tell the method."""
+
 
 class RunOwner(Protocol):
     """The service that serves a run.
 
     Attributes:
-        listeners: Called with the effects of all its runs.
+        listeners: Called with the changes of all its runs.
         steering: Operations on its runs.
     """
 
@@ -96,11 +94,11 @@ class RunOwner(Protocol):
 
 
 class ServedRun(RunView):
-    """Applies events to a run: step of the machine, commit to the store, notification of listeners.
+    """Applies handlers to a run, commits their results to the store and notifies listeners.
 
-    Several replicas may serve a run. Each has a copy of its state, and commits an event on top of
-    the version that the event was applied to. If another replica commits first, the copy is
-    reloaded and the event is applied again.
+    Several replicas may serve a run. Each has a copy of its state, and commits a result on top of
+    the version that the handler was applied to. If another replica commits first, the copy is
+    reloaded and the handler is applied again.
 
     Args:
         machine: The round machine.
@@ -110,7 +108,7 @@ class ServedRun(RunView):
         available: Returns the clients that can take a seat: enrolment index -> number of examples.
         enrolled: Returns the number of enrolled clients.
         names: Returns the client ids of enrolment indices.
-        listener: Receives every effect after its commit.
+        listener: Receives every change after its commit.
         priced: Whether the price of the gateway's model is known.
         owner: The service that serves it; `wait`, `stop` and `events` need one.
 
@@ -239,18 +237,7 @@ class ServedRun(RunView):
     async def load(self, record: RunRecord) -> None:
         """Load a stored run."""
         await self._load_record(record)
-        self.was_stopped = self.machine.can_resume(self._state)
-
-    async def charge_lost_replicas(self, alive: frozenset[str], *, down: bool) -> None:
-        """Charge the pending calls of exited replicas in full: they may have been sent.
-
-        Clients' leases stay open until their updates or deadlines.
-
-        Args:
-            alive: The replicas that are running.
-            down: Whether no replica served the run for a while, so that deadlines start again.
-        """
-        await self.apply(ReplicasLost(alive=alive, down=down))
+        self.was_stopped = self._state.can_resume
 
     async def check_model(self) -> None:
         """Pause the run if it was scored by another model than the current one."""
@@ -262,7 +249,7 @@ class ServedRun(RunView):
             )
             if reason not in (self._state.reason or ""):
                 # `was_stopped` is False, so that a plain restart does not accept the new model.
-                await self.apply(PauseRequested(reason=reason))
+                await self.pause(reason)
                 self.was_stopped = False
 
     # Commits of other replicas
@@ -317,7 +304,7 @@ class ServedRun(RunView):
         except BaseException:
             self.mark_stale()
             raise
-        self._listener(self, RunReloaded())
+        self._listener(self, Change(reloaded=True))
 
     async def _load_record(self, record: RunRecord) -> None:
         await self.read(record, log_pages(self._store, self.run_id, after=self._logged))
@@ -333,47 +320,59 @@ class ServedRun(RunView):
         else:
             self.ended.set()
 
-    # Events
+    # Handlers
 
-    async def apply(self, event: Event) -> tuple[Effect, ...]:
-        """Apply an event in one transaction.
+    async def apply(
+        self,
+        handler: Callable[Concatenate[RoundMachine, RunState, float, P], Result[T]],
+        *args: P.args,
+        **data: P.kwargs,
+    ) -> T:
+        """Apply a handler and commit its result in one transaction.
+
+        Args:
+            handler: A function of `fedone_sdk.aggregator.rounds`.
+            args: None.
+            data: The handler's data.
 
         Returns:
-            The effects, after their commit and the call of the listener.
+            The reply, after the commit and the call of the listener.
 
         Raises:
-            ProblemError: The machine refused the event.
+            ProblemError: The handler refused.
         """
-        effects = await run_shielded(self._apply(event), of=self._store)
-        for effect in effects:
-            if isinstance(effect, Refused):
-                raise ProblemError(effect.code, effect.detail)
-        return effects
+        result = await run_shielded(self._apply(handler, data), of=self._store)
+        if result.refusal is not None:
+            raise result.refusal
+        reply: T = result.reply
+        return reply
 
-    async def _apply(self, event: Event) -> tuple[Effect, ...]:
+    async def _apply(self, handler: Handler, data: Mapping[str, Any]) -> Result[Any]:
         async with self._lock:
             while True:
                 if self.is_stale:
                     await self._reload()
                 try:
-                    state, effects = await self._step(await self._complete_event(event))
+                    result = await self._step(handler, await self._completed(handler, data))
                 except MethodError as exc:
-                    state, effects = self._failed(exc)
-                if state is self._state:
-                    # Without a commit, check that the answer comes from the newest state.
-                    if effects and await self._has_newer_version():
+                    result = self._failed(exc)
+                except ProblemError:
+                    if await self._has_newer_version():
+                        continue  # The refusal must come from the newest state.
+                    raise
+                if result.state is self._state:
+                    if result.reply is not None and await self._has_newer_version():
                         continue
-                    break
+                    return result
                 try:
-                    await self._commit(state, effects)
+                    change = await self._commit(result)
                     break
                 except VersionConflict:
                     self.mark_stale()
-            for effect in effects:
-                self._emit(effect)
-        return effects
+            self._emit(change, result)
+        return result
 
-    def _failed(self, error: MethodError) -> tuple[RunState, tuple[Effect, ...]]:
+    def _failed(self, error: MethodError) -> Result[Any]:
         """Return the run's end by an error of its own method; open work is kept for a resume."""
         _log.error(
             "a method failed",
@@ -381,26 +380,54 @@ class ServedRun(RunView):
             reason=str(error),
             traceback="".join(traceback.format_exception(error)),
         )
-        stop = StopRequested(status="failed", reason=str(error), keep=True)
-        state, effects = self.machine.step(self._state, stop, self._clock.now())
-        refused = Refused(code="assignment_expired", detail="the run has failed")
-        return state, (*effects, refused)
+        result = self.machine.step(
+            self._state, self._clock.now(), stop, status="failed", reason=str(error), keep=True
+        )
+        return replace(result, refusal=ProblemError("assignment_expired", "the run has failed"))
 
-    async def _complete_event(self, event: Event) -> Event:
-        """Add data from the store to an event, read no earlier than the state.
+    async def _completed(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a handler's data with data from the store, read no earlier than the state.
 
-        A work request gets the client's current method memory, and a rollback the snapshot of its
-        round. `ReplicasLost` gets replicas that have started since the list was read, because they
+        A claim gets the client's current method memory, and a rollback the snapshot of its round.
+        `charge_lost_replicas` gets replicas that have started since the list was read, because they
         may have pending calls.
         """
-        if isinstance(event, ReplicasLost):
-            return replace(event, alive=event.alive | await self._store.alive())
-        if isinstance(event, RollbackRequested) and 0 < event.to_round <= self._state.round:
-            return replace(event, method=await self._snapshot(event.to_round))
-        if not (isinstance(event, WorkRequested) and self.machine.remembers_clients):
-            return event
-        saved = await self._store.memory(self.run_id, event.client)
-        return event if saved is None else replace(event, memory=load_memory(saved))
+        if handler is charge_lost_replicas:
+            return {**data, "alive": data["alive"] | await self._store.alive()}
+        if handler is roll_back and 0 < data["to_round"] <= self._state.round:
+            return {**data, "method": await self._snapshot(data["to_round"])}
+        if handler is assign and self.machine.remembers_clients:
+            saved = await self._store.memory(self.run_id, data["client"])
+            return {**data, "memory": None if saved is None else load_memory(saved)}
+        return dict(data)
+
+    async def _step(self, handler: Handler, data: dict[str, Any]) -> Result[Any]:
+        """Return the result of a handler, with the offers of the seats that are vacant by it."""
+        now = self._clock.now()
+        result: Result[Any] = Result(state=self._state)
+        if handler is assign and self._state.seat_of(data["client"]) is None:
+            result = self._seated(result, now)  # The claiming client may be drawn at once.
+        if self.machine.is_slow and handler in _SLOW:  # Would block the event loop.
+            later = await in_thread(self.base.step, result.state, now, handler, **data)
+        else:
+            later = self.base.step(result.state, now, handler, **data)
+        result = result.then(later)
+        return result if handler is fill else self._seated(result, now)
+
+    def _seated(self, result: Result[Any], now: float) -> Result[Any]:
+        state = result.state
+        if not self.base.at(state).needs_seating(state):
+            return result
+        seated = result.then(self.base.step(state, now, fill, **self._waiting()))
+        return replace(seated, reply=result.reply, refusal=result.refusal)
+
+    def _waiting(self) -> dict[str, Any]:
+        return {"available": self._available(self), "enrolled": self._enrolled()}
+
+    async def pause(self, cause: Exception | str) -> None:
+        """Pause the run because of a failure."""
+        reason, summary = reasons(cause)
+        await self.apply(pause, reason=reason, summary=summary)
 
     async def _snapshot(self, number: int) -> State:
         """Return the method's state after some rounds."""
@@ -425,30 +452,16 @@ class ServedRun(RunView):
         self.mark_stale()
         return True
 
-    async def _step(self, event: Event) -> tuple[RunState, tuple[Effect, ...]]:
-        now = self._clock.now()
-        if self.machine.is_slow_step(event):  # Would block the event loop.
-            state, effects = await in_thread(self.machine.step, self._state, event, now)
-        else:
-            state, effects = self.machine.step(self._state, event, now)
-        if self.base.at(state).needs_seating(state) and not isinstance(event, SeatsVacant):
-            state, more = self.base.step(state, self._seats_vacant(), now)
-            effects += more
-        return state, effects
-
     async def prefetch_prompts(self, seat: Seat) -> None:
         """Draw and cache the prompts of a seat in a thread if the draw is slow."""
         machine = self.machine
         if machine.losses_exchange and machine.is_slow:
-            await in_thread(candidates, machine, self._state, seat)
+            await in_thread(machine.candidates, self._state, seat)
 
     async def seat(self) -> None:
         """Offer vacant seats to available clients."""
         if self.machine.needs_seating(self._state):
-            await self.apply(self._seats_vacant())
-
-    def _seats_vacant(self) -> SeatsVacant:
-        return SeatsVacant(available=self._available(self), enrolled=self._enrolled())
+            await self.apply(fill, **self._waiting())
 
     async def clients(self) -> list[ClientInfluence]:
         """Return the influence of each client, by enrolment index."""
@@ -479,7 +492,7 @@ class ServedRun(RunView):
         body = json.dumps({"round": round_number, "value": value})
         await run_shielded(self._append(LogEntry(kind="metric", body=body)), of=self._store)
         self._add_metric(round_number, value)
-        self._emit(MetricMeasured(round=round_number, value=value))
+        self._listener(self, Change(measured=True))
 
     async def record_outcomes(self, outcomes: Outcomes) -> None:
         """Store the outcomes of a measurement in the log."""
@@ -503,88 +516,76 @@ class ServedRun(RunView):
                 if self.is_stale:
                     await self._reload()
                 try:
-                    await self._store_commit(self._state, (), log=(entry,))
+                    await self._store_commit(self._state, Change(), log=(entry,))
                     return
                 except VersionConflict:
                     self.mark_stale()
 
-    async def _commit(self, state: RunState, effects: Sequence[Effect]) -> None:
-        closed, log, memories = [], [], list[StoredMemory]()
-        reports, lost = [], []
-        back_to, every = None, self.base.snapshot_every
+    async def _commit(self, result: Result[Any]) -> Change:
+        """Store a result in one transaction; return the change."""
+        before, state, now = self._state, result.state, self._clock.now()
+        closed = tuple(
+            ClosedWork(
+                assignment_id=one.assignment_id,
+                run_id=self.run_id,
+                client_index=one.client,
+                outcome=one.reason,
+                body_sha256=None if one.receipt is None else one.receipt.body_sha256,
+                receipt=None if one.receipt is None else one.receipt.model_dump_json(),
+            )
+            for one in result.closed
+        )
+        without = [one for one in result.closed if one.receipt is None]
+        names = await self._names([one.client for one in without]) if without else ()
+        # In the round before the event, which may also end the round.
+        lost = [
+            LostWork(round=before.round, client_id=name, reason=one.reason, at=now)
+            for one, name in zip(without, names, strict=True)
+        ]
+        log = [LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]
+        every = self.base.snapshot_every
         # The first round of which there is a snapshot with the clients' new memories.
         kept_at = -(-state.round // every) * every
-        for effect in effects:
-            if isinstance(effect, Accepted):
-                receipt = effect.receipt
-                closed.append(
-                    ClosedWork(
-                        assignment_id=receipt.assignment_id,
-                        run_id=self.run_id,
-                        client_index=effect.client,
-                        outcome="accepted",
-                        body_sha256=receipt.body_sha256,
-                        receipt=receipt.model_dump_json(),
-                    )
-                )
-            elif isinstance(effect, WorkClosed):
-                closed.append(
-                    ClosedWork(
-                        assignment_id=effect.assignment_id,
-                        run_id=self.run_id,
-                        client_index=effect.client,
-                        outcome=effect.reason,
-                    )
-                )
-                (name,) = await self._names([effect.client])
-                # The round before the event, which may also end the round.
-                work = LostWork(
-                    round=self._state.round,
-                    client_id=name,
-                    reason=effect.reason,
-                    at=self._clock.now(),
-                )
-                lost.append(work)
-                log.append(LogEntry(kind="lost", body=work.model_dump_json()))
-            elif isinstance(effect, RoundFinished):
-                names = ",".join(await self._names(effect.clients))
-                report = effect.report.model_copy(update={"client_id": names})
-                reports.append(report)
-                body = {"report": report.model_dump(), **effect.record}
-                text = await in_thread_if_large(self._num_bytes, json.dumps, body)
-                log.append(LogEntry(kind="round", body=text))
-                if state.round == kept_at:
-                    snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
-                    memories.append(
-                        StoredMemory(client_index=SERVER, round=kept_at, value=snapshot)
-                    )
-            elif isinstance(effect, RunRolledBack):
-                back_to = effect.to_round
-                log.append(LogEntry(kind="rollback", body=json.dumps(effect.record)))
-            elif isinstance(effect, CapsRaised):
-                log.append(LogEntry(kind="budget", body=json.dumps(effect.record)))
-            elif isinstance(effect, MemorySaved):
-                value = dump_memory(effect.memory)
-                memories.append(
-                    StoredMemory(client_index=effect.client, round=kept_at, value=value)
-                )
+        memories = [
+            StoredMemory(client_index=client, round=kept_at, value=dump_memory(memory))
+            for client, memory in result.memories.items()
+        ]
+        finished = result.finished
+        if finished is not None:
+            clients = ",".join(await self._names(finished.clients))
+            report = finished.report.model_copy(update={"client_id": clients})
+            finished = replace(finished, report=report)
+            body = {"report": report.model_dump(), **finished.record}
+            text = await in_thread_if_large(self._num_bytes, json.dumps, body)
+            log.append(LogEntry(kind="round", body=text))
+            if state.round == kept_at:
+                snapshot = await in_thread_if_large(self._num_bytes, encode_snapshot, state)
+                memories.append(StoredMemory(client_index=SERVER, round=kept_at, value=snapshot))
+        log += [LogEntry(kind=kind, body=json.dumps(record)) for kind, record in result.log]
+        back_to = next((record["round"] for kind, record in result.log if kind == "rollback"), None)
+        change = Change(
+            offered=offers(before, state),
+            closed=result.closed,
+            finished=finished,
+            back_to=back_to,
+            ended=not state.running and _phase(before) != _phase(state),
+        )
         await self._store_commit(
             state,
-            effects,
-            closed=tuple(closed),
+            change,
+            closed=closed,
             log=tuple(log),
             memories=tuple(memories),
             back_to=back_to,
         )
-        for effect in effects:
-            if isinstance(effect, RunRolledBack):
-                del self.history[effect.to_round :]
-        self.history.extend(reports)
+        if back_to is not None:
+            del self.history[back_to:]
+        if finished is not None:
+            self.history.append(finished.report)
         self.lost.extend(lost)
+        return change
 
-    async def _store_commit(
-        self, state: RunState, effects: Sequence[Effect], **changes: Any
-    ) -> None:
+    async def _store_commit(self, state: RunState, change: Change, **changes: Any) -> None:
         arrays = arrays_of(state)
         same = arrays.keys() == self._arrays.keys() and all(
             arrays[name] is self._arrays[name] for name in arrays
@@ -598,7 +599,7 @@ class ServedRun(RunView):
         commit = Commit(
             document=self._document(state, counters),
             arrays=encoded,
-            signal=self._signal(state, effects) if self._store.shared else None,
+            signal=self._signal(state, change) if self._store.shared else None,
             **changes,
         )
         try:
@@ -624,14 +625,13 @@ class ServedRun(RunView):
         """Size of the state's arrays; a round's log line is about as large."""
         return sum(array.nbytes for array in self._arrays.values())
 
-    def _signal(self, state: RunState, effects: Sequence[Effect]) -> str:
-        offered = tuple(effect.client for effect in effects if isinstance(effect, SeatOffered))
+    def _signal(self, state: RunState, change: Change) -> str:
         changed = RunChanged(
             run_id=self.run_id,
             version=self._version + 1,
             due=state.next_deadline,
-            offered=offered if len(offered) <= MAX_NAMED else None,
-            finished=any(isinstance(effect, RoundFinished) for effect in effects),
+            offered=change.offered if len(change.offered) <= MAX_NAMED else None,
+            finished=change.finished is not None,
             status=state.status,
         )
         return changed.model_dump_json()
@@ -640,18 +640,22 @@ class ServedRun(RunView):
         document = {**encode_document(state), "counters": counters.dump()}
         return json.dumps(document, separators=(",", ":"))
 
-    def _emit(self, effect: Effect) -> None:
-        if isinstance(effect, Accepted):
-            self._active_at = self._clock.now()
-        elif isinstance(effect, RunEnded):
-            self._log_end(effect.status)
-        elif isinstance(effect, WorkClosed):
-            _log.info("assignment closed", run_id=self.run_id, **asdict(effect))
-        elif isinstance(effect, CapsRaised):
-            _log.info("caps raised", run_id=self.run_id, **effect.record)
-        elif isinstance(effect, ClientQuarantined):
-            _log.warning("client quarantined", run_id=self.run_id, **asdict(effect))
-        self._listener(self, effect)
+    def _emit(self, change: Change, result: Result[Any]) -> None:
+        for one in change.closed:
+            if one.receipt is None:
+                facts = {"assignment_id": one.assignment_id, "client": one.client}
+                _log.info("assignment closed", run_id=self.run_id, reason=one.reason, **facts)
+            else:
+                self._active_at = self._clock.now()
+        for kind, record in result.log:
+            _log.info(_LOGGED[kind], run_id=self.run_id, **record)
+        if result.finished is not None:
+            for banned in result.finished.record.get("quarantined", ()):
+                number = result.finished.report.round
+                _log.warning("client quarantined", run_id=self.run_id, round=number, **banned)
+        if change.ended:
+            self._log_end(self._state.status)
+        self._listener(self, change)
 
     def _log_end(self, status: RunStatus) -> None:
         state = self.state
@@ -675,7 +679,7 @@ class ServedRun(RunView):
                 models[answer.model] = None
         for model in models:
             if model not in self._state.models:
-                await self.apply(ModelSeen(model=model))
+                await self.apply(record_model, model=model)
 
     def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:
         """Add the sizes of a request and a response body to the run's traffic."""
@@ -685,3 +689,17 @@ class ServedRun(RunView):
             self._new_counters.communication = self._new_counters.communication.plus(
                 upload, download
             )
+
+
+def _phase(state: RunState) -> tuple[object, ...]:
+    return state.status, state.paused, state.ended_at
+
+
+def reasons(cause: Exception | str) -> tuple[str, str | None]:
+    """Return why a run pauses: for operators, and without the provider's text for viewers."""
+    if isinstance(cause, str):
+        return cause, None
+    if isinstance(cause, SpecError):
+        return one_line("; ".join(cause.problems)), None
+    summary = cause.summary if isinstance(cause, BackendError) else str(cause)
+    return one_line(cause), one_line(summary)

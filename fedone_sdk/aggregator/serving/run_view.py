@@ -11,8 +11,6 @@ from typing import Any
 
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.codec import decode
-from fedone_sdk.aggregator.rounds.events import MetricMeasured, RunRolledBack
-from fedone_sdk.aggregator.rounds.rules import Rules
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
@@ -103,7 +101,22 @@ class Counters:
         )
 
 
-_Line = tuple[int, RoundReport | LostWork | RunRolledBack | MetricMeasured | None]
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    """A point of the metric's curve."""
+
+    round: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollback:
+    """A rollback to a state after some rounds."""
+
+    to_round: int
+
+
+_Line = tuple[int, RoundReport | LostWork | _Rollback | _Metric | None]
 """The version of a log line, and its content if the run keeps it in memory."""
 
 
@@ -111,18 +124,17 @@ def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
     return [(entry.version, _parse_line(entry)) for entry in entries]
 
 
-def _parse_line(entry: LogEntry) -> RoundReport | LostWork | RunRolledBack | MetricMeasured | None:
-    if entry.kind == "round":
-        return RoundReport.model_validate(json.loads(entry.body)["report"])
+def _parse_line(entry: LogEntry) -> RoundReport | LostWork | _Rollback | _Metric | None:
     if entry.kind == "lost":
         return LostWork.model_validate_json(entry.body)
+    if entry.kind not in ("round", "rollback", "metric"):
+        return None
+    body = json.loads(entry.body)
+    if entry.kind == "round":
+        return RoundReport.model_validate(body["report"])
     if entry.kind == "rollback":
-        record = json.loads(entry.body)
-        return RunRolledBack(to_round=record["round"], record=record)
-    if entry.kind == "metric":
-        body = json.loads(entry.body)
-        return MetricMeasured(round=body["round"], value=body["value"])
-    return None
+        return _Rollback(body["round"])
+    return _Metric(body["round"], body["value"])
 
 
 def _total_size(entries: Iterable[LogEntry]) -> int:
@@ -247,9 +259,9 @@ class RunView:
                     self.history.append(line)
                 case LostWork():
                     self.lost.append(line)
-                case RunRolledBack():
+                case _Rollback():
                     del self.history[line.to_round :]
-                case MetricMeasured():
+                case _Metric():
                     self._add_metric(line.round, line.value)
             self._logged = version
 
@@ -399,14 +411,14 @@ class RunView:
         return verdict.model_copy(update={"text": text})
 
 
-def client_influences(rules: Rules, state: RunState) -> dict[int, ClientInfluence]:
+def client_influences(machine: RoundMachine, state: RunState) -> dict[int, ClientInfluence]:
     """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
     judged = {line.client: line for line in ledger(state.defence)}
     movement = math.fsum(line.movement for line in judged.values())
     found = {}
     for client in sorted(judged.keys() | state.quarantined | state.releases.keys()):
         line, releases = judged.get(client), state.releases.get(client, 0)
-        noised = rules.releases
+        noised = machine.releases
         of_defence = (
             {}
             if line is None

@@ -8,17 +8,10 @@ from collections.abc import Callable
 import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.rounds.events import (
-    Effect,
-    QuarantineLifted,
-    QuarantineRequested,
-    RaiseRequested,
-    ResumeRequested,
-    RollbackRequested,
-    StopRequested,
-)
+from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, resume, roll_back, stop
+from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
-from fedone_sdk.aggregator.serving.feed import Listener, RunReloaded
+from fedone_sdk.aggregator.serving.feed import Change, Listener
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -41,7 +34,7 @@ class Steering:
         dispatcher: Dispatch of work.
         models: Checks of the gateway's model.
         gateway: The gateway, if the service has a model.
-        listeners: Receivers of the effects of all runs.
+        listeners: Receivers of the changes of all runs.
         restart: Called when a run runs again.
     """
 
@@ -85,7 +78,7 @@ class Steering:
             if gently:
                 await self._wait_for_updates(run)
             if run.state.running or not gently:
-                await run.apply(StopRequested(reason=reason, keep=keep))
+                await run.apply(stop, reason=reason, keep=keep)
 
     async def _wait_for_updates(self, run: ServedRun) -> None:
         """Wait until pending calls have ended and answered work is returned."""
@@ -93,7 +86,7 @@ class Steering:
             await self._gateway.wait_idle(run)
         news = asyncio.Event()
 
-        def listener(of: ServedRun, effect: Effect | RunReloaded) -> None:
+        def listener(of: ServedRun, change: Change) -> None:
             news.set()
 
         self._listeners.append(listener)
@@ -116,10 +109,10 @@ class Steering:
         """
         self._models.reset()
         await run.catch_up()
-        if run.machine.can_resume(run.state):  # Else the machine refuses with the reason.
+        if run.state.can_resume:  # Else the machine refuses with the reason.
             await self._models.check_available(run)
         model = run.state.model
-        await run.apply(ResumeRequested())
+        await run.apply(resume)
         if model is not None and run.state.model != model:
             _log.warning(
                 "run resumed with another model",
@@ -142,10 +135,10 @@ class Steering:
                 unavailable.
         """
         await run.catch_up()
-        ended = not (run.state.running or run.machine.can_resume(run.state))
+        ended = not (run.state.running or run.state.can_resume)
         if ended:
             await self._check_resumable(run)
-        await run.apply(RaiseRequested(caps=caps))
+        await run.apply(raise_caps, caps=caps)
         if ended:
             self._restart(run)
 
@@ -172,7 +165,7 @@ class Steering:
         """
         # The run replaces the method's state by that of the snapshot, unless it goes to the start.
         start = run.base.initial_state().method
-        await run.apply(RollbackRequested(method=start, to_round=to_round, reason=reason))
+        await run.apply(roll_back, method=start, to_round=to_round, reason=reason)
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
         """Put a client of a run in quarantine.
@@ -181,7 +174,7 @@ class Steering:
             ProblemError: ``not_found`` if there is no such client.
         """
         client = await self._access.by_name(client_id)
-        await run.apply(QuarantineRequested(client=client.index, reason=reason))
+        await run.apply(quarantine, client=client.index, reason=reason)
         _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
     async def release(self, run: ServedRun, client_id: str) -> None:
@@ -191,5 +184,5 @@ class Steering:
             ProblemError: ``not_found`` if there is no such client.
         """
         client = await self._access.by_name(client_id)
-        await run.apply(QuarantineLifted(client=client.index))
+        await run.apply(lift_quarantine, client=client.index)
         _log.info("client released", run_id=run.run_id, client=client.index)

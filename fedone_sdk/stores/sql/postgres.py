@@ -52,6 +52,8 @@ _SETTINGS = {
 _CONNECT_TIMEOUT_S = 5.0
 _STATEMENT_TIMEOUT_S = 10.0
 _MIGRATION_LOCK = 0x6665_646F_6E65  # "fedone"
+_LOCK_MIGRATION = text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+_NO_IDLE_TIMEOUT = text("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 # Has no effect unless the run has the expected version.
 _COMMIT = text(f"""
@@ -135,6 +137,37 @@ class PostgresDatabase:
         except BaseException:
             await self.close()
             raise
+
+    @asynccontextmanager
+    async def alone(self, *, empty: bool) -> AsyncIterator[Connection]:
+        """Yield a connection in a transaction while no server uses the database.
+
+        A server that starts waits for the lock with which it would create the tables.
+
+        Args:
+            empty: Whether to create the tables of an empty database.
+        """
+        engine = self._make_engine(1, timeout_s=None)
+        try:
+            with self._translate_errors():
+                async with engine.connect() as connection, connection.begin():
+                    await connection.execute(_NO_IDLE_TIMEOUT)
+                    await connection.execute(_LOCK_MIGRATION)
+                    await self._refuse_replicas(connection)
+                    if empty:
+                        await connection.run_sync(schema.prepare, upgrading=False)
+                    if connection.sync_connection is None:
+                        raise FedOneError(f"store {self._where} is closed")
+                    yield connection.sync_connection
+                    await self._refuse_replicas(connection)
+        finally:
+            await engine.dispose()
+
+    async def _refuse_replicas(self, connection: AsyncConnection) -> None:
+        """Raise if a server has a session."""
+        rows = await connection.execute(REPLICAS)
+        if any(row.replica != f"{_MIGRATION_LOCK:016x}" for row in rows):
+            raise FedOneError(f"store {self._where} is in use by a server; stop it first")
 
     async def close(self) -> None:
         """Disconnect; the replica is no longer alive."""
@@ -362,7 +395,7 @@ def server_of(url: URL) -> tuple[URL, str]:
 
 def _prepare(connection: Connection, upgrading: bool) -> None:
     # Only one of several starting replicas may create the tables.
-    connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
+    connection.execute(_LOCK_MIGRATION)
     schema.prepare(connection, upgrading=upgrading)
 
 

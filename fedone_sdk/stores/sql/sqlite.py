@@ -7,9 +7,9 @@ import os
 import sqlite3
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -83,11 +83,9 @@ class SqliteDatabase(Alone):
         self._threads = _Threads()
 
         def connect(engine: Engine) -> Connection:
+            _check_file(self._path, create=serving or upgrading)
             if serving or upgrading:
-                _create_private(self._path)
                 self._lock = _lock(f"{self._path}.lock")
-            elif not os.path.exists(self._path):
-                raise OSError("there is no such file")
             _configure(engine, self._busy_timeout_s)
             return engine.connect().execution_options(fedone_write=True)
 
@@ -100,6 +98,27 @@ class SqliteDatabase(Alone):
             await self.close()
             raise
         self._new_replica()
+
+    @asynccontextmanager
+    async def alone(self, *, empty: bool) -> AsyncIterator[Connection]:
+        """Yield a connection in a transaction, with a server's lock.
+
+        Args:
+            empty: Whether to create a missing file and the tables of an empty one.
+        """
+        with self._translate_errors():
+            _check_file(self._path, create=empty)
+            lock = _lock(f"{self._path}.lock")
+            engine = create_engine(self._url, poolclass=NullPool)
+            _configure(engine, self._busy_timeout_s)
+            try:
+                connection = engine.connect().execution_options(fedone_write=empty)
+                with connection, connection.begin():
+                    if empty:
+                        schema.prepare(connection, upgrading=False)
+                    yield connection
+            finally:
+                os.close(lock)
 
     async def close(self) -> None:
         """Disconnect after pending writes."""
@@ -276,12 +295,15 @@ def _run_in_savepoint(
     return result, None
 
 
-def _create_private(path: str) -> None:
-    """Create a missing file, readable by its owner only.
+def _check_file(path: str, *, create: bool) -> None:
+    """Create a missing file, readable by its owner only, or refuse it.
 
     SQLite gives its ``-wal`` and ``-shm`` files the mode of the database file.
     """
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    if create:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    elif not os.path.exists(path):
+        raise OSError("there is no such file")
 
 
 def _lock(path: str) -> int:

@@ -6,16 +6,19 @@ import inspect
 import itertools
 import os
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.util import greenlet_spawn
 
 from fedone_sdk.errors import SpecError
 from fedone_sdk.stores.base import Replica, Signals, Store
 from fedone_sdk.stores.records import Commit, Member, check_run_of
-from fedone_sdk.stores.sql import removal, statements
+from fedone_sdk.stores.sql import copying, removal, statements
+from fedone_sdk.stores.sql.copying import Copied
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
 
@@ -33,6 +36,14 @@ class Database(Replica, Protocol):
 
     async def open(self, *, serving: bool, upgrading: bool) -> None:
         """Connect; see `SqlStore`."""
+        ...
+
+    def alone(self, *, empty: bool) -> AbstractAsyncContextManager[Connection]:
+        """Return a connection in a transaction while no server uses the database.
+
+        Args:
+            empty: Whether to create the tables of an empty database.
+        """
         ...
 
     async def close(self) -> None:
@@ -192,6 +203,23 @@ class SqlStore:
     async def ping(self) -> None:
         """Raise `FedOneError` if the database is not available."""
         await self._database.ping()
+
+    async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> Copied:
+        """Copy everything to an empty store, in one transaction; both are closed.
+
+        Args:
+            target: An empty or missing store.
+            digest: Digest of a run's arrays, by which the copy is checked.
+
+        Raises:
+            FedOneError: A server uses one of the stores, the target is not empty, or the copy
+                differs; the target stays empty.
+        """
+        async with (
+            self._database.alone(empty=False) as source,
+            target._database.alone(empty=True) as copy,
+        ):
+            return await greenlet_spawn(copying.copy, source, copy, digest)
 
     async def clear(self) -> None:
         """Delete all runs, clients and tokens in one transaction; the tables stay."""

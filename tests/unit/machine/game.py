@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -13,27 +13,13 @@ import pytest
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY, RoundMachine
 from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
-from fedone_sdk.aggregator.rounds.events import (
-    Accepted,
-    Assigned,
-    CallReserved,
-    CallSettled,
-    Effect,
-    Event,
-    Refused,
-    ReplicasLost,
-    RoundFinished,
-    SeatOffered,
-    SeatsVacant,
-    TimePassed,
-    UpdateArrived,
-    WorkClosed,
-    WorkRequested,
-)
-from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.rounds.work import assignment
+from fedone_sdk.aggregator.rounds.seats import assign, assignment, expire, fill
+from fedone_sdk.aggregator.rounds.spending import reserve_call, settle_call
+from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound, Result, RunState
+from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.algorithms import State, stream
 from fedone_sdk.budget import NOTHING, Account, Usage
+from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -47,7 +33,7 @@ from fedone_sdk.spec import RunSpec
 
 N, LENGTH, SAMPLES, MODEL = 3, 2, 4, "model-a"
 HERE = "this-replica"
-ALL_GONE = ReplicasLost(alive=frozenset({"another"}), down=True)
+ALL_GONE: dict[str, Any] = {"alive": frozenset({"another"}), "down": True}
 GATEWAY_QUERY = Usage(queries=1, requests=2, prompt_tokens=10, usd=Decimal("0.01"))
 
 
@@ -61,7 +47,7 @@ def spec_of(
 ) -> RunSpec:
     name = method.get("name", "gs-bdpl")
     few: dict[str, Any] = {"num_samples": SAMPLES, "batch_size": 2}
-    local = {} if name == "random" else {"optimizer": "sgd", "learning_rate": 0.01}
+    local = {} if name in ("random", "thompson") else {"optimizer": "sgd", "learning_rate": 0.01}
     if name == "gs-bdpl":
         few["tau"] = 1.0  # at this temperature the prompts of a step differ, so that alpha moves
     return RunSpec.model_validate(
@@ -81,13 +67,10 @@ def spec_of(
     )
 
 
-def answered(asked: CallReserved, used: Usage) -> CallSettled:
-    """The end of an attempt."""
-    return CallSettled(assignment_id=asked.assignment_id, attempt=asked.attempt, used=used)
-
-
 def plain(value: object) -> Any:
     """A value with nothing in it that compares by identity: arrays as dtype, shape and bytes."""
+    if isinstance(value, ProblemError):
+        return value.code, value.detail
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -106,7 +89,7 @@ def saved_and_loaded(state: RunState) -> RunState:
 class Game:
     """A machine, its state, and a clock; checks at every step what must hold at every step."""
 
-    def __init__(self, spec: RunSpec, *, gateway: bool = False) -> None:
+    def __init__(self, spec: RunSpec, *, gateway: bool = False, **limits: int) -> None:
         self.machine = RoundMachine(
             "run",
             spec,
@@ -114,36 +97,49 @@ class Game:
             worst_query=GATEWAY_QUERY if gateway else ONE_QUERY,
             gateway_model=MODEL if gateway else None,
         )
+        for name, limit in limits.items():
+            setattr(self.machine, name, limit)
         self.spec = spec
         self.state = self.machine.initial_state()
         self.now = 1000.0
         self.made = 0
-        self.effects: list[Effect] = []
+        self.closed: list[Closed] = []
+        self.rounds: list[FinishedRound] = []
+        self.log: list[tuple[str, Any]] = []
+        self.memories: list[tuple[int, Any]] = []
         self.over = set[str]()
         self.check(self.state)
 
-    def apply(self, event: Event) -> tuple[Effect, ...]:
+    def apply(self, handler: Callable[..., Result[Any]], **data: Any) -> Result[Any]:
+        """Apply a handler; a refusal is in the result, and leaves the state as it is."""
         before, frozen = self.state, plain(self.state)
-        after, effects = self.machine.step(before, event, self.now)
+        result = self._step(before, handler, data)
         # Pure: the same inputs give the same outputs, and stay as they are; a restart in between
         # makes no difference.
         assert plain(before) == frozen
-        again = self.machine.step(saved_and_loaded(before), event, self.now)
-        assert plain(again) == plain((after, effects))
+        again = self._step(saved_and_loaded(before), handler, data)
+        assert plain(again) == plain(result)
+        after = result.state
         self.check(after, before)
-        refusals = [effect for effect in effects if isinstance(effect, Refused)]
-        assert len(refusals) <= 1
-        if refusals and refusals[0].code != "model_mismatch":
+        if result.refusal is not None and result.refusal.code != "model_mismatch":
             assert after is before
         # Work ends once, with its update or without.
-        over = [e.receipt.assignment_id for e in effects if isinstance(e, Accepted)]
-        over += [e.assignment_id for e in effects if isinstance(e, WorkClosed)]
+        over = [one.assignment_id for one in result.closed]
         assert sorted(over) == sorted(_working(before) - _working(after))
         assert self.over.isdisjoint(over)
         self.over.update(over)
         self.state = after
-        self.effects.extend(effects)
-        return effects
+        self.closed += result.closed
+        self.rounds += [] if result.finished is None else [result.finished]
+        self.log += result.log
+        self.memories += result.memories.items()
+        return result
+
+    def _step(self, state: RunState, handler: Any, data: dict[str, Any]) -> Result[Any]:
+        try:
+            return self.machine.step(state, self.now, handler, **data)
+        except ProblemError as refusal:
+            return Result(state=state, refusal=refusal)
 
     def check(self, state: RunState, before: RunState | None = None) -> None:
         assert plain(saved_and_loaded(state)) == plain(state)
@@ -178,14 +174,16 @@ class Game:
 
     def seat(self, clients: Iterable[int] = (0, 1, 2), held: int = 5) -> list[int]:
         """Offer free seats; return the clients that got one."""
-        effects = self.apply(SeatsVacant(available=dict.fromkeys(clients, held)))
-        return [effect.client for effect in effects if isinstance(effect, SeatOffered)]
+        before = len(self.state.seats)
+        self.apply(fill, available=dict.fromkeys(clients, held))
+        return [seat.client for seat in self.state.seats[before:]]
 
     def claim(self, client: int, **more: Any) -> AlphaAssignment | LossesAssignment | None:
         self.made += 1
-        asked = WorkRequested(client=client, assignment_id=f"work-{self.made}", **more)
-        effects = self.apply(asked)
-        return next((e.assignment for e in effects if isinstance(e, Assigned)), None)
+        work: AlphaAssignment | LossesAssignment | None = self.apply(
+            assign, client=client, assignment_id=f"work-{self.made}", **more
+        ).reply
+        return work
 
     def take(self, clients: Iterable[int] = (0, 1, 2)) -> AlphaAssignment | LossesAssignment:
         """Seats a client and gives it its work."""
@@ -214,33 +212,36 @@ class Game:
         self,
         work: AlphaAssignment | LossesAssignment,
         update: AlphaUpdate | LossesUpdate | None = None,
-    ) -> tuple[Effect, ...]:
+    ) -> Result[Any]:
         return self.apply(
-            UpdateArrived(
-                assignment_id=work.assignment_id,
-                update=self.update_for(work) if update is None else update,
-                body_sha256="ab" * 32,
-            )
+            accept,
+            assignment_id=work.assignment_id,
+            update=self.update_for(work) if update is None else update,
+            body_sha256="ab" * 32,
         )
 
     def gateway(self, work: AlphaAssignment | LossesAssignment, queries: int) -> None:
         """Asks the model for some queries, which cost half of the worst case."""
-        asked = self.asked(work, self.machine.worst_query * queries)
-        assert self.apply(asked) == ()
-        self.apply(answered(asked, Usage(requests=queries)))
+        call = self.call(work, self.machine.worst_query * queries)
+        assert self.apply(reserve_call, **call).refusal is None
+        self.answered(call, Usage(requests=queries))
 
-    def asked(
+    def call(
         self, work: AlphaAssignment | LossesAssignment, worst: Usage, call: str | None = None
-    ) -> CallReserved:
-        """The gateway is queried; by a separate request unless `call` names it."""
+    ) -> dict[str, Any]:
+        """A reservation of the gateway; for a separate request unless `call` names it."""
         self.made += 1
-        name = f"call-{self.made}" if call is None else call
-        return CallReserved(
-            assignment_id=work.assignment_id,
-            call=name,
-            attempt=f"{HERE}/{self.made}",
-            worst=worst,
-        )
+        return {
+            "assignment_id": work.assignment_id,
+            "call": f"call-{self.made}" if call is None else call,
+            "attempt": f"{HERE}/{self.made}",
+            "worst": worst,
+        }
+
+    def answered(self, call: Mapping[str, Any], used: Usage) -> None:
+        """An attempt ends."""
+        ids = {key: call[key] for key in ("assignment_id", "attempt")}
+        self.apply(settle_call, **ids, used=used)
 
     def play(self, clients: Iterable[int] = (0, 1, 2), most: int = 500) -> None:
         """Play to the end of the run, with clients that do all their work."""
@@ -261,13 +262,13 @@ class Game:
                     self.send(work, answer_to(self, work))
         pytest.fail(f"the run did not end: {self.state}")
 
-    def advance(self, seconds: float) -> tuple[Effect, ...]:
+    def advance(self, seconds: float) -> Result[Any]:
         self.now += seconds
-        return self.apply(TimePassed())
+        return self.apply(expire)
 
     @property
     def reports(self) -> list[Any]:
-        return [effect.report for effect in self.effects if isinstance(effect, RoundFinished)]
+        return [finished.report for finished in self.rounds]
 
     @property
     def spent(self) -> Usage:
@@ -276,11 +277,6 @@ class Game:
     @property
     def leased(self) -> Usage:
         return self.state.account.leased
-
-    def only(self, kind: type[Any]) -> Any:
-        """The one effect of this kind so far."""
-        (effect,) = [effect for effect in self.effects if isinstance(effect, kind)]
-        return effect
 
 
 def _working(state: RunState) -> set[str]:
@@ -297,9 +293,9 @@ def check_within_cap(account: Account) -> None:
         assert held[unit] <= cap, f"{held[unit]} {unit} of {cap}"
 
 
-def refusal(effects: tuple[Effect, ...]) -> Refused:
-    (refused,) = [effect for effect in effects if isinstance(effect, Refused)]
-    return refused
+def refusal(result: Result[Any]) -> ProblemError:
+    assert result.refusal is not None
+    return result.refusal
 
 
 both = pytest.mark.parametrize("exchange", ["alpha", "losses"])

@@ -9,37 +9,35 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fedone_sdk.aggregator.rounds.events import (
-    Assigned,
-    CallReserved,
-    Effect,
-    EvaluationReserved,
-    EvaluationSettled,
-    Event,
-    Measured,
-    MemorySaved,
-    ModelSeen,
-    PauseRequested,
-    QuarantineLifted,
-    QuarantineRequested,
-    RaiseRequested,
-    Refused,
-    RenewalRequested,
-    ReplicasLost,
-    ResumeRequested,
-    RollbackRequested,
-    RunEnded,
-    RunRolledBack,
-    SeatsVacant,
-    StopRequested,
-    TimePassed,
-    WorkDeclined,
-    WorkRequested,
+from fedone_sdk.aggregator.rounds.lifecycle import (
+    charge_lost_replicas,
+    pause,
+    raise_caps,
+    record_metric,
+    record_model,
+    resume,
+    roll_back,
+    stop,
 )
-from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.rounds.seats import (
+    assign,
+    clear_unfit,
+    decline,
+    expire,
+    fill,
+    lift_quarantine,
+    quarantine,
+    renew,
+)
+from fedone_sdk.aggregator.rounds.spending import (
+    reserve_call,
+    reserve_evaluation,
+    settle_evaluation,
+)
+from fedone_sdk.aggregator.rounds.state import Result, RunState
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import LossesAssignment, Scored
-from tests.unit.machine.game import GATEWAY_QUERY, HERE, MODEL, Game, answer_to, answered, spec_of
+from tests.unit.machine.game import GATEWAY_QUERY, HERE, MODEL, Game, answer_to, spec_of
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -55,6 +53,8 @@ class AnyOrder(RuleBasedStateMachine):
         gateway=st.booleans(),
         trusted=st.booleans(),
         rounds=st.integers(1, 4),
+        max_lost=st.integers(1, 4),
+        max_renewals=st.integers(0, 3),
         queries=st.none() | st.integers(0, 60),
         requests=st.none() | st.integers(0, 90),
         usd=st.none() | st.decimals("0", "0.5", places=3),
@@ -71,6 +71,8 @@ class AnyOrder(RuleBasedStateMachine):
         gateway: bool,
         trusted: bool,
         rounds: int,
+        max_lost: int,
+        max_renewals: int,
         queries: int | None,
         requests: int | None,
         usd: Decimal | None,
@@ -101,10 +103,12 @@ class AnyOrder(RuleBasedStateMachine):
                 **options,
             ),
             gateway=gateway,
+            MAX_LOST=max_lost,
+            MAX_RENEWALS=max_renewals,
         )
         self.memories: dict[int, Any] = {}
         self.known: list[Any] = []
-        self.calls: list[CallReserved] = []
+        self.calls: list[dict[str, Any]] = []
         self.may_have_been_sent = NOTHING
         self.evaluations: list[tuple[str, Usage]] = []
 
@@ -112,33 +116,28 @@ class AnyOrder(RuleBasedStateMachine):
     def state(self) -> RunState:
         return self.game.state
 
-    def apply(self, event: Event) -> tuple[Effect, ...]:
-        effects = self.game.apply(event)
-        for effect in effects:
-            if isinstance(effect, MemorySaved):
-                self.memories[effect.client] = effect.memory
-            elif isinstance(effect, Assigned):
-                self.known.append(effect.assignment)
-        return effects
+    def apply(self, handler: Any, **data: Any) -> Result[Any]:
+        result = self.game.apply(handler, **data)
+        self.memories.update(result.memories)
+        if handler is assign and result.reply is not None:
+            self.known.append(result.reply)
+        return result
 
     @rule(clients=st.dictionaries(st.integers(0, 5), st.integers(1, 9), max_size=6))
     def seats_vacant(self, clients: dict[int, int]) -> None:
-        self.apply(SeatsVacant(available=clients))
+        self.apply(fill, available=clients)
 
     @rule(client=st.integers(0, 5))
     def work_asked(self, client: int) -> None:
         before = self.state.account.leases
         seat = self.state.seat_of(client)
         self.game.made += 1
-        event = WorkRequested(
-            client=client,
-            assignment_id=f"work-{self.game.made}",
-            memory=self.memories.get(client, {}) if self.game.machine.remembers_clients else {},
-        )
-        effects = self.apply(event)
+        memory = self.memories.get(client, {}) if self.game.machine.remembers_clients else {}
+        work = f"work-{self.game.made}"
+        result = self.apply(assign, client=client, assignment_id=work, memory=memory)
         if seat is None or seat.phase == "working":
             assert self.state.account.leases == before
-            assert bool(effects) == (seat is not None and self.state.running)
+            assert (result.reply is not None) == (seat is not None and self.state.running)
 
     @rule()
     def every_seat_works(self) -> None:
@@ -165,17 +164,19 @@ class AnyOrder(RuleBasedStateMachine):
         self.game.send(work, answer_to(self.game, work).model_copy(update=changes))
 
     @precondition(lambda self: self.known)
-    @rule(data=st.data(), reported=st.integers(0, 9))
-    def declined(self, data: st.DataObject, reported: int) -> None:
+    @rule(data=st.data(), reported=st.integers(0, 9), unfit=st.booleans())
+    def declined(self, data: st.DataObject, reported: int, unfit: bool) -> None:
         work = data.draw(st.sampled_from(self.known))
         usage = Usage(queries=reported)
-        self.apply(WorkDeclined(assignment_id=work.assignment_id, reason="tired", usage=usage))
+        self.apply(
+            decline, assignment_id=work.assignment_id, reason="tired", usage=usage, unfit=unfit
+        )
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
     def renewed(self, data: st.DataObject) -> None:
         work = data.draw(st.sampled_from(self.known))
-        self.apply(RenewalRequested(assignment_id=work.assignment_id))
+        self.apply(renew, assignment_id=work.assignment_id)
 
     @precondition(lambda self: self.known and self.game.machine.gateway_model)
     @rule(data=st.data(), queries=st.integers(1, 12), retry=st.booleans())
@@ -185,8 +186,8 @@ class AnyOrder(RuleBasedStateMachine):
         seat = self.state.seat_with(work.assignment_id)
         known = sorted(seat.calls) if retry and seat is not None else []
         call = known[0] if known else None
-        asked = self.game.asked(work, worst, call)
-        if not self.apply(asked):
+        asked = self.game.call(work, worst, call)
+        if self.apply(reserve_call, **asked).refusal is None:
             self.calls.append(asked)
             self.may_have_been_sent += worst.without_queries() if known else worst
 
@@ -195,11 +196,11 @@ class AnyOrder(RuleBasedStateMachine):
     def gateway_answered(self, data: st.DataObject, share: int) -> None:
         position = data.draw(st.integers(0, len(self.calls) - 1))
         asked = self.calls.pop(position)
-        worst = asked.worst.without_queries()
+        worst = asked["worst"].without_queries()
         used = Usage(requests=worst.requests * share // 4)
-        seat = self.state.seat_with(asked.assignment_id)
-        in_time = seat is not None and asked.attempt in seat.sent
-        assert self.apply(answered(asked, used)) == ()
+        seat = self.state.seat_with(asked["assignment_id"])
+        in_time = seat is not None and asked["attempt"] in seat.sent
+        self.game.answered(asked, used)
         if in_time:
             back = {u: getattr(worst, u) - getattr(used, u) for u in Usage.model_fields}
             sent = self.may_have_been_sent
@@ -211,7 +212,7 @@ class AnyOrder(RuleBasedStateMachine):
         if lease_id in self.state.evaluation.leases:
             return
         worst = GATEWAY_QUERY * queries
-        if not self.apply(EvaluationReserved(lease_id=lease_id, worst=worst)):
+        if self.apply(reserve_evaluation, lease_id=lease_id, worst=worst).refusal is None:
             self.evaluations.append((lease_id, worst))
 
     @precondition(lambda self: self.evaluations)
@@ -219,70 +220,73 @@ class AnyOrder(RuleBasedStateMachine):
     def evaluation_settled(self, data: st.DataObject) -> None:
         position = data.draw(st.integers(0, len(self.evaluations) - 1))
         lease_id, worst = self.evaluations.pop(position)
-        self.apply(EvaluationSettled(lease_id=lease_id, used=Usage(queries=worst.queries)))
+        self.apply(settle_evaluation, lease_id=lease_id, used=Usage(queries=worst.queries))
 
     @rule(seconds=st.sampled_from([1, 10, 60, 100]))
     def time_passes(self, seconds: float) -> None:
         self.game.now += seconds
-        self.apply(TimePassed())
+        self.apply(expire)
 
     @rule(down=st.booleans())
     def restarted(self, down: bool) -> None:
-        self.apply(ReplicasLost(alive=frozenset({"another"}), down=down))
+        self.apply(charge_lost_replicas, alive=frozenset({"another"}), down=down)
         self.evaluations.clear()
 
     @rule()
     def another_replica_restarted(self) -> None:
         before = self.state.seats
-        self.apply(ReplicasLost(alive=frozenset({HERE}), down=False))
+        self.apply(charge_lost_replicas, alive=frozenset({HERE}), down=False)
         assert self.state.seats == before
 
     @rule(client=st.integers(0, 5))
     def quarantined(self, client: int) -> None:
-        self.apply(QuarantineRequested(client=client, reason="lies"))
+        self.apply(quarantine, client=client, reason="lies")
         assert self.state.seat_of(client) is None
 
     @rule(client=st.integers(0, 5))
+    def changed(self, client: int) -> None:
+        self.apply(clear_unfit, client=client)
+        assert client not in self.state.unfit
+
+    @rule(client=st.integers(0, 5))
     def released(self, client: int) -> None:
-        self.apply(QuarantineLifted(client=client))
+        self.apply(lift_quarantine, client=client)
 
     @rule(data=st.data())
     def rolled_back(self, data: st.DataObject) -> None:
         spent, before = self.game.spent, self.state
         to_round = data.draw(st.integers(0, before.round))
         start = self.game.machine.initial_state().method
-        effects = self.apply(
-            RollbackRequested(method=start, to_round=to_round, reason="a lying client")
-        )
-        if any(isinstance(effect, RunRolledBack) for effect in effects):
+        result = self.apply(roll_back, method=start, to_round=to_round, reason="a lying client")
+        if result.refusal is None:
             assert (self.state.round, self.state.seats) == (to_round, ())
             assert self.state.rollbacks == before.rollbacks + 1
             assert self.game.spent.queries >= spent.queries
 
     @rule(model=st.sampled_from(["m-1", "m-2"]))
     def model_seen(self, model: str) -> None:
-        self.apply(ModelSeen(model=model))
+        self.apply(record_model, model=model)
 
     @rule()
     def pause(self) -> None:
-        self.apply(PauseRequested(reason="the key was revoked"))
+        self.apply(pause, reason="the key was revoked")
 
     @rule(status=st.sampled_from(["stopped", "failed"]))
     def stop(self, status: Any) -> None:
-        self.apply(StopRequested(status=status))
+        self.apply(stop, status=status)
 
     @rule()
     def resume(self) -> None:
-        self.apply(ResumeRequested())
+        self.apply(resume)
 
     @rule(unit=st.sampled_from(["queries", "requests", "usd"]), cap=st.integers(0, 90))
     def raise_caps(self, unit: str, cap: int) -> None:
         before, account = self.state, self.state.account
         held = getattr(account.held, unit)
         now = None if account.cap is None else getattr(account.cap, unit)
-        effects = self.apply(RaiseRequested(caps=Budget(**{unit: cap})))
+        result = self.apply(raise_caps, caps=Budget(**{unit: cap}))
         assert self.state.account.held == account.held
-        if any(isinstance(effect, Refused) for effect in effects):
+        if result.refusal is not None:
             assert now is None or cap < max(now, held) or before.status == "completed"
         elif cap != now:
             assert account.cap is not None
@@ -293,7 +297,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(value=st.floats(0, 1))
     def measured(self, value: float) -> None:
-        self.apply(Measured(which="before", value=value))
+        self.apply(record_metric, which="before", value=value)
 
     @invariant()
     def what_may_have_been_sent_is_held(self) -> None:
@@ -310,16 +314,14 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "game"):
             return
         for lease_id, worst in self.evaluations:
-            self.apply(EvaluationSettled(lease_id=lease_id, used=worst))
+            self.apply(settle_evaluation, lease_id=lease_id, used=worst)
         if self.state.status in ("stopped", "failed"):
-            self.apply(ResumeRequested())
+            self.apply(resume)
         for client in self.state.quarantined:
-            self.apply(QuarantineLifted(client=client))
+            self.apply(lift_quarantine, client=client)
         self.game.play(range(6))
         assert self.state.status in ("completed", "budget_exhausted", "failed")
         assert self.state.account.leased == NOTHING
-        ends = [effect for effect in self.game.effects if isinstance(effect, RunEnded)]
-        assert ends[-1].status == self.state.status
 
 
 TestAnyOrder = AnyOrder.TestCase

@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.rounds.events import (
-    CapsRaised,
-    EvaluationReserved,
-    Measured,
-    RaiseRequested,
-    SeatOffered,
-    StopRequested,
-)
-from fedone_sdk.aggregator.rounds.work import assignment
+from fedone_sdk.aggregator.rounds.lifecycle import raise_caps, record_metric, stop
+from fedone_sdk.aggregator.rounds.seats import assignment
+from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
+from fedone_sdk.aggregator.rounds.state import offers
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import Budget, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
@@ -23,7 +18,7 @@ SEARCH: dict[str, Any] = {"name": "random", "rounds": 100, "participation": LOSS
 
 
 def raised(game: Game, **caps: Any) -> Any:
-    return game.apply(RaiseRequested(caps=Budget(**caps)))
+    return game.apply(raise_caps, caps=Budget(**caps))
 
 
 @both
@@ -33,11 +28,11 @@ def test_a_run_that_is_raised_is_the_run_with_the_higher_cap(exchange: str) -> N
     whole.play()
     game = Game(spec_of(rounds=9, budget={"queries": 8}, participation=part))
     game.play()
-    game.apply(Measured(which="after", value=0.5))
+    game.apply(record_metric, which="after", value=0.5)
     assert game.state.status == "budget_exhausted"
     raised(game, queries=20)
     assert (game.state.running, game.state.metric.after, game.state.ended_at) == (True, None, None)
-    assert game.only(CapsRaised).record == {"round": 2, "cap": {"queries": "20"}}
+    assert game.log == [("budget", {"round": 2, "cap": {"queries": "20"}})]
     game.play()
     assert (game.state.status, game.spent) == ("budget_exhausted", whole.spent)
     assert alpha_sha256(game.state.method.alpha) == alpha_sha256(whole.state.method.alpha)
@@ -47,9 +42,11 @@ def test_a_seat_that_waits_for_money_gets_its_work() -> None:
     game = Game(spec_of(rounds=9, budget={"queries": 8, "requests": 8}), gateway=True)
     (client,) = game.seat()
     lease = Usage(requests=8)
-    game.apply(EvaluationReserved(lease_id="this-replica/evaluation", worst=lease))
+    game.apply(reserve_evaluation, lease_id="this-replica/evaluation", worst=lease)
     assert game.claim(client) is None
-    assert SeatOffered(client=client) in raised(game, requests=16)
+    before = game.state
+    raised(game, requests=16)
+    assert offers(before, game.state) == (client,)
     assert game.claim(client) is not None
 
 
@@ -96,7 +93,7 @@ def test_a_cap_is_never_lowered(caps: Any, said: str) -> None:
     game = Game(spec_of(rounds=9, budget={"queries": 8}))
     before = game.state
     assert refusal(raised(game, **caps)).detail == said
-    assert raised(game, queries=8) == ()  # as after an answer that was lost
+    raised(game, queries=8)  # as after an answer that was lost
     assert game.state is before
 
 
@@ -114,6 +111,6 @@ def test_a_run_without_caps_or_with_all_rounds_done_is_not_raised() -> None:
 
 def test_a_stopped_run_stays_stopped() -> None:
     game = Game(spec_of(rounds=9, budget={"queries": 8}))
-    game.apply(StopRequested())
+    game.apply(stop)
     raised(game, queries=16)
     assert (game.state.status, game.state.account.cap) == ("stopped", Budget(queries=16))

@@ -13,10 +13,6 @@ from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds import MIN_SAMPLES
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
-from fedone_sdk.aggregator.rounds.events import (
-    RoundFinished,
-)
-from fedone_sdk.aggregator.rounds.prompts import candidates
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.calibration import bias_grid, class_losses
 from fedone_sdk.messages import (
@@ -207,7 +203,7 @@ def test_the_method_is_told_them() -> None:
     game = Game(calibrated(rounds=2))
     work = game.take()
     (seat,) = game.state.seats
-    asked, start = candidates(game.machine, game.state, seat), game.state.method
+    asked, start = game.machine.candidates(game.state, seat), game.state.method
     update = update_for(game, work, counts=(3, 1))
     game.send(work, update)
     assert update.by_class is not None
@@ -234,7 +230,7 @@ def test_the_log_and_the_history() -> None:
     work = game.take()
     update = update_for(game, work)
     game.send(work, update)
-    (finished,) = [effect for effect in game.effects if isinstance(effect, RoundFinished)]
+    (finished,) = game.rounds
     (seat,) = json.loads(json.dumps(finished.record))["seats"]
     assert seat["losses"] == [list(update.losses)]
     assert finished.report.mean_loss == pytest.approx(np.mean(update.losses))
@@ -258,7 +254,7 @@ def test_local_steps_and_several_clients() -> None:
     updates, asked = {}, {}
     for client, given in zip((one, other), works, strict=True):
         assert given is not None
-        asked[client] = candidates(several.machine, several.state, seats[client])
+        asked[client] = several.machine.candidates(several.state, seats[client])
         updates[client] = update_for(several, given, counts=(1, 1) if client == one else (3, 0))
         several.send(given, updates[client])
     # In order of enrolment, not of arrival.
@@ -310,7 +306,7 @@ class TestDefence:
         best = from_wire(honest.by_class).mean(axis=1).min(axis=1).astype(np.float64)
         lying = curves_of(20.0 * (best.max() - best))  # the worst prompts look best by far
         game.send(work, update_of(game, work, lying, (1, 1)))
-        verdicts = [e.record["defence"] for e in game.effects if isinstance(e, RoundFinished)]
+        verdicts = [one.record["defence"] for one in game.rounds]
         assert [one["outlier"] for (one,) in verdicts] == [False] * 20 + [True]
         assert plain(game.state.method) == plain(before)
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedone_sdk.aggregator.rounds import ONE_QUERY
-from fedone_sdk.aggregator.rounds.events import (
-    DeadlineExtended,
-    RenewalRequested,
-    RoundFinished,
-    RunEnded,
-    WorkClosed,
-    WorkDeclined,
-)
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds import ONE_QUERY, RoundMachine
+from fedone_sdk.aggregator.rounds.seats import decline, renew
+from fedone_sdk.aggregator.rounds.spending import reserve_call
+from fedone_sdk.aggregator.rounds.state import Closed
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import LOSSES, SAMPLES, Game, both, refusal, spec_of
 
@@ -24,27 +18,21 @@ class TestDeadlines:
         game = Game(spec_of(participation={"exchange": exchange}))
         work = game.take([0, 1])
         loser = game.state.seats[0].client
-        assert game.advance(99) == ()
-        (closed,) = game.advance(1)
-        assert closed == WorkClosed(
+        assert not game.advance(99).closed
+        (closed,) = game.advance(1).closed
+        assert closed == Closed(
             assignment_id=work.assignment_id, client=loser, reason="the deadline passed"
         )
         assert game.state.seats == ()
         assert game.spent.queries == SAMPLES  # it scores itself, so all of it may be spent
         assert game.seat([0, 1]) == [1 - loser]
 
-    def test_the_same_client_again_if_no_other_is_left(self) -> None:
-        game = Game(spec_of())
-        game.take([3])
-        game.advance(100)
-        assert game.seat([3]) == [3]
-
     def test_an_unused_offer_costs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
         game = Game(spec_of())
         for _ in range(5):
             assert len(game.seat([0, 1])) == 1
-            assert game.advance(10) == ()
+            assert not game.advance(10).closed
         assert game.state.running
         assert game.spent == NOTHING
 
@@ -52,40 +40,28 @@ class TestDeadlines:
         game = Game(spec_of())
         work = game.take()
         game.advance(60)
-        (again,) = game.apply(RenewalRequested(assignment_id=work.assignment_id))
-        assert again == DeadlineExtended(deadline_s=100)
+        assert game.apply(renew, assignment_id=work.assignment_id).reply.deadline_s == 100
         game.advance(99)
         assert game.state.seat_with(work.assignment_id) is not None
         assert game.state.next_deadline == game.now + 1
 
     @both
     def test_renewals_are_counted(self, exchange: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_RENEWALS", 2)
+        monkeypatch.setattr(RoundMachine, "MAX_RENEWALS", 2)
         game = Game(spec_of(participation={"exchange": exchange}))
         work = game.take()
-        renewed = RenewalRequested(assignment_id=work.assignment_id)
         for _ in range(2):
             game.advance(99)
-            assert isinstance(game.apply(renewed)[0], DeadlineExtended)
+            assert game.apply(renew, assignment_id=work.assignment_id).refusal is None
         game.advance(50)
-        refused = refusal(game.apply(renewed))
+        refused = refusal(game.apply(renew, assignment_id=work.assignment_id))
         assert (refused.code, refused.detail) == (
             "renewal_refused",
             f"assignment {work.assignment_id} was renewed 2 times already",
         )
         game.advance(49)
         assert game.state.seat_with(work.assignment_id) is not None
-        (closed,) = game.advance(1)
-        assert isinstance(closed, WorkClosed)
-
-    def test_each_assignment_has_its_own_renewals(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_RENEWALS", 1)
-        game = Game(spec_of(local_steps=2, participation={**LOSSES}))
-        for _ in range(2):
-            work = game.take([0])
-            game.apply(RenewalRequested(assignment_id=work.assignment_id))
-            game.send(work)
-        assert game.state.round == 1
+        assert len(game.advance(1).closed) == 1
 
     @both
     def test_a_late_update_after_another_client_s_changes_nothing(self, exchange: str) -> None:
@@ -117,12 +93,13 @@ class TestDeadlines:
         work = game.take()
         game.advance(100)
         assert refusal(game.send(work)).code == "assignment_expired"
-        for event in (
-            RenewalRequested(assignment_id=work.assignment_id),
-            WorkDeclined(assignment_id=work.assignment_id, reason="late"),
-            game.asked(work, ONE_QUERY),
+        late = {"assignment_id": work.assignment_id}
+        for refused in (
+            game.apply(renew, **late),
+            game.apply(decline, **late, reason="late"),
+            game.apply(reserve_call, **game.call(work, ONE_QUERY)),
         ):
-            assert refusal(game.apply(event)).code == "assignment_expired"
+            assert refusal(refused).code == "assignment_expired"
 
     def test_local_steps_before_the_deadline_count(self) -> None:
         game = Game(spec_of(rounds=2, local_steps=3, participation=LOSSES))
@@ -130,19 +107,19 @@ class TestDeadlines:
         game.take()
         game.advance(100)
         assert game.state.round == 1
-        assert game.only(RoundFinished).report.queries == 2 * SAMPLES  # the lost one was paid too
-        assert game.only(WorkClosed).reason == "the deadline passed"
+        assert game.rounds[-1].report.queries == 2 * SAMPLES  # the lost one was paid too
+        assert game.closed[-1].reason == "the deadline passed"
 
     @both
     def test_too_many_lost_in_a_row_fail_the_run(
         self, exchange: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 2)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 2)
         game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
         works = [game.claim(client) for client in game.seat(range(9))]
         for work in works:
             assert work is not None
-            game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
+            game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
             if game.state.running:
                 for client in game.seat(range(9)):
                     game.claim(client)
@@ -153,13 +130,13 @@ class TestDeadlines:
         # Nothing is left behind: no lease, no seat, and a late client gets an answer.
         assert game.leased == NOTHING
         assert game.state.seats == ()
-        closed = {effect.assignment_id for effect in game.effects if isinstance(effect, WorkClosed)}
+        closed = {one.assignment_id for one in game.closed if one.receipt is None}
         assert len(closed) == 5
         assert works[0] is not None
         assert refusal(game.send(works[0])).code == "assignment_expired"
 
     def test_an_accepted_update_ends_the_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 2)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 2)
         game = Game(spec_of(rounds=9))
         for _ in range(6):
             game.take()
@@ -170,15 +147,9 @@ class TestDeadlines:
         assert game.state.round == 6
 
     def test_all_seats_may_be_lost_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 2)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 2)
         game = Game(spec_of(participation={"clients_per_round": 3}))
         for client in game.seat():
             game.claim(client)
-        effects = game.advance(100)
-        assert [type(effect) for effect in effects] == [
-            WorkClosed,
-            WorkClosed,
-            WorkClosed,
-            RunEnded,
-        ]
+        assert len(game.advance(100).closed) == 3
         assert game.state.status == "failed"

@@ -7,20 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.rounds import ONE_QUERY
-from fedone_sdk.aggregator.rounds.events import (
-    Measured,
-    ModelSeen,
-    PauseRequested,
-    ResumeRequested,
-    RollbackRequested,
-    RoundFinished,
-    RunEnded,
-    StopRequested,
-    WorkClosed,
-    WorkDeclined,
+from fedone_sdk.aggregator.rounds import ONE_QUERY, RoundMachine
+from fedone_sdk.aggregator.rounds.lifecycle import (
+    pause,
+    record_metric,
+    record_model,
+    resume,
+    roll_back,
+    stop,
 )
-from fedone_sdk.aggregator.rounds.rules import Rules
+from fedone_sdk.aggregator.rounds.seats import decline
+from fedone_sdk.aggregator.rounds.spending import reserve_call
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from tests.unit.machine.game import LOSSES, MODEL, SAMPLES, Game, both, refusal, spec_of
@@ -32,14 +29,13 @@ class TestPauses:
         game = Game(spec_of(rounds=3), gateway=True)
         work = game.take()
         game.gateway(work, SAMPLES)
-        game.apply(PauseRequested(reason="the key was revoked"))
+        game.apply(pause, reason="the key was revoked")
         return game, work
 
     def test_a_pause_ends_only_waits(self) -> None:
         game, work = self.paused()
         assert (game.state.status, game.state.paused) == ("stopped", True)
         assert game.state.reason == "paused: the key was revoked"
-        assert game.only(RunEnded).status == "stopped"
         assert game.state.seat_with(work.assignment_id) is not None
         assert game.leased.queries == SAMPLES
 
@@ -47,14 +43,15 @@ class TestPauses:
         game, work = self.paused()
         game.advance(100_000)
         assert game.state.seat_with(work.assignment_id) is not None
-        declined = WorkDeclined(assignment_id=work.assignment_id, reason="the gateway failed")
-        assert refusal(game.apply(declined)).code == "run_conflict"
-        assert refusal(game.apply(game.asked(work, ONE_QUERY))).code == "run_conflict"
+        refused = game.apply(decline, assignment_id=work.assignment_id, reason="it failed")
+        assert refusal(refused).code == "run_conflict"
+        call = game.call(work, ONE_QUERY)
+        assert refusal(game.apply(reserve_call, **call)).code == "run_conflict"
 
     def test_resumed_the_same_client_gets_the_same_work(self) -> None:
         game, work = self.paused()
         game.advance(100_000)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         assert (game.state.status, game.state.paused, game.state.reason) == ("running", False, None)
         again = game.claim(game.state.seats[0].client)
         assert again == work
@@ -70,62 +67,54 @@ class TestPauses:
 
     def test_a_paused_run_can_be_stopped_for_good(self) -> None:
         game, _ = self.paused()
-        game.apply(StopRequested())
+        game.apply(stop)
         assert (game.state.status, game.state.paused, game.leased) == ("stopped", False, NOTHING)
-        game.apply(PauseRequested(reason="too late"))
+        game.apply(pause, reason="too late")
         assert not game.state.paused
 
 
 class TestModels:
     def test_the_first_model_is_noted(self) -> None:
         game = Game(spec_of(), gateway=True)
-        assert game.apply(ModelSeen(model="m-1")) == ()
-        assert game.apply(ModelSeen(model="m-1")) == ()
+        for _ in range(2):
+            game.apply(record_model, model="m-1")
         assert (game.state.models, game.state.status) == (("m-1",), "running")
 
     def test_another_one_pauses_the_run_until_it_is_accepted(self) -> None:
         game = Game(spec_of(), gateway=True)
-        game.apply(ModelSeen(model="m-1"))
-        game.apply(ModelSeen(model="m-2"))
+        game.apply(record_model, model="m-1")
+        game.apply(record_model, model="m-2")
         assert game.state.paused
         assert game.state.reason == (
             "paused: the provider answers with 'm-2' now, it was 'm-1'; resume the run to accept it"
         )
-        game.apply(ResumeRequested())
-        game.apply(ModelSeen(model="m-2"))
-        game.apply(ModelSeen(model="m-1"))  # a cache may still hold its answers
+        game.apply(resume)
+        game.apply(record_model, model="m-2")
+        game.apply(record_model, model="m-1")  # a cache may still hold its answers
         assert (game.state.models, game.state.status) == (("m-1", "m-2"), "running")
 
     def test_a_paused_run_tells_of_it_too(self) -> None:
         game = Game(spec_of(), gateway=True)
-        game.apply(ModelSeen(model="m-1"))
-        game.apply(PauseRequested(reason="the key was revoked"))
-        game.apply(ModelSeen(model="m-2"))
+        game.apply(record_model, model="m-1")
+        game.apply(pause, reason="the key was revoked")
+        game.apply(record_model, model="m-2")
         assert game.state.reason == (
             "paused: the key was revoked; the provider answers with 'm-2' now, it was 'm-1'; "
             "resume the run to accept it"
         )
 
-    def test_an_ended_run_only_notes_it(self) -> None:
-        game = Game(spec_of(), gateway=True)
-        game.apply(ModelSeen(model="m-1"))
-        game.apply(StopRequested())
-        game.apply(ModelSeen(model="m-2"))
-        assert (game.state.reason, game.state.paused) == (None, False)
-        assert game.state.models == ("m-1", "m-2")
-
     def test_a_resume_accepts_the_server_s_model(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.state = replace(game.state, model="another")
-        game.apply(PauseRequested(reason="the server's model is another"))
-        game.apply(ResumeRequested())
+        game.apply(pause, reason="the server's model is another")
+        game.apply(resume)
         assert game.state.model == game.machine.gateway_model
 
     def test_a_server_that_cannot_ask_its_model_keeps_the_runs_one(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.machine = game.machine.with_model("", game.machine.worst_query)
-        game.apply(StopRequested())
-        game.apply(ResumeRequested())
+        game.apply(stop)
+        game.apply(resume)
         assert game.state.model == MODEL
 
 
@@ -138,8 +127,8 @@ class TestStopAndResume:
         assert done is not None
         assert lost is not None
         game.send(done)
-        effects = game.apply(StopRequested(reason="enough"))
-        assert [type(effect) for effect in effects] == [WorkClosed, RoundFinished, RunEnded]
+        result = game.apply(stop, reason="enough")
+        assert (len(result.closed), result.finished is None) == (1, False)
         assert (game.state.status, game.state.reason) == ("stopped", "enough")
         assert game.state.ended_at == game.now
         assert game.state.round == 1
@@ -147,7 +136,7 @@ class TestStopAndResume:
         assert game.seat() == []
         assert game.claim(first) is None
         assert refusal(game.send(lost)).code == "assignment_expired"
-        game.apply(ResumeRequested())
+        game.apply(resume)
         assert game.state.running
         assert (game.state.reason, game.state.ended_at) == (None, None)
         game.play()
@@ -160,8 +149,7 @@ class TestStopAndResume:
         assert done is not None
         game.claim(second)
         game.send(done)
-        effects = game.apply(StopRequested())
-        assert [type(effect) for effect in effects] == [WorkClosed, RoundFinished, RunEnded]
+        game.apply(stop)
         assert (game.state.status, game.state.round) == ("completed", 1)
 
     def test_stop_between_local_steps_keeps_them(self) -> None:
@@ -174,9 +162,9 @@ class TestStopAndResume:
         assert work is not None
         assert other is not None
         game.send(work)  # is offered its second step now
-        game.apply(StopRequested())
+        game.apply(stop)
         assert game.reports[0].queries == SAMPLES
-        assert game.only(RoundFinished).clients == (first,)
+        assert game.rounds[-1].clients == (first,)
         assert not np.array_equal(game.state.method.alpha, before)
 
     @both
@@ -187,9 +175,9 @@ class TestStopAndResume:
         for client in game.seat(clients):
             game.claim(client)
         seats = game.state.seats
-        game.apply(StopRequested())
+        game.apply(stop)
         assert game.state.seats == ()
-        game.apply(ResumeRequested())
+        game.apply(resume)
         for client in game.seat(clients):
             game.claim(client)
         ids = {seat.slot: seat.assignment_id for seat in seats}
@@ -204,42 +192,41 @@ class TestStopAndResume:
         for client in first:
             work = game.claim(client)
             assert work is not None
-            game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
+            game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
         assert set(first).isdisjoint(game.seat(clients))
-        game.apply(StopRequested())
-        game.apply(ResumeRequested())
+        game.apply(stop)
+        game.apply(resume)
         assert game.seat(clients) == first
 
     def test_stopping_is_no_failure_of_the_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
         game = Game(spec_of(participation={"clients_per_round": 3}))
         for client in game.seat():
             game.claim(client)
-        effects = game.apply(StopRequested())
+        assert len(game.apply(stop).closed) == 3
         assert game.state.status == "stopped"
-        assert [type(e) for e in effects] == [WorkClosed] * 3 + [RunEnded]
 
     def test_a_failed_run_may_go_on_with_a_new_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Rules, "MAX_LOST", 1)
+        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
         game = Game(spec_of())
         for _ in range(2):
             game.take()
             game.advance(100)
         assert game.state.status == "failed"
-        game.apply(ResumeRequested())
+        game.apply(resume)
         game.take()
         game.advance(100)
         assert game.state.running
 
     def test_only_where_it_makes_sense(self) -> None:
         game = Game(spec_of())
-        assert refusal(game.apply(ResumeRequested())).code == "run_conflict"
-        game.apply(StopRequested())
-        assert refusal(game.apply(StopRequested())).code == "run_conflict"
+        assert refusal(game.apply(resume)).code == "run_conflict"
+        game.apply(stop)
+        assert refusal(game.apply(stop)).code == "run_conflict"
         done = Game(spec_of(rounds=1))
         done.play()
-        for event in (ResumeRequested(), StopRequested()):
-            refused = refusal(done.apply(event))
+        for handler in (resume, stop):
+            refused = refusal(done.apply(handler))
             assert (refused.code, "completed" in refused.detail) == ("run_conflict", True)
 
     def test_a_measurement_of_another_prompt_is_not_the_end_s(self) -> None:
@@ -248,21 +235,16 @@ class TestStopAndResume:
         game.send(game.take())
 
         def after(value: float, at: tuple[int, int]) -> float | None:
-            game.apply(Measured(which="after", value=value, at=at))
+            game.apply(record_metric, which="after", value=value, at=at)
             return game.state.metric.after
 
-        game.apply(StopRequested())
+        game.apply(stop)
         assert after(0.1, (0, 0)) is None
         assert after(0.2, (1, 0)) == 0.2
-        game.apply(RollbackRequested(method=start.method, to_round=0, reason="a lying client"))
+        game.apply(roll_back, method=start.method, to_round=0, reason="a lying client")
         assert after(0.2, (1, 0)) is None
         assert after(0.3, (0, 0)) is None
         assert after(0.4, (0, 1)) == 0.4
-
-    def test_ended_by_whom(self) -> None:
-        game = Game(spec_of())
-        game.apply(StopRequested(status="failed", reason="the disk is full"))
-        assert (game.state.status, game.state.reason) == ("failed", "the disk is full")
 
 
 class TestKeptStops:
@@ -271,15 +253,15 @@ class TestKeptStops:
         work = game.take()
         game.gateway(work, SAMPLES)
         leased = game.state.account.leased
-        game.apply(StopRequested(reason="interrupted", keep=True))
+        game.apply(stop, reason="interrupted", keep=True)
         assert (game.state.status, game.state.paused) == ("stopped", False)
         assert game.state.reason == "interrupted"
         assert game.state.account.leased == leased != NOTHING
         assert [seat.assignment_id for seat in game.state.seats] == [work.assignment_id]
-        declined = WorkDeclined(assignment_id=work.assignment_id, reason="the app ends")
-        assert refusal(game.apply(declined)).code == "run_conflict"
+        refused = game.apply(decline, assignment_id=work.assignment_id, reason="the app ends")
+        assert refusal(refused).code == "run_conflict"
         game.advance(100_000)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         again = game.claim(game.state.seats[0].client)
         assert again == work
         game.send(again)

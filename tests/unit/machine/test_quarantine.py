@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from fedone_sdk.aggregator.rounds.events import (
-    MemorySaved,
-    QuarantineLifted,
-    QuarantineRequested,
-    RoundFinished,
-    WorkClosed,
-)
+from fedone_sdk.aggregator.rounds.seats import lift_quarantine, quarantine
+from fedone_sdk.aggregator.rounds.spending import reserve_call
+from fedone_sdk.aggregator.rounds.state import Closed
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import GATEWAY_QUERY, LOSSES, SAMPLES, Game, both, refusal, spec_of
 
 
 def test_it_is_never_drawn_not_even_alone() -> None:
     game = Game(spec_of(participation={"min_clients": 1}))
-    assert game.apply(QuarantineRequested(client=1, reason="lies")) == ()
+    game.apply(quarantine, client=1, reason="lies")
     assert game.seat([1]) == []
     assert game.machine.needs_seating(game.state)
     for _ in range(3):
@@ -29,9 +25,9 @@ def test_it_is_never_drawn_not_even_alone() -> None:
 @pytest.mark.parametrize("selection", ["uniform", "proportional"])
 def test_it_may_come_back(selection: str) -> None:
     game = Game(spec_of(participation={"min_clients": 1, "selection": selection}))
-    game.apply(QuarantineRequested(client=1, reason="lies"))
-    game.apply(QuarantineLifted(client=1))
-    game.apply(QuarantineLifted(client=5))
+    game.apply(quarantine, client=1, reason="lies")
+    game.apply(lift_quarantine, client=1)
+    game.apply(lift_quarantine, client=5)
     assert game.state.quarantined == frozenset()
     assert game.seat([1]) == [1]
 
@@ -41,8 +37,8 @@ def test_its_open_work_is_closed_and_charged(exchange: str) -> None:
     game = Game(spec_of(participation={"exchange": exchange}))
     work = game.take([0, 1])
     (seat,) = game.state.seats
-    (closed,) = game.apply(QuarantineRequested(client=seat.client, reason="lies"))
-    assert closed == WorkClosed(
+    (closed,) = game.apply(quarantine, client=seat.client, reason="lies").closed
+    assert closed == Closed(
         assignment_id=work.assignment_id,
         client=seat.client,
         reason="the client was quarantined: lies",
@@ -57,8 +53,8 @@ def test_through_the_gateway_it_costs_what_the_server_saw() -> None:
     game = Game(spec_of(), gateway=True)
     work = game.take([3])
     game.gateway(work, 1)
-    game.apply(game.asked(work, GATEWAY_QUERY))
-    game.apply(QuarantineRequested(client=3, reason="lies"))
+    game.apply(reserve_call, **game.call(work, GATEWAY_QUERY))
+    game.apply(quarantine, client=3, reason="lies")
     assert game.spent == Usage(queries=1, requests=1) + GATEWAY_QUERY
 
 
@@ -66,7 +62,7 @@ def test_an_offer_is_taken_back() -> None:
     game = Game(spec_of())
     assert game.seat([3, 4, 5]) != []
     (seat,) = game.state.seats
-    assert game.apply(QuarantineRequested(client=seat.client, reason="lies")) == ()
+    game.apply(quarantine, client=seat.client, reason="lies")
     assert game.claim(seat.client) is None
     assert game.spent == NOTHING
 
@@ -76,7 +72,7 @@ def test_its_earlier_local_steps_do_not_count() -> None:
     before = game.state.method.alpha.tobytes()
     game.send(game.take([0, 1]))
     (seat,) = game.state.seats
-    game.apply(QuarantineRequested(client=seat.client, reason="lies"))
+    game.apply(quarantine, client=seat.client, reason="lies")
     assert (game.state.seats, game.state.round) == ((), 0)
     assert game.state.method.alpha.tobytes() == before
     assert game.spent == Usage(queries=SAMPLES)
@@ -90,12 +86,12 @@ def test_what_it_has_done_in_the_round_does_not_count_either() -> None:
     work = game.claim(first)
     assert work is not None
     game.send(work)
-    game.apply(QuarantineRequested(client=first, reason="lies"))
+    game.apply(quarantine, client=first, reason="lies")
     assert [seat.client for seat in game.state.seats] == [second]
     game.play([second, 7])
-    records = [effect.record for effect in game.effects if isinstance(effect, RoundFinished)]
+    records = [dict(one.record) for one in game.rounds]
     assert {seat["client"] for record in records for seat in record["seats"]} == {second, 7}
-    saved = {effect.client for effect in game.effects if isinstance(effect, MemorySaved)}
+    saved = {client for client, _ in game.memories}
     assert saved == {second, 7}
 
 
@@ -104,6 +100,6 @@ def test_all_its_seats_are_taken() -> None:
     game = Game(spec_of(participation=part))
     assert game.seat([4]) == [4, 4, 4]
     game.claim(4)
-    game.apply(QuarantineRequested(client=4, reason="lies"))
+    game.apply(quarantine, client=4, reason="lies")
     assert game.state.seats == ()
     assert game.seat([4]) == []

@@ -6,18 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.rounds.events import (
-    PauseRequested,
-    ResumeRequested,
-    RollbackRequested,
-    RoundFinished,
-    RunRolledBack,
-    SeatOffered,
-    SeatsVacant,
-    StopRequested,
-    WorkClosed,
-)
-from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.rounds.lifecycle import pause, resume, roll_back, stop
+from fedone_sdk.aggregator.rounds.state import Result, RunState
 from fedone_sdk.algorithms import alpha_sha256, stream_seed
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import (
@@ -32,13 +22,9 @@ from tests.unit.machine.game import (
 )
 
 
-def back(state: RunState, **more: Any) -> RollbackRequested:
-    """The event that sets a run back to where it stood once."""
-    return RollbackRequested(
-        method=state.method,
-        to_round=state.round,
-        **{"reason": "a lying client", **more},
-    )
+def back(game: Game, state: RunState) -> Result[Any]:
+    """Set a run back to where it stood once."""
+    return game.apply(roll_back, method=state.method, to_round=state.round, reason="a lying client")
 
 
 def rounds(game: Game, count: int) -> list[RunState]:
@@ -57,11 +43,11 @@ class TestRollback:
     def test_alpha_and_memory_are_those_of_then(self, exchange: str, to_round: int) -> None:
         game = Game(spec_of(rounds=5, participation={"exchange": exchange}))
         states = rounds(game, 2)
-        (went,) = game.apply(back(states[to_round]))
-        assert isinstance(went, RunRolledBack)
+        back(game, states[to_round])
+        ((kind, record),) = game.log
         digest = alpha_sha256(states[to_round].method.alpha)
-        assert went.to_round == to_round
-        assert went.record == {
+        assert kind == "rollback"
+        assert record == {
             "round": to_round,
             "rollbacks": 1,
             "reason": "a lying client",
@@ -78,13 +64,11 @@ class TestRollback:
         game = Game(spec_of(rounds=5))
         states = rounds(game, 1)
         work = game.take()
-        closed, went = game.apply(back(states[0]))
-        assert isinstance(closed, WorkClosed)
+        (closed,) = back(game, states[0]).closed
         assert (closed.assignment_id, closed.reason) == (
             work.assignment_id,
             "the run was rolled back",
         )
-        assert isinstance(went, RunRolledBack)
         assert (game.spent, game.leased) == (Usage(queries=2 * SAMPLES), NOTHING)
         assert refusal(game.send(work)).code == "assignment_expired"
         assert game.spent == Usage(queries=2 * SAMPLES)
@@ -100,7 +84,7 @@ class TestRollback:
             drawn.append(client)
             prompts.append(game.machine.seed(game.state, game.state.seats[0], "prompts", 0))
             minibatches.append(work.minibatch_seed)  # type: ignore[union-attr]
-            game.apply(back(start))
+            back(game, start)
         assert len(set(drawn)) > 4
         assert len(set(prompts)) == len(set(minibatches)) == 8
 
@@ -120,24 +104,24 @@ class TestRollback:
         game.take([0])
         game.advance(100)
         assert game.state.passed == {0}
-        game.apply(back(start))
+        back(game, start)
         assert (game.state.passed, game.state.fills, game.state.lost) == (frozenset(), 0, 0)
 
     def test_it_need_not_wait_for_all_clients_again(self) -> None:
         game = Game(spec_of(participation={"min_clients": 3}))
         start = game.state
         rounds(game, 1)
-        game.apply(back(start))
+        back(game, start)
         assert len(game.seat([0])) == 1
 
     @pytest.mark.parametrize("status", ["stopped", "failed"])
     def test_a_run_that_was_broken_off(self, status: Any) -> None:
         game = Game(spec_of(rounds=5))
         states = rounds(game, 2)
-        game.apply(StopRequested(status=status))
-        game.apply(back(states[1]))
+        game.apply(stop, status=status)
+        back(game, states[1])
         assert (game.state.status, game.state.round) == (status, 1)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         game.play()
         assert game.state.status == "completed"
 
@@ -145,11 +129,11 @@ class TestRollback:
         game = Game(spec_of(rounds=5))
         states = rounds(game, 1)
         game.take()
-        game.apply(PauseRequested(reason="the key was revoked"))
-        game.apply(back(states[0]))
+        game.apply(pause, reason="the key was revoked")
+        back(game, states[0])
         assert (game.state.status, game.state.paused) == ("stopped", True)
         assert (game.state.seats, game.leased) == ((), NOTHING)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         assert game.state.round == 0
         game.play()
         assert game.state.status == "completed"
@@ -160,7 +144,7 @@ class TestRollback:
             start = game.state
             game.play()
             assert game.state.status == status
-            refused = refusal(game.apply(back(start)))
+            refused = refusal(back(game, start))
             assert (refused.code, refused.detail) == (
                 "run_conflict",
                 f"a run that is {status} cannot be rolled back",
@@ -170,16 +154,17 @@ class TestRollback:
         game = Game(spec_of(rounds=5))
         rounds(game, 1)
         for to_round in (-1, 2):
-            event = RollbackRequested(
-                method=game.state.method, to_round=to_round, reason="a mistake"
+            refused = refusal(
+                game.apply(
+                    roll_back, method=game.state.method, to_round=to_round, reason="a mistake"
+                )
             )
-            refused = refusal(game.apply(event))
             assert refused.detail == f"the run has done 1 rounds, not {to_round}"
 
     def test_a_gateway_s_run_keeps_its_model(self) -> None:
         game = Game(spec_of(rounds=5), gateway=True)
         states = rounds(game, 1)
-        game.apply(back(states[0]))
+        back(game, states[0])
         assert game.state.model == MODEL
         rounds(game, 1)
         assert game.state.round == 1
@@ -187,16 +172,14 @@ class TestRollback:
     def test_rounds_are_reported_again(self) -> None:
         game = Game(spec_of(rounds=2))
         states = rounds(game, 1)
-        game.apply(back(states[0]))
+        back(game, states[0])
         rounds(game, 1)
-        finished = [e.report.round for e in game.effects if isinstance(e, RoundFinished)]
-        assert finished == [0, 0]
+        assert [report.round for report in game.reports] == [0, 0]
 
     def test_twice(self) -> None:
         game = Game(spec_of(rounds=5))
         states = rounds(game, 2)
-        game.apply(back(states[1]))
-        game.apply(back(states[0]))
+        back(game, states[1])
+        back(game, states[0])
         assert (game.state.round, game.state.rollbacks) == (0, 2)
-        effects = game.apply(SeatsVacant(available={0: 1}))
-        assert effects == (SeatOffered(client=0),)
+        assert game.seat([0]) == [0]

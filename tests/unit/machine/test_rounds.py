@@ -11,18 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.events import (
-    Accepted,
-    MemorySaved,
-    RoundFinished,
-    RunEnded,
-    SeatOffered,
-    SeatsVacant,
-    WorkClosed,
-    WorkDeclined,
-)
-from fedone_sdk.aggregator.rounds.prompts import candidates
-from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.rounds.seats import decline, fill
+from fedone_sdk.aggregator.rounds.state import Seat, offers
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import AlphaAssignment, Array, LossesAssignment
@@ -47,10 +37,10 @@ class TestRounds:
         work = game.take()
         assert (work.round, work.leased_queries, work.deadline_s) == (0, SAMPLES, 100)
         assert game.leased == Usage(queries=SAMPLES)
-        accepted, finished = game.send(work)
-        assert isinstance(accepted, Accepted)
-        assert accepted.receipt.assignment_id == work.assignment_id
-        assert isinstance(finished, RoundFinished)
+        result = game.send(work)
+        assert result.reply.assignment_id == work.assignment_id
+        finished = result.finished
+        assert finished is not None
         assert finished.report.queries == SAMPLES
         assert game.state.round == 1
         assert game.spent == Usage(queries=SAMPLES)
@@ -58,7 +48,6 @@ class TestRounds:
         assert not np.array_equal(game.state.method.alpha, before)
         game.play()
         assert game.state.status == "completed"
-        assert game.only(RunEnded).status == "completed"
         assert [report.round for report in game.reports] == [0, 1, 2]
         assert game.spent == Usage(queries=3 * SAMPLES)
 
@@ -73,9 +62,8 @@ class TestRounds:
         for number, work in enumerate(works):
             assert game.state.round == 0
             assert work is not None
-            effects = game.send(work)
-            assert any(isinstance(e, RoundFinished) for e in effects) == (number == 2)
-        assert game.only(RoundFinished).clients == tuple(sorted(clients))
+            assert (game.send(work).finished is not None) == (number == 2)
+        assert game.rounds[-1].clients == tuple(sorted(clients))
         assert game.reports[0].queries == 3 * SAMPLES
 
     def test_alpha_is_the_mean_and_by_default_the_plain_one(self) -> None:
@@ -113,38 +101,37 @@ class TestRounds:
             assert game.state.round == 0
             work = game.take()
             works.append(work)
-            effects = game.send(work)
+            before = game.state
+            game.send(work)
             if step < 2:
-                assert effects[1:] == (SeatOffered(client=game.state.seats[0].client),)
+                assert offers(before, game.state) == (game.state.seats[0].client,)
         assert len({work.assignment_id for work in works}) == 3
         assert len({work.minibatch_seed for work in works}) == 3  # type: ignore[union-attr]
         assert game.state.status == "completed"
-        assert game.only(RoundFinished).report.queries == 3 * SAMPLES
-        (seat,) = game.only(RoundFinished).record["seats"]
+        assert game.rounds[-1].report.queries == 3 * SAMPLES
+        (seat,) = game.rounds[-1].record["seats"]
         assert [len(losses) for losses in seat["losses"]] == [SAMPLES] * 3
 
     def test_alpha_is_the_mean_of_the_steps_with_the_logged_losses(self) -> None:
         game = Game(spec_of(participation={**LOSSES, "clients_per_round": 2}, local_steps=2))
         game.play()
         state = game.machine.initial_state().method
-        for effect in game.effects:
-            if not isinstance(effect, RoundFinished):
-                continue
+        for finished in game.rounds:
             alphas, weights = [], []
-            for record in json.loads(json.dumps(effect.record))["seats"]:
+            for record in json.loads(json.dumps(finished.record))["seats"]:
                 weights.append(record["weight"])
                 local = state
                 for step, losses in enumerate(record["losses"]):
                     seat = Seat(slot=record["slot"], client=record["client"], phase="working",
                                 due=0, step=step, num_samples=record["num_samples"],
                                 local=local)  # fmt: skip
-                    at_round = dataclasses.replace(game.state, round=effect.report.round)
-                    asked = candidates(game.machine, at_round, seat)
+                    at_round = dataclasses.replace(game.state, round=finished.report.round)
+                    asked = game.machine.candidates(at_round, seat)
                     local = game.machine.method.tell(local, asked, losses)
                 alphas.append(local.alpha)
             mean = np.average(np.array(alphas, np.float64), axis=0, weights=weights)
             state = state.evolve(alpha=mean.astype(np.float32))
-            assert alpha_sha256(state.alpha) == effect.record["alpha_sha256"]
+            assert alpha_sha256(state.alpha) == finished.record["alpha_sha256"]
         assert alpha_sha256(state.alpha) == alpha_sha256(game.state.method.alpha)
 
     def test_waits_for_enough_clients_before_the_first_round_only(self) -> None:
@@ -160,15 +147,13 @@ class TestRounds:
         game = Game(spec_of(optimizer="adamw", participation=LOSSES, rounds=2))
         assert game.machine.remembers_clients
         game.send(game.take([7]))
-        saved = game.only(MemorySaved)
-        assert saved.client == 7
-        assert int(saved.memory["t"]) == 1
+        ((client, memory),) = game.memories
+        assert (client, int(memory["t"])) == (7, 1)
         (client,) = game.seat([7])
-        work = game.claim(client, memory=saved.memory)
+        work = game.claim(client, memory=memory)
         assert work is not None
         game.send(work)
-        newest = [e for e in game.effects if isinstance(e, MemorySaved)][-1]
-        assert int(newest.memory["t"]) == 2
+        assert int(game.memories[-1][1]["t"]) == 2
 
     def test_a_client_s_second_seat_of_a_round_continues_its_first(self) -> None:
         part = {"selection": "proportional", "clients_per_round": 2, **LOSSES}
@@ -178,9 +163,10 @@ class TestRounds:
             work = game.claim(7)
             assert work is not None
             assert game.state.round == 0
-            assert not [effect for effect in game.effects if isinstance(effect, MemorySaved)]
+            assert not game.memories
             game.send(work)
-        assert int(game.only(MemorySaved).memory["t"]) == 2
+        ((_, memory),) = game.memories
+        assert int(memory["t"]) == 2
 
     def test_one_client_may_hold_two_seats_where_selection_is_with_replacement(self) -> None:
         game = Game(
@@ -194,7 +180,7 @@ class TestRounds:
         assert isinstance(second, LossesAssignment)
         assert second.minibatch_seed != first.minibatch_seed
         game.send(second)
-        assert game.only(RoundFinished).clients == (4, 4)
+        assert game.rounds[-1].clients == (4, 4)
 
     @both
     def test_a_client_has_time_for_each_of_its_seats(self, exchange: str) -> None:
@@ -209,8 +195,8 @@ class TestRounds:
             assert game.state.next_deadline == game.now + 100
             game.advance(99)
             game.send(work)
-        assert game.only(RoundFinished).clients == (4, 4, 4)
-        assert not [effect for effect in game.effects if isinstance(effect, WorkClosed)]
+        assert game.rounds[-1].clients == (4, 4, 4)
+        assert all(one.receipt is not None for one in game.closed)
 
     @pytest.mark.parametrize("end", ["works", "vanishes", "declines", "never comes"])
     def test_a_client_that_vanishes_loses_all_its_seats(self, end: str) -> None:
@@ -225,7 +211,7 @@ class TestRounds:
             elif end == "vanishes":
                 game.advance(100)
             else:
-                game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="no battery"))
+                game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
         assert game.state.next_deadline == game.now + 10
         game.advance(9)
         assert game.state.seat_of(4) is not None
@@ -267,7 +253,7 @@ class TestDeterminism:
             )
             while game.state.running:
                 held = {client: 3 + client for client in arrivals}
-                game.apply(SeatsVacant(available=held))
+                game.apply(fill, available=held)
                 while any(seat.phase != "done" for seat in game.state.seats):
                     works = []
                     for client in arrivals:

@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.rounds.events import (
-    CallReserved,
-    EvaluationReserved,
-    EvaluationSettled,
-    Measured,
-    MemorySaved,
-    ReplicasLost,
-    ResumeRequested,
-    RoundFinished,
-    SeatOffered,
-    StopRequested,
-    WorkDeclined,
+from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas, record_metric, resume, stop
+from fedone_sdk.aggregator.rounds.seats import decline
+from fedone_sdk.aggregator.rounds.spending import (
+    has_lost_calls,
+    reserve_call,
+    reserve_evaluation,
+    settle_evaluation,
 )
+from fedone_sdk.aggregator.rounds.state import offers
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from tests.unit.machine.game import (
@@ -30,7 +26,6 @@ from tests.unit.machine.game import (
     LOSSES,
     SAMPLES,
     Game,
-    answered,
     both,
     refusal,
     spec_of,
@@ -125,7 +120,7 @@ class TestBudget:
         assert game.state.status == "budget_exhausted"
         assert [report.queries for report in game.reports] == [4]
         assert not np.array_equal(game.state.method.alpha, before)
-        assert game.only(MemorySaved).client == game.only(RoundFinished).clients[0]
+        assert game.memories[-1][0] == game.rounds[-1].clients[0]
 
     def test_a_seat_waits_for_the_amount_that_another_returns(self) -> None:
         game = Game(
@@ -139,10 +134,9 @@ class TestBudget:
         assert work is not None
         assert game.claim(second) is None
         assert not game.machine.needs_seating(game.state)
-        effects = game.apply(
-            WorkDeclined(assignment_id=work.assignment_id, reason="low battery", usage=NOTHING)
-        )
-        assert SeatOffered(client=second) in effects  # it is woken, and finds work now
+        before = game.state
+        game.apply(decline, assignment_id=work.assignment_id, reason="low battery", usage=NOTHING)
+        assert offers(before, game.state) == (second,)  # it is woken, and finds work now
         assert game.claim(second) is not None
 
     @pytest.mark.parametrize(
@@ -161,12 +155,12 @@ class TestWhatALostSeatCost:
         assert game.leased == GATEWAY_QUERY * SAMPLES
         game.gateway(work, 2)
         under_way = GATEWAY_QUERY
-        asked = game.asked(work, under_way)
-        game.apply(asked)
+        asked = game.call(work, under_way)
+        game.apply(reserve_call, **asked)
         game.advance(100)
         assert game.spent == Usage(queries=2, requests=2) + under_way
         # Its answer comes too late to change anything.
-        assert game.apply(answered(asked, NOTHING)) == ()
+        game.answered(asked, NOTHING)
         assert game.spent == Usage(queries=2, requests=2) + under_way
 
     def test_a_seat_without_queries_costs_nothing(self) -> None:
@@ -182,7 +176,7 @@ class TestWhatALostSeatCost:
         game = Game(spec_of(participation={"trusted_clients": trusted}))
         work = game.take()
         usage = Usage(queries=1, requests=9)
-        game.apply(WorkDeclined(assignment_id=work.assignment_id, reason="broken", usage=usage))
+        game.apply(decline, assignment_id=work.assignment_id, reason="broken", usage=usage)
         assert game.spent == expected
 
     def test_even_trusted_silence_is_charged_in_full(self) -> None:
@@ -215,12 +209,9 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         if way == "late":
             game.advance(100)
         elif way == "stopped":
-            game.apply(StopRequested())
+            game.apply(stop)
         else:
-            declined = WorkDeclined(
-                assignment_id=work.assignment_id, reason="too many failed", usage=usage
-            )
-            game.apply(declined)
+            game.apply(decline, assignment_id=work.assignment_id, reason="failed", usage=usage)
 
     @ways
     def test_work_that_is_lost_costs_its_lease(self, way: str) -> None:
@@ -297,7 +288,7 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         game.send(first)
         second = game.claim(game.state.seats[0].client)
         assert second is not None
-        game.apply(WorkDeclined(assignment_id=second.assignment_id, reason="broken", usage=NOTHING))
+        game.apply(decline, assignment_id=second.assignment_id, reason="broken", usage=NOTHING)
         assert game.spent == GATEWAY_QUERY * SAMPLES
 
 
@@ -321,7 +312,7 @@ class TestGatewaySpending:
         game = Game(spec_of(), gateway=True)
         work = game.take()
         game.gateway(work, SAMPLES - 1)
-        refused = refusal(game.apply(game.asked(work, GATEWAY_QUERY * 2)))
+        refused = refusal(game.apply(reserve_call, **game.call(work, GATEWAY_QUERY * 2)))
         assert (refused.code, refused.detail) == (
             "lease_exhausted",
             "2 queries requested, 1 left under the lease",
@@ -331,13 +322,13 @@ class TestGatewaySpending:
         game = Game(spec_of(budget={"requests": 10}), gateway=True)
         work = game.take()  # 4 queries, 8 requests at worst
         ask = GATEWAY_QUERY * SAMPLES
-        asked = game.asked(work, ask, "call")
-        game.apply(asked)
-        game.apply(answered(asked, ask.without_queries()))
+        asked = game.call(work, ask, "call")
+        game.apply(reserve_call, **asked)
+        game.answered(asked, ask.without_queries())
         again = GATEWAY_QUERY
-        assert game.apply(game.asked(work, again, "call")) == ()
+        assert game.apply(reserve_call, **game.call(work, again, "call")).refusal is None
         assert (game.leased.queries, game.leased.requests) == (SAMPLES, 10)
-        refused = refusal(game.apply(game.asked(work, again, "call")))
+        refused = refusal(game.apply(reserve_call, **game.call(work, again, "call")))
         assert refused.code == "lease_exhausted"
         assert "budget of 10 requests exhausted" in refused.detail
 
@@ -346,9 +337,9 @@ class TestOverruns:
     def test_what_was_spent_beyond_a_lease_is_held_from_then_on(self) -> None:
         game = Game(spec_of(budget={"requests": 20}), gateway=True)
         work = game.take()  # 4 queries, 8 requests at worst
-        asked = game.asked(work, GATEWAY_QUERY * SAMPLES)
-        game.apply(asked)
-        game.apply(answered(asked, Usage(requests=15)))
+        asked = game.call(work, GATEWAY_QUERY * SAMPLES)
+        game.apply(reserve_call, **asked)
+        game.answered(asked, Usage(requests=15))
         assert (game.leased.queries, game.leased.requests) == (SAMPLES, 15)
         game.send(work)
         assert game.spent.requests == 15
@@ -359,18 +350,18 @@ class TestRestarts:
     def test_pending_calls_are_spent_once_and_may_be_repeated(self) -> None:
         game = Game(spec_of(rounds=2, budget={"queries": 8}), gateway=True)
         work = game.take()
-        game.apply(game.asked(work, GATEWAY_QUERY * SAMPLES, "call"))
+        game.apply(reserve_call, **game.call(work, GATEWAY_QUERY * SAMPLES, "call"))
         game.advance(99)
-        game.apply(ALL_GONE)
+        game.apply(charge_lost_replicas, **ALL_GONE)
         game.advance(99)  # a new deadline: the client cannot help it
         lost = (GATEWAY_QUERY * SAMPLES).without_queries()
         seat = game.state.seat_with(work.assignment_id)
         assert seat is not None
         assert (seat.sent, seat.used) == ({}, lost + Usage(queries=SAMPLES))
         # The same request again is paid again, but is no new logical query.
-        again = game.asked(work, GATEWAY_QUERY * SAMPLES, "call")
-        assert game.apply(again) == ()
-        game.apply(answered(again, Usage(requests=SAMPLES)))
+        again = game.call(work, GATEWAY_QUERY * SAMPLES, "call")
+        assert game.apply(reserve_call, **again).refusal is None
+        game.answered(again, Usage(requests=SAMPLES))
         game.send(work)
         assert game.spent == lost + Usage(queries=SAMPLES, requests=SAMPLES)
 
@@ -378,51 +369,45 @@ class TestRestarts:
         game = Game(spec_of(), gateway=True)
         work = game.take()
         lost, kept = (
-            CallReserved(
-                assignment_id=work.assignment_id,
-                call=f"call of {replica}",
-                attempt=f"{replica}/1",
-                worst=GATEWAY_QUERY,
-            )
-            for replica in ("a", "b")
+            {**game.call(work, GATEWAY_QUERY), "attempt": f"{replica}/1"} for replica in ("a", "b")
         )
         worst = GATEWAY_QUERY.without_queries()
         for asked in (lost, kept):
-            game.apply(asked)
+            game.apply(reserve_call, **asked)
         due = game.state.seats[0].due
         game.advance(1)
-        assert game.machine.has_lost_calls(game.state, frozenset({"b"}))
-        game.apply(ReplicasLost(alive=frozenset({"b"}), down=False))
+        assert has_lost_calls(game.state, frozenset({"b"}))
+        game.apply(charge_lost_replicas, alive=frozenset({"b"}), down=False)
         (seat,) = game.state.seats
         assert (seat.sent, seat.used) == ({"b/1": worst}, worst + Usage(queries=2))
         assert seat.due == due  # others served it meanwhile
-        assert not game.machine.has_lost_calls(game.state, frozenset({"b"}))
+        assert not has_lost_calls(game.state, frozenset({"b"}))
         # The lost replica was only slow: its call was charged in full.
         state = game.state
-        assert game.apply(answered(lost, NOTHING)) == ()
+        game.answered(lost, NOTHING)
         assert game.state is state
-        game.apply(answered(kept, NOTHING))
+        game.answered(kept, NOTHING)
         assert game.state.seats[0].used == worst + Usage(queries=2)
 
     def test_an_attempt_that_needs_more_is_one_attempt(self) -> None:
         game = Game(spec_of(), gateway=True)
         work = game.take()
-        asked = game.asked(work, GATEWAY_QUERY)
+        asked = game.call(work, GATEWAY_QUERY)
         for _ in range(2):
-            game.apply(asked)
+            game.apply(reserve_call, **asked)
         (seat,) = game.state.seats
         worst = GATEWAY_QUERY.without_queries()
-        assert seat.sent == {asked.attempt: worst + worst}
+        assert seat.sent == {asked["attempt"]: worst + worst}
         assert seat.used == Usage(queries=1)
-        game.apply(answered(asked, worst))
+        game.answered(asked, worst)
         assert game.state.seats[0].used == GATEWAY_QUERY
 
     def test_evaluation_of_a_running_replica_continues(self) -> None:
         game = Game(spec_of(), gateway=True)
         worst = Usage(queries=3, requests=5)
         for replica in ("a", "b"):
-            game.apply(EvaluationReserved(lease_id=f"{replica}/evaluation", worst=worst))
-        game.apply(ReplicasLost(alive=frozenset({"b"}), down=False))
+            game.apply(reserve_evaluation, lease_id=f"{replica}/evaluation", worst=worst)
+        game.apply(charge_lost_replicas, alive=frozenset({"b"}), down=False)
         assert game.state.evaluation.spent == worst
         assert set(game.state.evaluation.leases) == {"b/evaluation"}
         assert set(game.state.account.leases) == {"b/evaluation"}
@@ -430,8 +415,8 @@ class TestRestarts:
     def test_evaluation_under_way_is_spent(self) -> None:
         game = Game(spec_of(), gateway=True)
         worst = Usage(queries=3, requests=5)
-        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
-        game.apply(ALL_GONE)
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
+        game.apply(charge_lost_replicas, **ALL_GONE)
         assert (game.state.evaluation.spent, game.spent) == (worst, Usage(requests=5))
         assert game.leased == NOTHING
 
@@ -442,46 +427,46 @@ class TestEvaluation:
             spec_of(budget={"queries": 8, "requests": 9}, evaluation={"queries": 3}), gateway=True
         )
         worst = Usage(queries=3, requests=5)
-        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst))
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst)
         assert game.state.evaluation.leased == worst
         assert game.leased == Usage(requests=5)
         assert game.take().leased_queries == 2  # 4 requests are left, a query takes 2 at worst
-        game.apply(EvaluationSettled(lease_id="evaluation-1", used=Usage(queries=3, requests=3)))
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=Usage(queries=3, requests=3))
         assert game.state.evaluation.spent == Usage(queries=3, requests=3)
         assert game.spent == Usage(requests=3)
         refused = refusal(
-            game.apply(EvaluationReserved(lease_id="evaluation-2", worst=Usage(queries=1)))
+            game.apply(reserve_evaluation, lease_id="evaluation-2", worst=Usage(queries=1))
         )
         assert (refused.code, "3 queries exhausted" in refused.detail) == ("lease_exhausted", True)
 
     def test_a_cap_on_all_requests_holds_evaluation_back(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
         worst = Usage(queries=1, requests=5)
-        refused = refusal(game.apply(EvaluationReserved(lease_id="evaluation-1", worst=worst)))
+        refused = refusal(game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst))
         assert refused.code == "lease_exhausted"
         assert game.state.evaluation.leased == NOTHING
 
     def test_training_waits_for_evaluation_before_it_gives_up(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
-        game.apply(EvaluationReserved(lease_id="evaluation-1", worst=Usage(requests=4)))
+        game.apply(reserve_evaluation, lease_id="evaluation-1", worst=Usage(requests=4))
         assert len(game.seat()) == 1
         assert game.claim(game.state.seats[0].client) is None
         assert game.state.running
-        game.apply(EvaluationSettled(lease_id="evaluation-1", used=NOTHING))
+        game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING)
         assert game.take().leased_queries == 2
 
     def test_an_unknown_lease(self) -> None:
         game = Game(spec_of())
-        settled = EvaluationSettled(lease_id="evaluation-9", used=NOTHING)
-        assert refusal(game.apply(settled)).code == "not_found"
+        settled = game.apply(settle_evaluation, lease_id="evaluation-9", used=NOTHING)
+        assert refusal(settled).code == "not_found"
 
     def test_measured(self) -> None:
         game = Game(spec_of())
-        game.apply(Measured(which="before", value=0.5))
-        game.apply(Measured(which="after", value=0.25))  # too early: the run continues
-        game.apply(StopRequested())
-        game.apply(Measured(which="after", value=0.75))
+        game.apply(record_metric, which="before", value=0.5)
+        game.apply(record_metric, which="after", value=0.25)  # too early: the run continues
+        game.apply(stop)
+        game.apply(record_metric, which="after", value=0.75)
         metric = game.state.metric
         assert (metric.no_prompt, metric.before, metric.after) == (None, 0.5, 0.75)
-        game.apply(ResumeRequested())
+        game.apply(resume)
         assert (game.state.metric.before, game.state.metric.after) == (0.5, None)

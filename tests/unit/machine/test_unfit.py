@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from fedone_sdk.aggregator.rounds.events import (
-    ResumeRequested,
-    StopRequested,
-    UnfitCleared,
-    WorkDeclined,
-)
+from fedone_sdk.aggregator.rounds.lifecycle import resume, stop
+from fedone_sdk.aggregator.rounds.seats import clear_unfit, decline
 from fedone_sdk.aggregator.rounds.state import MOST_UNFIT
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.spec import RunSpec
@@ -22,7 +18,7 @@ def declines(game: Game, client: int, *, unfit: bool = True, usage: Usage = NOTH
     assert game.seat([client]) == [client]
     work = game.claim(client, own_model=True)
     assert work is not None
-    game.apply(WorkDeclined(assignment_id=work.assignment_id, reason=WHY, usage=usage, unfit=unfit))
+    game.apply(decline, assignment_id=work.assignment_id, reason=WHY, usage=usage, unfit=unfit)
 
 
 def game_of(**budget: int) -> Game:
@@ -31,7 +27,7 @@ def game_of(**budget: int) -> Game:
 
 def test_they_count_neither_as_failures_nor_to_the_budget() -> None:
     game = game_of(queries=8)
-    for client in range(60):  # more than `Rules.MAX_LOST`
+    for client in range(60):  # more than `RoundMachine.MAX_LOST`
         declines(game, client)
     assert (game.state.status, game.state.lost) == ("running", 0)
     assert (game.spent, game.leased) == (NOTHING, NOTHING)
@@ -50,7 +46,7 @@ def test_they_are_not_drawn_until_they_change() -> None:
     game = game_of()
     declines(game, 0)
     assert game.seat([0]) == []
-    game.apply(UnfitCleared(client=0))
+    game.apply(clear_unfit, client=0)
     assert game.seat([0]) == [0]
 
 
@@ -60,7 +56,7 @@ def test_other_seats_of_theirs_are_taken() -> None:
     assert game.seat([0]) == [0, 0, 0]
     work = game.claim(0)
     assert work is not None
-    game.apply(WorkDeclined(assignment_id=work.assignment_id, reason=WHY, unfit=True))
+    game.apply(decline, assignment_id=work.assignment_id, reason=WHY, unfit=True)
     assert game.state.seats == ()
 
 
@@ -74,7 +70,7 @@ def test_a_run_whose_clients_are_all_known_fails() -> None:
         seated = game.seat([0, 1])
         work = game.claim(seated[0])
         assert work is not None
-        game.apply(WorkDeclined(assignment_id=work.assignment_id, reason=WHY, unfit=True))
+        game.apply(decline, assignment_id=work.assignment_id, reason=WHY, unfit=True)
     game.seat([0, 1])
     assert (game.state.status, game.state.reason) == ("failed", f"no client fits; last: {WHY}")
 
@@ -92,8 +88,8 @@ def test_a_budget_without_a_result_is_reported() -> None:
 def test_a_resume_allows_them_again() -> None:
     game = game_of()
     declines(game, 0)
-    game.apply(StopRequested())
-    game.apply(ResumeRequested())
+    game.apply(stop)
+    game.apply(resume)
     assert game.seat([0]) == [0]
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from fedone_paper import Settings, Trial, Workspace
+from fedone_paper import Settings
 from fedone_paper.federated import Tuning, tuning_federation, tuning_trial
 from fedone_sdk import assets
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
 from fedone_sdk.errors import SpecError
+from fedone_sdk.evaluation.engine import Trial, Workspace
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 

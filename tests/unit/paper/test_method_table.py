@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fedone_paper import Settings
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.method_table import PILOT_SEED, Table1, TableFedavg
 from fedone_paper.methods import RATES
 from fedone_sdk.errors import SpecError
+from fedone_sdk.evaluation.engine import Result, Workspace
 
 
 def measured(value: float, **more: Any) -> Result:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedone_paper import Settings, Trial, Workspace
-from fedone_paper.experiment import Result
+from fedone_paper import Settings
 from fedone_paper.federated import Tuning, run_trial, tuning_trial
 from fedone_paper.standalone import (
     MANUAL_PROMPTS,
@@ -18,6 +17,7 @@ from fedone_paper.standalone import (
 )
 from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 
 

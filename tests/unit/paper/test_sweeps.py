@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.federated import run_tuning
 from fedone_paper.settings import Settings
 from fedone_paper.sweeps import FigurePromptLength, TableClients
+from fedone_sdk.evaluation.engine import Result, Workspace
 from tests.unit.paper.glue import sst2_folder
 
 

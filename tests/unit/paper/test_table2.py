@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedone_paper import Settings, Workspace
+from fedone_paper import Settings
 from fedone_paper.accounting import count_messages
 from fedone_paper.paper import printed
 from fedone_paper.soft_trials import SOFT, count_soft
 from fedone_paper.table2 import Table2
 from fedone_sdk.errors import SpecError
+from fedone_sdk.evaluation.engine import Workspace
 
 BDPL: dict[str, Any] = {"name": "bdpl"}
 GS_BDPL: dict[str, Any] = {"name": "gs-bdpl"}

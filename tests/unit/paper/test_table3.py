@@ -14,12 +14,13 @@ import pytest
 import structlog
 
 from fedone_paper.chat import chat_federation
-from fedone_paper.experiment import Report, Result, Trial, Workspace
+from fedone_paper.experiment import Report
 from fedone_paper.settings import Settings
 from fedone_paper.table3 import BIAS_ROWS, Table3
 from fedone_sdk import assets
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from tests.fake_openai.process import FakeProcess, fake_process
 
 PRICES = (1.0, 2.0)

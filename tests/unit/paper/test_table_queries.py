@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.figure_theory import FigureTheory, fitted
 from fedone_paper.queries_report import Repeats
 from fedone_paper.settings import Settings
 from fedone_paper.table_queries import CONTENDERS, PILOTS, TableQueries
 from fedone_paper.time_to_target import run_to_target
 from fedone_sdk.errors import SpecError
+from fedone_sdk.evaluation.engine import Result, Workspace
 from tests.unit.paper.glue import sst2_folder
 
 CAP = 1000

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.federated import Tuning
 from fedone_paper.settings import Settings
 from fedone_paper.time_to_target import (
@@ -16,6 +15,7 @@ from fedone_paper.time_to_target import (
     sampled,
     target_trial,
 )
+from fedone_sdk.evaluation.engine import Result, Workspace
 from tests.unit.paper.glue import sst2_folder
 
 ROUNDS = 6

@@ -11,11 +11,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedone_paper.digits import Digits, load_digits
-from fedone_paper.experiment import Result, Workspace
 from fedone_paper.figure_toy import FigureHeterogeneity, FigureToy, reached
 from fedone_paper.settings import Settings
 from fedone_paper.toy import Toy, ToyClients, run_toy
 from fedone_sdk.errors import DataError, SpecError
+from fedone_sdk.evaluation.engine import Result, Workspace
 
 SMALL: dict[str, Any] = {"num_clients": 5, "num_hidden": 8, "max_queries": 400, "measure_every": 50}
 

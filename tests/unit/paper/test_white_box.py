@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("torch", reason="the extra torch is not installed")
 pytest.importorskip("transformers", reason="the extra torch is not installed")
 
-from fedone_paper import Settings, Workspace, find_experiment, run_experiment
-from fedone_paper.experiment import Result
+from fedone_paper import Settings, find_experiment, run_experiment
 from fedone_paper.methods import METHODS
+from fedone_sdk.evaluation.engine import Result, Workspace
 from tests.acceptance import golden_paper
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).resolve().parents[4] / "shared"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.comparison import Point, TrialRecord
+from fedone_sdk.evaluation.results import Point, TrialRecord
 
 
 def record(
@@ -23,9 +23,7 @@ def record(
     return TrialRecord(
         entrant=entrant,
         seed=seed,
-        identity=facts.pop("identity", f"{entrant}-{seed}"),
         model=facts.pop("model", "test"),
-        version="0",
         status="completed",
         queries=curve[-1][0],
         evaluation_queries=1,

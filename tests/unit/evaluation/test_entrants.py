@@ -1,21 +1,17 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedone_sdk.comparison import (
-    METHODS,
-    Comparison,
-    Entrant,
-    default_names,
-    entrants_of,
-    training_queries,
-)
 from fedone_sdk.errors import SpecError
+from fedone_sdk.evaluation.results import Entrant
+from fedone_sdk.local import Federation
+from fedone_sdk.local.comparison import Contest
+from fedone_sdk.local.entrants import METHODS, default_names, entrants_of
 from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.vocabulary import Vocabulary
 
 RUN: dict[str, Any] = {
     "name": "tiny",
@@ -88,20 +84,24 @@ def test_a_seed_changes_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "rounds", "most"),
-    [({"queries": 30}, 10, 30), ({"queries": 100}, 10, 60), ({"requests": 5}, 10, 60)],
+    ("budget", "most", "biased"),
+    [({"queries": 30}, 30, 10), ({"queries": 100}, 60, 10), ({"queries": 7}, 7, 7)],
 )
-def test_queries_of_a_trial(budget: dict[str, int], rounds: int, most: int) -> None:
-    document = {**RUN, "budget": budget, "rounds": rounds}
-    method, none, bias = entrants(document, "random", "no-prompt", "no-prompt-bias")
-    assert method.training_queries == training_queries(method.spec) == most
-    assert none.training_queries == 0
-    assert bias.training_queries == 10
+def test_queries_of_a_trial(budget: dict[str, int], most: int, biased: int) -> None:
+    def queries(entrant: Entrant) -> int:
+        shards = (({},) * 200,)
+        federation = Federation(
+            spec=entrant.spec,
+            shards=shards,
+            dev=(),
+            vocabulary=Vocabulary(candidates=(" a", " b")),
+            reused_rows=False,
+        )
+        contest = Contest(entrant=entrant, federation=federation, folder=Path(), cache=Path())
+        return contest.training_queries
 
-
-def test_a_bias_takes_no_more_than_the_cap() -> None:
-    (bias,) = entrants({**RUN, "budget": {"queries": 7}}, "no-prompt-bias")
-    assert bias.training_queries == 7
+    found = entrants({**RUN, "budget": budget}, "random", "no-prompt", "no-prompt-bias")
+    assert [queries(entrant) for entrant in found] == [most, 0, biased]
 
 
 def test_default() -> None:
@@ -141,22 +141,3 @@ def test_mistakes(names: list[str], change: dict[str, Any], message: str) -> Non
         entrants({**RUN, **change}, *names)
     assert str(error.value).startswith(f"arguments: {message}")
     assert "\n" not in str(error.value)
-
-
-def test_how_clients_count_has_no_part_in_a_result_of_one_client_per_round(tmp_path: Path) -> None:
-    """Records of runs whose default was ``examples`` are still found."""
-    rows = [{"text": f"row {number}", "label": number % 2} for number in range(16)]
-    for name in ("train.jsonl", "dev.jsonl"):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    def identity(**part: Any) -> str:
-        document = {**RUN, "method": {"name": "bdpl"}, "participation": part}
-        found = Comparison(
-            name="tiny", folder=tmp_path, entrants=tuple(entrants(document, "bdpl")), seeds=(0,)
-        )
-        (trial,) = found.trials()
-        return trial.identity
-
-    assert len({identity(), identity(aggregation="plain"), identity(aggregation="examples")}) == 1
-    two = [identity(clients_per_round=2, aggregation=kind) for kind in ("plain", "examples")]
-    assert len({*two, identity()}) == 3

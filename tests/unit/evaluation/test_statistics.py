@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from fedone_sdk.comparison import TrialRecord, difference
+from fedone_sdk.evaluation.results import TrialRecord
+from fedone_sdk.evaluation.statistics import difference
 from fedone_sdk.metrics import evaluate
-from tests.unit.comparison.records import record
+from tests.unit.evaluation.records import record
 
 
 def trials(

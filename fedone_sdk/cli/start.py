@@ -1,4 +1,4 @@
-"""`fedone init`: a RUN.yaml for a file of labelled texts."""
+"""`fedone quickstart` and `fedone init`: a first run, and a RUN.yaml for labelled texts."""
 
 from __future__ import annotations
 
@@ -6,18 +6,39 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedone_sdk import assets
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
-from fedone_sdk.cli._failures import naming
-from fedone_sdk.cli._output import Output, check_target, plural, write_file
-from fedone_sdk.cli._process import quiet_logs
+from fedone_sdk.cli._options import Cap, JsonFile, Seed
+from fedone_sdk.cli._output import (
+    Output,
+    check_target,
+    exit_code,
+    note,
+    plural,
+    print_result,
+    printable,
+    size,
+    write_file,
+)
+from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.cli._tuning import run_here
 from fedone_sdk.data import label_columns, load_examples, split_dev, text_columns
 from fedone_sdk.errors import ArgumentError, BackendError, MissingExtraError, SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.local import Federation
+    from fedone_sdk.messages import RunResult
+    from fedone_sdk.reports import Change
+    from fedone_sdk.stores import Store
+
 
 _DEV_SHARE = 0.2
 _SAMPLES = 6
@@ -277,3 +298,153 @@ evaluation: {{every: 0}}
 backend: {backend}
 seed: 0
 """
+
+
+_SHOWN_CHANGES = 3
+
+
+class _Model(StrEnum):
+    """The models of the quickstart."""
+
+    smollm2 = "smollm2-135m-instruct"
+    mini = "mini"
+
+
+_FILES = {_Model.smollm2: "quickstart.yaml", _Model.mini: "quickstart-mini.yaml"}
+
+
+def quickstart(
+    model: Annotated[
+        _Model,
+        typer.Option(
+            help="An instruct model of 135 million parameters (98 MB, fetched once), or the "
+            "embedded masked model (10 seconds, no network)."
+        ),
+    ] = _Model.smollm2,
+    seed: Seed = None,
+    cap: Cap = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the quickstart's run as a template for your own, without running it.",
+        ),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Tune a prompt for a small language model on feedback sentences that come with the SDK.
+
+    A real aggregator and edge clients communicate over HTTP on loopback, under a hard cap on
+    queries. The same run is then repeated in the other exchange, with the cached answers.
+    """
+    if write is not None:
+        check_target("--write", write)
+        write_file("--write", write, _as_own_run(assets.path(_FILES[model])))
+        print(f"wrote {write}; next: fedone plan {write}")
+        return
+    output = Output(json_file)
+    quiet_logs()
+    run = RunFile.load(assets.path(_FILES[_available(model)]), seed=seed, cap=cap, exchange="alpha")
+    federation = run.federation()
+    alpha, losses, changes = asyncio.run(_both_exchanges(run, federation))
+    output.write_json(
+        {
+            **alpha.model_dump(mode="json"),
+            "losses_exchange": losses,
+        }
+    )
+    print_result(output, alpha, num_clients=len(federation.shards))
+    if losses is not None:
+        output.console.print()
+        same = "the same" if losses.alpha_sha256 == alpha.alpha_sha256 else "NOT the same"
+        bytes_up = [size(run.communication.upload_bytes) for run in (alpha, losses)]
+        output.console.print(
+            f"The same run by losses instead of alpha: {same} alpha, {bytes_up[1]} instead of "
+            f"{bytes_up[0]} sent by devices, requests in the second: {losses.spent.requests}"
+        )
+    if changes is not None:
+        output.console.print()
+        _print_changes(output, run, alpha, changes)
+    raise typer.Exit(exit_code(losses or alpha))
+
+
+def _available(model: _Model) -> _Model:
+    """Return the model, fetched if necessary; the embedded one if that fails."""
+    if model is _Model.mini:
+        return model
+    from fedone_sdk.backends.local_models import is_present, local_model
+    from fedone_sdk.cli.models import fetch
+
+    try:
+        if not is_present(local_model(model)):
+            fetch(model)
+    except SpecError as exc:
+        note(f"{exc}; using the embedded mini model")
+        return _Model.mini
+    return model
+
+
+def _as_own_run(path: Path) -> str:
+    """Return a built-in run as a file that works from any folder."""
+    text = path.read_text(encoding="utf-8")
+    folder = path.parent.as_posix()
+    return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
+
+
+async def _both_exchanges(
+    run: RunFile, federation: Federation
+) -> tuple[RunResult, RunResult | None, list[Change] | None]:
+    """Return the run in either exchange, and the answers that its prompt changes.
+
+    The last two are None if the first run was stopped.
+    """
+    from fedone_sdk.stores import MemoryStore
+
+    async with run.backend() as backend:
+        store = MemoryStore()
+        first = await run_here(
+            federation, source=run.path, backend=backend, transport="http", store=store
+        )
+        if exit_code(first):
+            return first, None, None
+        changes = await _changes(store, federation, first)
+        participation = run.spec.participation.model_copy(update={"exchange": "losses"})
+        spec = run.spec.model_copy(
+            update={"name": f"{run.spec.name}-losses", "participation": participation}
+        )
+        # The same clients and candidates, in the other exchange.
+        other = replace(federation, spec=spec)
+        losses = await run_here(other, source=run.path, backend=backend, transport="http")
+        return first, losses, changes
+
+
+async def _changes(store: Store, federation: Federation, result: RunResult) -> list[Change]:
+    from fedone_sdk.evaluation.outcomes import OUTCOMES, newest_outcomes
+    from fedone_sdk.reports import changed_answers
+
+    outcomes = newest_outcomes(await store.log(result.run_id, OUTCOMES))
+    bias = None if result.verdict is None else result.verdict.bias
+    return changed_answers(federation.spec.task, outcomes, federation.dev, bias)
+
+
+def _print_changes(output: Output, run: RunFile, result: RunResult, found: list[Change]) -> None:
+    task = run.spec.task
+    words = [word.strip() for word in task.label_words]
+    right = sum(change.after == change.target for change in found)
+    output.heading(f"It changes {len(found)} answers, {right} of them for the better; for example")
+    for change in found[:_SHOWN_CHANGES]:
+        text = " ".join(printable(str(change.example[name])) for name in task.fields)
+        verdict = "right" if change.after == change.target else "wrong"
+        output.console.print(
+            f"  {text!r}: {_word(words, change.before)} -> {_word(words, change.after)} ({verdict})"
+        )
+    spent, cap = result.spent, result.cap.queries
+    output.console.print()
+    output.console.print(
+        f"Spent {spent.queries} of {cap} training queries. "
+        "Next, a run of your own: fedone quickstart --write run.yaml"
+    )
+
+
+def _word(words: Sequence[str], index: int) -> str:
+    return words[index] if index >= 0 else "no label"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_sdk.comparison.records import TrialRecord
 from fedone_sdk.evaluation.intervals import metrics_of_tables
+
+if TYPE_CHECKING:
+    from fedone_sdk.evaluation.results import TrialRecord
 
 _DRAWS = 4_000
 _CHUNK = 2**22

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from fedone_sdk.candidates import InstructionsSource
 from fedone_sdk.errors import ArgumentError, SpecError
-from fedone_sdk.local.plan import training_queries
+from fedone_sdk.evaluation.results import BASELINES, INSTRUCTION, Entrant
 from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
 from fedone_sdk.vocabulary import LABELS
-
-BASELINES: Mapping[str, str] = {
-    "no-prompt": "No prompt",
-    "no-prompt-bias": "No prompt, fitted label bias",
-}
-"""Baselines, by name, and their labels."""
-
-INSTRUCTION = "instruction"
-"""RUN.yaml's own method, with the shipped instructions as its only slot choice."""
-
-BIAS_QUERIES = 10
-"""Queries to fit the label bias of ``no-prompt-bias``."""
 
 _PEERS = ("random", "gs-bdpl")
 """Default opponents of RUN.yaml's own method."""
@@ -37,42 +24,6 @@ _MODELS: Mapping[str, Any] = {
 
 METHODS = tuple(_MODELS)
 """The black-box methods, by their names in RUN.yaml."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entrant:
-    """One row of a comparison.
-
-    Attributes:
-        name: As given by the user.
-        kind: A ``method`` is tuned; a ``baseline`` is only measured.
-        spec: Its run, with the seed of RUN.yaml. A baseline has the run of RUN.yaml.
-        notes: Differences from RUN.yaml other than the method itself.
-    """
-
-    name: str
-    kind: Literal["method", "baseline"]
-    spec: RunSpec
-    notes: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """The display name."""
-        if self.name == INSTRUCTION:
-            return "Instruction alone"
-        return BASELINES.get(self.name, self.name)
-
-    def seeded(self, seed: int) -> RunSpec:
-        """Return the run with another seed."""
-        return self.spec.model_copy(update={"seed": seed})
-
-    @property
-    def training_queries(self) -> int:
-        """Upper bound of the training queries of one trial."""
-        most = training_queries(self.spec)
-        if self.kind == "method":
-            return most
-        return min(most, BIAS_QUERIES) if self.name == "no-prompt-bias" else 0
 
 
 def default_names(spec: RunSpec) -> tuple[str, ...]:

@@ -1,26 +1,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedone_sdk.comparison import (
+from fedone_sdk.evaluation.results import (
     Entrant,
     Results,
-    Trial,
     TrialRecord,
-    affordable,
-    entrants_of,
+    header_of,
     results_of,
+    row_of,
 )
-from fedone_sdk.comparison.page import comparison_html, comparison_svg
-from fedone_sdk.comparison.table import header_of, row_of
 from fedone_sdk.local import Federation
+from fedone_sdk.local.comparison import Contest, affordable
+from fedone_sdk.local.entrants import entrants_of
+from fedone_sdk.reports.comparison_page import comparison_html, comparison_svg
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.vocabulary import Vocabulary
-from tests.unit.comparison.records import record
-from tests.unit.comparison.test_entrants import RUN
+from tests.unit.evaluation.records import record
+from tests.unit.evaluation.test_entrants import RUN
 
 TARGETS = [0, 1] * 20
 
@@ -144,8 +145,8 @@ def test_document_and_page() -> None:
 def test_a_seed_is_run_as_a_whole_or_not_at_all(
     total: int | None, spent: int, keys: list[int]
 ) -> None:
-    trials = [
-        Trial(
+    contests = [
+        Contest(
             entrant=entrant,
             federation=Federation(
                 spec=entrant.seeded(seed),
@@ -154,13 +155,13 @@ def test_a_seed_is_run_as_a_whole_or_not_at_all(
                 vocabulary=Vocabulary(candidates=(" a", " b")),
                 reused_rows=False,
             ),
-            identity="",
+            folder=Path(),
+            cache=Path("answers.sqlite"),
         )
         for seed in range(3)
         for entrant in entrants("thompson", "random")
     ]
-    assert [one.seed for one in affordable(trials, {}, total, spent)] == keys
+    assert [one.seed for one in affordable(contests, contests, total, spent)] == keys
     # What is there costs nothing more.
-    known = {("thompson", 0): record("thompson", 0)}
-    ahead = affordable(trials, known, 60, 30)
-    assert [one.key for one in ahead] == ["random, seed 0"]
+    ahead = affordable(contests, contests[1:], 60, 30)
+    assert [one.title for one in ahead] == ["random, seed 0"]

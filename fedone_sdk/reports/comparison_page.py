@@ -9,9 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedone_sdk.comparison.records import TrialRecord
-from fedone_sdk.comparison.results import Results, Standing
-from fedone_sdk.comparison.table import header_of, row_of
+from fedone_sdk.evaluation.results import Results, Standing, TrialRecord, header_of, row_of
 from fedone_sdk.reports.figures import printable, svg_of
 from fedone_sdk.reports.render import html_page
 
@@ -24,7 +22,6 @@ def comparison_html(results: Results, command: str | None = None) -> str:
     return html_page(
         "comparison.html.j2",
         comparison_svg(results) if any(one.trials for one in results.standings) else None,
-        package="fedone_sdk.comparison",
         results=results,
         header=header_of(results),
         rows=[row_of(results, standing) for standing in results.standings],

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedone_paper import Experiment, Report, Settings, Trial, Workspace
-from fedone_paper.experiment import Result, Results
 from fedone_sdk.errors import DataError
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 
 
 def double(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -20,7 +18,14 @@ def double(options: dict[str, Any], workspace: Workspace) -> Result:
     count = int(runs.read_text()) + 1 if runs.exists() else 1
     runs.write_text(str(count))
     texts = {name: path.read_text() for name, path in workspace.inputs.items()}
-    return {"twice": 2 * options["number"], "runs": count, "texts": texts, "pid": os.getpid()}
+    return {
+        "twice": 2 * options["number"],
+        "runs": count,
+        "texts": texts,
+        "pid": os.getpid(),
+        "context": workspace.context,
+        "note": f"number {options['number']}",
+    }
 
 
 def refuse(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -49,30 +54,6 @@ def hang(options: dict[str, Any], workspace: Workspace) -> Result:
 
 def not_a_number(options: dict[str, Any], workspace: Workspace) -> Result:
     return {"twice": float("nan")}
-
-
-class Doubling(Experiment):
-    """As many trials as it is given; a report that adds up."""
-
-    name = "doubling"
-    title = "Numbers twice"
-    needs_data = False
-
-    def __init__(self, *trials: Trial, then: Callable[[Results], Sequence[Trial]] | None = None):
-        self.first = trials
-        self.then = then
-
-    def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        later = self.then(results) if self.then and results else ()
-        return [*self.first, *later]
-
-    def report(self, settings: Settings, results: Results) -> Report:
-        total = sum(result["twice"] for result in results.values())
-        return Report(
-            markdown=f"In all: {total}.",
-            data={"total": total},
-            figures={"doubling": lambda figure: figure.subplots().plot([0, total])},
-        )
 
 
 def number(value: int, **changes: Any) -> Trial:

@@ -1,4 +1,4 @@
-"""The results of a comparison: one line per entrant, and a conclusion."""
+"""The results of a comparison: trials of methods and baselines, their table and a conclusion."""
 
 from __future__ import annotations
 
@@ -6,13 +6,127 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.comparison.entrants import Entrant
-from fedone_sdk.comparison.records import TrialRecord
-from fedone_sdk.comparison.statistics import RESAMPLED, Estimate, difference
+from fedone_sdk.evaluation.statistics import RESAMPLED, Estimate, difference
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import TaskSpec
+
+BASELINES: Mapping[str, str] = {
+    "no-prompt": "No prompt",
+    "no-prompt-bias": "No prompt, fitted label bias",
+}
+"""Baselines, by name, and their labels."""
+
+INSTRUCTION = "instruction"
+"""RUN.yaml's own method, with the shipped instructions as its only slot choice."""
+
+_HEADER = (
+    "method",
+    "trials",
+    "{metric}",
+    "vs {first} [95 %]",
+    "loss",
+    "vs {first} [95 %]",
+    "to target",
+    "queries",
+    "example calls",
+    "requests",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrant:
+    """One row of a comparison.
+
+    Attributes:
+        name: As given by the user.
+        kind: A ``method`` is tuned; a ``baseline`` is only measured.
+        spec: Its run, with the seed of RUN.yaml. A baseline has the run of RUN.yaml.
+        notes: Differences from RUN.yaml other than the method itself.
+    """
+
+    name: str
+    kind: Literal["method", "baseline"]
+    spec: RunSpec
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The display name."""
+        if self.name == INSTRUCTION:
+            return "Instruction alone"
+        return BASELINES.get(self.name, self.name)
+
+    def seeded(self, seed: int) -> RunSpec:
+        """Return the run with another seed."""
+        return self.spec.model_copy(update={"seed": seed})
+
+
+class Point(BaseModel):
+    """A deployable prompt during training.
+
+    Attributes:
+        queries: Training queries so far.
+        metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
+        loss: The task's mean loss there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    queries: int
+    metric: float
+    loss: float
+
+
+class TrialRecord(BaseModel):
+    """One entrant with one seed. It contains no text of examples.
+
+    Attributes:
+        entrant: The method or baseline.
+        seed: Of the run.
+        model: Fingerprint of the model.
+        status: How the run ended; ``measured`` for a baseline.
+        rounds: Rounds that ran.
+        queries: Training queries.
+        example_calls: Training queries times the examples of a query.
+        evaluation_queries: Queries on the dev split.
+        spent: Usage of the trial; cached answers cost nothing.
+        prompt: The deployable prompt.
+        bias: Its label bias.
+        metric: On the dev split.
+        loss: The task's mean loss there, with the bias.
+        predicted: Index of the predicted label per example of the dev split: -1 for no label,
+            null where the model failed. Empty for tasks without labels.
+        targets: Index of the true label per example. Empty for tasks without labels.
+        losses: The task's loss per example, null where the model failed.
+        curve: The untrained prompt, points during training, and the final prompt.
+        wall_s: Seconds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    entrant: str
+    seed: int
+    model: str
+    status: str
+    rounds: int = 0
+    queries: int = 0
+    example_calls: int = 0
+    evaluation_queries: int
+    spent: Usage
+    prompt: str = ""
+    bias: tuple[float, ...] | None = None
+    metric: float
+    loss: float
+    predicted: tuple[int | None, ...] = ()
+    targets: tuple[int, ...] = ()
+    losses: tuple[float | None, ...]
+    curve: tuple[Point, ...] = Field(min_length=1)
+    wall_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,3 +421,43 @@ def _names(names: Sequence[str]) -> str:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def header_of(results: Results) -> list[str]:
+    """Return the columns of the table."""
+    first = results.standings[0].entrant.name
+    return [name.format(metric=results.task.metric, first=first) for name in _HEADER]
+
+
+def row_of(results: Results, standing: Standing) -> list[str]:
+    """One line of the table."""
+    median = standing.queries_to_target
+    reached = sum(one is not None for one in standing.reached.values())
+    count = len(standing.reached)
+    queries = "-" if median is None else f"{median:.0f}" if math.isfinite(median) else "never"
+    if 0 < reached < count:
+        queries += f" ({reached} of {count})"
+    return [
+        standing.entrant.name,
+        str(len(standing.trials)),
+        _number(standing.metric),
+        _estimate(standing.difference),
+        _number(standing.loss),
+        _estimate(standing.loss_difference),
+        queries,
+        _count(standing.mean("queries")),
+        _count(standing.mean("example_calls")),
+        f"{standing.spent.requests:,}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _estimate(found: Estimate | None) -> str:
+    return "-" if found is None else f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"

@@ -1,0 +1,148 @@
+"""Copies of whole stores, between SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.backends import LLMBackend
+from fedone_sdk.errors import FedOneError
+from fedone_sdk.local import Federation, simulate
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import SqlStore, Store
+from fedone_sdk.stores.sql import copying
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.console import Fedone
+from tests.contract.stores import RUN, enrol, everything, opened
+from tests.integration.tuned import ROWS, SPEC
+from tests.postgres import PASSWORD, Cluster
+
+
+async def tune(store: Store, *, rounds: int | None = None, state: Path | None = None) -> str:
+    """Tune a run in a store to its end, or until some rounds are done; the digest of alpha."""
+    spec = RunSpec.model_validate(SPEC)
+    vocabulary = Vocabulary(candidates=(" good", " bad", " really", " so"))
+    federation = Federation(
+        spec=spec,
+        shards=(tuple(ROWS[:6]), tuple(ROWS[6:12])),
+        dev=(),
+        vocabulary=vocabulary,
+        reused_rows=False,
+    )
+    stop = asyncio.Event()
+
+    def watch(run: object, _: object) -> None:
+        if rounds is not None and run.state.round >= rounds:  # type: ignore[attr-defined]
+            stop.set()
+
+    backend: LLMBackend = ScriptedBackend()
+    result = await simulate(
+        federation,
+        backend=backend,
+        transport="memory",
+        store=store,
+        state_dir=state,
+        watch=watch,
+        stop=stop,
+    )
+    return result.alpha_sha256
+
+
+class TestCommand:
+    def test_there_and_back_and_the_run_goes_on(
+        self, fedone: Fedone, tmp_path: Path, postgres: Cluster, database: str
+    ) -> None:
+        whole = asyncio.run(tune(SqlStore.sqlite(tmp_path / "whole.db"), state=tmp_path / "w"))
+        first, last = tmp_path / "first.db", tmp_path / "last.db"
+        partial = asyncio.run(tune(SqlStore.sqlite(first), rounds=3, state=tmp_path / "clients"))
+        assert partial != whole
+        url = postgres.tcp_url(database)
+        for source, target in ((str(first), url), (url, str(last))):
+            code, out, err = fedone("db", "copy", source, target)
+            assert (code, err) == (0, ""), (source, err)
+            assert f"run small: alpha_sha256 {partial}\n" in out
+            assert "copied 1 run, " in out
+            assert PASSWORD not in out
+        shutil.copytree(tmp_path / "clients", tmp_path / "same clients")
+        assert asyncio.run(tune(SqlStore(url), state=tmp_path / "clients")) == whole
+        assert asyncio.run(tune(SqlStore.sqlite(last), state=tmp_path / "same clients")) == whole
+
+    def test_a_store_with_rows_is_no_target(
+        self, fedone: Fedone, tmp_path: Path, postgres: Cluster, database: str
+    ) -> None:
+        path, url = tmp_path / "fedone.db", postgres.tcp_url(database)
+
+        async def fill(where: Path | str) -> None:
+            async with opened(where) as store:
+                await enrol(store, 0)
+
+        for where in (path, url):
+            asyncio.run(fill(where))
+        for source, target in ((str(path), url), (url, str(path))):
+            code, _, err = fedone("db", "copy", source, target)
+            assert (code, len(err.splitlines())) == (2, 1)
+            assert "the target is not empty: it has rows in the table" in err
+            assert PASSWORD not in err
+
+
+class TestLocks:
+    async def test_a_served_store_is_neither_source_nor_target(
+        self, tmp_path: Path, postgres: Cluster, database: str
+    ) -> None:
+        url, other = postgres.url(database), tmp_path / "other.db"
+        async with opened(other):
+            pass
+        async with opened(tmp_path / "fedone.db"), opened(url):
+            served = SqlStore.sqlite(tmp_path / "fedone.db"), SqlStore(url)
+            for store, said in zip(
+                served, ("in use by another process", "by a server"), strict=True
+            ):
+                with pytest.raises(FedOneError, match=said):
+                    await store.copy_to(SqlStore.sqlite(tmp_path / "new.db"), alpha_sha256)
+                with pytest.raises(FedOneError, match=said):
+                    await SqlStore.sqlite(other).copy_to(store, alpha_sha256)
+        async with opened(url) as store:
+            assert await store.runs() == []
+
+    async def test_a_copy_that_differs_leaves_the_target_empty(
+        self, tmp_path: Path, postgres: Cluster, database: str
+    ) -> None:
+        url = postgres.url(database)
+        async with opened(tmp_path / "fedone.db") as store:
+            await enrol(store, 0)
+            await store.add_run(RUN)
+            await store.commit("run-1", 0, everything())
+        digests = iter("abcd")
+        for target in (SqlStore(url), SqlStore.sqlite(tmp_path / "new.db")):
+            with pytest.raises(FedOneError, match="the copy differs from the source"):
+                await SqlStore.sqlite(tmp_path / "fedone.db").copy_to(
+                    target, lambda arrays: next(digests)
+                )
+            await target.open()
+            assert (await target.runs(), await target.clients()) == ([], [])
+            await target.close()
+
+    async def test_everything_is_copied_in_small_pieces(
+        self, tmp_path: Path, postgres: Cluster, database: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(copying, "_ROWS", 2)
+        url = postgres.url(database)
+        async with opened(tmp_path / "fedone.db") as store:
+            known = [await enrol(store, number) for number in range(5)]
+            await store.add_run(RUN)
+            await store.commit("run-1", 0, everything())
+            tokens, run, log = await store.tokens(), await store.runs(), await store.log("run-1")
+        await SqlStore.sqlite(tmp_path / "fedone.db").copy_to(SqlStore(url), lambda arrays: "")
+        async with opened(url) as store:
+            assert (await store.tokens(), await store.runs()) == (tokens, run)
+            assert (await store.clients(), await store.log("run-1")) == (known, log)
+            # Sequences go on behind the copied rows.
+            assert (await enrol(store, 5)).index == 5
+            await store.add_run(replace(RUN, run_id="run-2"))
+            assert list(await store.versions()) == ["run-1", "run-2"]

@@ -1,0 +1,205 @@
+"""The engine of trials: what is run, what is not run again, what a failure costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedone_sdk import __version__
+from fedone_sdk.errors import MissingExtraError, SpecError
+from fedone_sdk.evaluation.engine import Progress, Records, Session, Trial
+from tests.unit.evaluation.trials import (
+    die,
+    double,
+    fail_at_first,
+    not_a_number,
+    number,
+    refuse,
+)
+
+ENGINES = [None, pytest.param("local", marks=pytest.mark.slow)]  # Ray starts a cluster.
+
+
+def run(out: Path, *trials: Trial, name: str = "doubling", **options: Any) -> Session:
+    session = Session(Records(out, name), **{"workers": 2, **options})
+    session.run(session.find(trials))
+    return session
+
+
+def files(out: Path) -> dict[str, Any]:
+    found = (out / "doubling" / "trials").glob("*.json")
+    return {file.stem: json.loads(file.read_text()) for file in found}
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    session = run(tmp_path, number(1), number(2, context="some"))
+    assert session.results["n2"]["context"] == "some"
+    record = files(tmp_path)["n2"]
+    assert record["options"] == {"number": 2, "seed": 2}
+    assert record["function"] == f"{double.__module__}:double"
+    assert (record["result"]["twice"], record["version"]) == (4, __version__)
+    assert record["wall_s"] >= 0
+    # Both run in one of two processes.
+    assert 1 <= len({record["result"]["pid"] for record in files(tmp_path).values()}) <= 2
+
+
+def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
+    text = tmp_path / "input.txt"
+    text.write_text("one")
+    trials = (number(1), number(2, inputs={"text": text}))
+    run(tmp_path, *trials)
+    before = files(tmp_path)
+    seen: list[Progress] = []
+    again = run(tmp_path, *trials, watch=seen.append)
+    assert again.kept == 2
+    assert files(tmp_path) == before
+    assert [(progress.done, progress.total, progress.kept) for progress in seen] == [(2, 2, 2)]
+
+    # The content counts, not the place or the time; nor does the context.
+    moved = tmp_path / "moved.txt"
+    text.rename(moved)
+    assert run(tmp_path, trials[0], number(2, inputs={"text": moved}, context=3)).kept == 2
+    moved.write_text("two")
+    assert run(tmp_path, trials[0], number(2, inputs={"text": moved})).kept == 1
+    assert files(tmp_path)["n2"]["result"]["texts"] == {"text": "two"}
+
+    changed = number(1, options={"number": 1, "seed": 5})
+    assert run(tmp_path, changed).kept == 0
+    assert files(tmp_path)["n1"]["options"]["seed"] == 5
+    other = number(1, options=changed.options, run=fail_at_first)
+    assert run(tmp_path, other).failures == {"n1": "ZeroDivisionError: once"}
+
+
+def test_other_options_do_not_cost_what_was_found_before(tmp_path: Path) -> None:
+    run(tmp_path, number(1))
+    quick = number(1, options={"number": 3, "seed": 1})
+    assert run(tmp_path, quick).kept == 0
+    for trial, twice in ((number(1), 2), (quick, 6)) * 2:
+        again = run(tmp_path, trial)
+        assert (again.kept, again.results["n1"]["twice"]) == (1, twice)
+
+
+def test_a_damaged_result_is_made_anew(tmp_path: Path) -> None:
+    run(tmp_path, number(1))
+    file = tmp_path / "doubling" / "trials" / "n1.json"
+    whole = json.loads(file.read_text())
+    for damaged in ("", "{}", file.read_text()[:-9]):
+        file.write_text(damaged)
+        assert run(tmp_path, number(1)).kept == 0
+        assert json.loads(file.read_text())["options"] == whole["options"]
+
+
+def test_records_share_what_is_paid_and_may_share_results(tmp_path: Path) -> None:
+    run(tmp_path, number(1))
+    # Of its own: run again, but where the first one has been.
+    assert run(tmp_path, number(1), name="other").kept == 0
+    file = tmp_path / "other" / "trials" / "n1.json"
+    assert json.loads(file.read_text())["result"]["runs"] == 2
+    file.unlink()
+    assert run(tmp_path, number(1, home="doubling"), name="other").kept == 1
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("ray", ENGINES)
+def test_a_failure_costs_nobody_else(tmp_path: Path, ray: str | None) -> None:
+    trials = [
+        number(1),
+        number(2, run=refuse),
+        number(3, run=die),
+        number(4, run=fail_at_first),
+        number(5, run=not_a_number),
+        number(6),
+        number(7),
+    ]
+    seen: list[Progress] = []
+    session = run(tmp_path, *trials, ray=ray, watch=seen.append)
+    assert set(files(tmp_path)) == {"n1", "n6", "n7"}
+    died = session.failures.pop("n3")
+    assert "by signal 9" in died if ray is None else "WorkerCrashedError" in died
+    assert session.failures.pop("n5").startswith("its result is not what JSON holds: ")
+    assert session.failures == {"n2": "no such thing", "n4": "ZeroDivisionError: once"}
+    assert (seen[-1].done, seen[-1].failed) == (3, 4)
+    assert "number 6" in {progress.note for progress in seen}
+    details = tmp_path / "doubling" / "trials" / "n4.failed.txt"
+    assert details.read_text().startswith("Traceback")
+
+    again = run(tmp_path, trials[0], trials[3])
+    assert (again.kept, again.failures) == (1, {})
+    assert not details.exists()
+
+
+def test_the_first_failure_may_end_it(tmp_path: Path) -> None:
+    session = Session(Records(tmp_path, "doubling"), workers=1)
+    trials = [number(1), number(2, run=refuse), number(3)]
+    session.run(session.find(trials), stop_at_failure=True)
+    assert (set(session.found), set(session.failures)) == ({"n1"}, {"n2"})
+
+
+HANGING = """
+import sys
+from pathlib import Path
+from fedone_sdk.evaluation.engine import Records, Session
+from tests.unit.evaluation.trials import hang, number
+
+session = Session(Records(Path(sys.argv[2]), "hanging"), workers=1)
+session.run(session.find([number(1, run=hang, options={"fifo": sys.argv[1]})]))
+"""
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    # Their trials may be paid ones, and nobody is left to take the results.
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    command = [sys.executable, "-c", HANGING, str(fifo), str(tmp_path)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[3]) as parent:
+        worker = psutil.Process(int(fifo.read_text()))
+        parent.kill()
+    _, left = psutil.wait_procs([worker], timeout=30)
+    for process in left:
+        status = process.status()
+        process.kill()
+        assert status == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("ray", ENGINES)
+def test_sigterm_is_for_the_caller_to_handle(tmp_path: Path, ray: str | None) -> None:
+    # Ray puts a handler in place that aborts the process.
+    handled: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: handled.append(number))
+    try:
+        run(
+            tmp_path,
+            number(1),
+            ray=ray,
+            watch=lambda progress: signal.raise_signal(signal.SIGTERM) if progress.done else None,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handled == [signal.SIGTERM]
+
+
+def test_keys(tmp_path: Path) -> None:
+    for key in ("", "../up", "a/b", ".hidden", "x" * 200):
+        with pytest.raises(ValueError, match="is no key of a trial"):
+            number(1, key=key)
+    with pytest.raises(ValueError, match="share a key"):
+        run(tmp_path, number(1), number(1, options={"number": 4}))
+
+
+def test_a_missing_input(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"absent\.txt: cannot be read: No such file"):
+        run(tmp_path, number(1, inputs={"text": tmp_path / "absent.txt"}))
+
+
+def test_a_missing_ray_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"fedone-sdk\[ray\]"):
+        run(tmp_path, number(1), ray="local")
