@@ -430,14 +430,6 @@ class TestRefusedAtTheStart:
         wanted = {"nll": "reference", "score": "text"}.get(loss, "labels")
         assert want_of(task, everything) == wanted  # type: ignore[arg-type]
 
-    async def test_generated_text_must_be_allowed(self) -> None:
-        model = ScriptedBackend()
-        spec = spec_of("score", gateway={})
-        with pytest.raises(SpecError, match=r"gateway\.generated_text: must be true") as caught:
-            await simulate(federation_of(spec), backend=model, transport="memory")
-        assert len(caught.value.problems) == 1
-        assert model.asked == []
-
     async def test_a_federation_without_its_score_function(self) -> None:
         model = ScriptedBackend()
         with pytest.raises(SpecError, match="needs Federation"):
