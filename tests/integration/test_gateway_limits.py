@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 
 import pytest
@@ -55,22 +54,6 @@ async def devices(transport: HttpTransport, count: int) -> list[Device]:
         assert isinstance(work, LossesAssignment)
         found.append(Device(transport, credential, work.assignment_id))
     return found
-
-
-async def test_a_text_that_is_too_long_for_the_run() -> None:
-    model = ScriptedBackend()
-    async with AsyncExitStack() as stack:
-        aggregator = Aggregator(backend=model, enrolment_tokens=[TOKEN])
-        await stack.enter_async_context(aggregator)
-        await aggregator.add_run(spec_of(), WORDS)
-        url = await aggregator.listen()
-        transport = await stack.enter_async_context(aclosing(HttpTransport(url)))
-        (device,) = await devices(transport, 1)
-        problem = await device.refused("a", "x" * 20_001)
-        assert problem.code == "invalid_message"
-        assert problem.detail == "examples.1.text: has 20001 characters, at most 20000 are taken"
-        await device.score("a", "x" * 20_000)
-    assert len(model.asked) == 4
 
 
 async def test_a_client_honours_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,9 @@ def test_a_small_pool_is_one_clear_line() -> None:
     ids=["token out of range", "sizes differ", "never scored", "a part is missing"],
 )
 def test_a_malformed_pool_is_refused(memory: dict[str, Any]) -> None:
-    machine = RoundMachine("run", spec_of(min_clients=1), vocab_size=len(WORDS), blank=0)
+    machine = RoundMachine(
+        "run", spec_of(min_clients=1, exchange="alpha"), vocab_size=len(WORDS), blank=0
+    )
     seated = machine.step(machine.initial_state(), 0.0, fill, available={0: 4}).state
     assigned = machine.step(seated, 0.0, assign, client=0, assignment_id="a")
     assert isinstance(assigned.reply, AlphaAssignment)

@@ -41,10 +41,6 @@ _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 
-_MAX_TEXT_CHARS = 20_000
-"""Characters of a text field: the context of most models, and a body that is parsed at once."""
-
-
 class ModelGateway:
     """Scores prompts for clients, with a reservation before and a settlement after each call.
 
@@ -174,18 +170,6 @@ class ModelGateway:
                     "invalid_message",
                     f"examples.{number}: has the fields {sorted(example)}, the task's are "
                     f"{list(task.fields)}",
-                )
-        sent = [
-            (f"examples.{number}.{name}", text)
-            for number, example in enumerate(message.examples)
-            for name, text in example.items()
-        ]
-        sent += [(f"references.{number}", text) for number, text in enumerate(message.references)]
-        for where, text in sent:
-            if len(text) > _MAX_TEXT_CHARS:
-                raise ProblemError(
-                    "invalid_message",
-                    f"{where}: has {len(text)} characters, at most {_MAX_TEXT_CHARS} are taken",
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0
         if len(message.references) != wanted:
