@@ -27,7 +27,6 @@ from fedone_sdk.messages import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     Message,
-    Parse,
     Problem,
     encode,
     first_error,
@@ -205,7 +204,7 @@ async def body_of(request: web.Request, *, max_bytes: int | None = None) -> byte
 
 async def read(
     request: web.Request,
-    parse: Parse[T],
+    validate: Callable[[Any], T],
     *,
     max_bytes: int | None = None,
 ) -> tuple[T, bytes]:
@@ -213,7 +212,7 @@ async def read(
 
     Args:
         request: The request.
-        parse: Parses the message; validation errors become `invalid_message`.
+        validate: Makes a message of the document; its errors become `invalid_message`.
         max_bytes: Maximal size of the body; the application's limit by default.
 
     Raises:
@@ -223,26 +222,23 @@ async def read(
         raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
     body = await body_of(request, max_bytes=max_bytes)
     try:
-        return await in_thread_if_large(len(body), _parsed, parse, body), body
+        return await in_thread_if_large(len(body), _parsed, validate, body), body
     except ValidationError as exc:
         raise ProblemError("invalid_message", first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
 
 
-def _parsed(parse: Parse[T], body: bytes) -> T:
-    check_json(body)
-    return parse(body)
+def _parsed(validate: Callable[[Any], T], body: bytes) -> T:
+    return validate(load_json(body))
 
 
-def check_json(body: bytes) -> None:
-    """Refuse documents that are ambiguous or too expensive to parse.
-
-    Does not check the syntax, which the parser does.
+def load_json(body: bytes) -> Any:
+    """Return the document of a body, which is parsed only here.
 
     Raises:
-        ValueError: The document is not UTF-8, is nested too deeply, has too many parts, a duplicate
-            key, or NaN or Infinity.
+        ValueError: The document is not JSON in UTF-8, is nested too deeply, has too many parts, a
+            duplicate key, or NaN or Infinity.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS} commas, lists and objects")
@@ -251,23 +247,24 @@ def check_json(body: bytes) -> None:
     except UnicodeDecodeError as exc:
         raise ValueError("the body is not UTF-8") from exc
     try:
-        # Not parsed as integers: long numbers would raise another error and end the check.
-        json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_int=float)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except _Refused:
         raise
     except RecursionError as exc:
         raise ValueError("lists and objects are nested too deeply") from exc
-    except ValueError:
-        return
+    except ValueError as exc:
+        raise ValueError("Invalid JSON") from exc
 
 
 class _Refused(ValueError):
     pass
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
         raise _Refused("an object has the same key twice")
+    return document
 
 
 def _no_number(_name: str) -> NoReturn:

@@ -395,21 +395,6 @@ class RoundMachine:
         self.drawn[key] = (base, drawn)
         return drawn
 
-    def told(
-        self, state: RunState, seat: Seat, losses: Sequence[float], curves: Curves | None = None
-    ) -> State:
-        """Return a client's method state after the losses of its step (losses exchange).
-
-        Args:
-            state: The run.
-            seat: The seat.
-            losses: One per prompt.
-            curves: Losses by class and label bias, in runs with label calibration.
-        """
-        asked = self.candidates(state, seat)
-        base = seat.local or state.method
-        return self.method.tell(base, asked, self.as_losses(losses, curves))
-
     # Seeds: all draws are reproducible and not stored
 
     def seed(self, state: RunState, seat: Seat, purpose: str, step: int) -> int:

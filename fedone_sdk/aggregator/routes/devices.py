@@ -41,7 +41,7 @@ async def enrol(request: web.Request) -> web.Response:
     """
     service = request.app[SERVICE]
     CONTEXT.get().set_run(service.traffic_run())
-    message, _ = await message_of(request, Enrol.model_validate_json)
+    message, _ = await message_of(request, Enrol.model_validate)
     return answer(await service.enrol(bearer_token(request), message), status=201)
 
 
@@ -51,7 +51,7 @@ async def claim(request: web.Request) -> web.Response:
     A repeated claim returns the same open assignment. 204 means that there is no work now.
     """
     service, client = request.app[SERVICE], client_of(request)
-    message, _ = await message_of(request, Claim.model_validate_json)
+    message, _ = await message_of(request, Claim.model_validate)
     concerned = service.traffic_run(run_id=message.run_id)
     if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
         CONTEXT.get().set_run(concerned)
@@ -69,9 +69,9 @@ async def update(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
-    message, body = await message_of(request, UPDATE.validate_json)
+    message, body = await message_of(request, UPDATE.validate_python)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
-    return answer(await service.update(client, assignment_id, message, body_sha256))
+    return answer(await service.work.update(client, assignment_id, message, body_sha256))
 
 
 def _sha256(body: bytes) -> str:
@@ -83,7 +83,7 @@ async def renew(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
-    return answer(await service.renew(client, assignment_id))
+    return answer(await service.work.renew(client, assignment_id))
 
 
 async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
@@ -98,18 +98,18 @@ async def decline(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
-    message, _ = await message_of(request, Decline.model_validate_json)
-    await service.decline(client, assignment_id, message)
+    message, _ = await message_of(request, Decline.model_validate)
+    await service.work.decline(client, assignment_id, message)
     return web.Response(status=204)
 
 
 async def score(request: web.Request) -> web.Response:
     """Score prompts with the server's model, under the lease of the device's assignment."""
     service, client = request.app[SERVICE], client_of(request)
-    message, body = await message_of(request, Score.model_validate_json)
+    message, body = await message_of(request, Score.model_validate)
     CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
-    return answer(await service.score(client, message, body_sha256))
+    return answer(await service.work.score(client, message, body_sha256))
 
 
 async def task(request: web.Request) -> web.Response:

@@ -13,13 +13,6 @@ import structlog
 
 from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, RunChanged
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.codec import (
-    arrays_of,
-    decode_snapshot,
-    encode_arrays,
-    encode_document,
-    encode_snapshot,
-)
 from fedone_sdk.aggregator.rounds.lifecycle import (
     charge_lost_replicas,
     pause,
@@ -28,7 +21,17 @@ from fedone_sdk.aggregator.rounds.lifecycle import (
     stop,
 )
 from fedone_sdk.aggregator.rounds.seats import assign, fill
-from fedone_sdk.aggregator.rounds.state import Result, RunState, Seat, offers
+from fedone_sdk.aggregator.rounds.state import (
+    Result,
+    RunState,
+    Seat,
+    arrays_of,
+    decode_snapshot,
+    encode_arrays,
+    encode_document,
+    encode_snapshot,
+    offers,
+)
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
