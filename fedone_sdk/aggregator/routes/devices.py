@@ -68,7 +68,6 @@ async def update(request: web.Request) -> web.Response:
     """Send an update. The same body again gets the same receipt."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
     message, body = await message_of(request, UPDATE.validate_python)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     return answer(await service.work.update(client, assignment_id, message, body_sha256))
@@ -82,7 +81,6 @@ async def renew(request: web.Request) -> web.Response:
     """Give a device a full new deadline."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
     return answer(await service.work.renew(client, assignment_id))
 
 
@@ -97,7 +95,6 @@ async def decline(request: web.Request) -> web.Response:
     """Decline an assignment."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
     message, _ = await message_of(request, Decline.model_validate)
     await service.work.decline(client, assignment_id, message)
     return web.Response(status=204)
