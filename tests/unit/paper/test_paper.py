@@ -12,7 +12,7 @@ from fedone_paper import Settings, declared, find_study
 from fedone_paper.paper import about, paper_row, printed
 from fedone_paper.soft_prompts import BBT
 from fedone_sdk.glue import GLUE_TASKS, glue_task
-from fedone_sdk.spec import GsBdplSpec
+from fedone_sdk.spec import GradientSpec
 
 ELEMENTS = {
     "prompt-tuning": 20 * 1024,
@@ -78,7 +78,7 @@ def test_epochs_of_the_table_of_queries_count_from_0() -> None:
 def test_defaults_are_the_papers() -> None:
     setup = printed("setup")
     assert setup["learning_rates"] == declared()["rates"]
-    method = GsBdplSpec()
+    method = GradientSpec()
     assert method.learning_rate in declared()["rates"]
     assert (method.optimizer, method.batch_size) == (setup["optimizer"], setup["batch_size"])
     assert BBT.num_samples == setup["bbt_population"]
