@@ -190,7 +190,7 @@ async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
 
 def test_other_commands_find_a_kept_run(fedone: Fedone, tune: Fedone, folder: Path) -> None:
     tune()
-    assert fedone("report", "tiny", "--markdown").code == 0
+    assert fedone("report", "tiny", "-o", "tiny.md").code == 0
     assert "tiny" in (folder / "tiny.md").read_text()
     assert fedone("runs", "export", "tiny", "--as", "prompt").code == 0
     assert fedone("prompt", "use", "tiny.prompt.json").code == 0

@@ -10,7 +10,7 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
-from fedone_sdk.client.stop import StopSignal
+from fedone_sdk.client.session import StopSignal
 from fedone_sdk.client.transport import HttpTransport
 from fedone_sdk.errors import BackendUnavailable, ProblemError, is_retryable
 from fedone_sdk.messages import Claim, Enrol, LossesAssignment, Score

@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator.rounds.privacy import Accountant
-from fedone_sdk.client import noise
-from fedone_sdk.client.noise import (
+from fedone_sdk.client import privacy as noise
+from fedone_sdk.client.privacy import (
     alpha_sensitivity,
     gaussian,
     losses_sensitivity,

@@ -68,7 +68,7 @@ class SoftModel:
         self._torch = torch = import_module("torch")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        checkpoint = find_checkpoint(str(folder), None)
+        checkpoint = find_checkpoint(str(folder))
         self.fingerprint = f"transformers:{checkpoint.name}:{hash_folder(folder)}:float32"
         self._folder, self._max_length = folder, read_max_length(folder, causal=False)
         self._encoders: dict[int, ClozeEncoder] = {}
