@@ -17,10 +17,9 @@ from sqlalchemy.util import greenlet_spawn
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.stores.base import Replica, Signals, Store
 from fedone_sdk.stores.records import Commit, Member, check_run_of
-from fedone_sdk.stores.sql import copying, statements
+from fedone_sdk.stores.sql import copying, schema, statements
 from fedone_sdk.stores.sql.copying import Copied
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
-from fedone_sdk.stores.sql.schema import HEAD
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
 
 P = ParamSpec("P")
@@ -250,11 +249,11 @@ class SqlStore:
         found, where = await self.schema(), self._database.where
         if found is None:
             return f"would create the tables in {where}"
-        if found == HEAD:
+        if found == schema.HEAD:
             return f"would use {where}"
         if self.shared:
             raise FedOneError(f"store {where} has schema {found}; run `fedone db upgrade`")
-        return f"would use {where}, and upgrade it from schema {found} to {HEAD}"
+        return f"would use {where}, and upgrade it from schema {found} to {schema.HEAD}"
 
     async def upgrade(self) -> None:
         """Upgrade the database to the newest schema; it stays closed.
