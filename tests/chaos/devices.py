@@ -26,7 +26,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import Answer, Query
-from fedone_sdk.client import RequiredPrivacy, noise
+from fedone_sdk.client import RequiredPrivacy, privacy
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.state import DeviceState
 from fedone_sdk.local import MemoryTransport
@@ -86,7 +86,11 @@ class Scenario:
                     "optimizer": "adamw",
                     "local_steps": self.local_steps,
                 },
-                "participation": {"exchange": self.exchange, "trusted_clients": True},
+                "participation": {
+                    "exchange": self.exchange,
+                    "trusted_clients": True,
+                    "model": "scripted",
+                },
                 "privacy": None if self.noise is None else privacy,
                 "budget": {"queries": 2 * self.queries_per_round},
                 "rounds": 2,
@@ -245,7 +249,7 @@ def _watching(life: Life, seen: _Seen) -> Iterator[None]:
 
     A device that has died in SQLite gets an error from it, and reaches nothing afterwards.
     """
-    draw, keep, release = noise.gaussian, Journal.keep, Journal.release
+    draw, keep, release = privacy.gaussian, Journal.keep, Journal.release
 
     def drawn(count: int, std: float) -> list[float]:
         seen.drawn += 1
@@ -263,7 +267,7 @@ def _watching(life: Life, seen: _Seen) -> Iterator[None]:
         return found
 
     with (
-        mock.patch.object(noise, "gaussian", drawn),
+        mock.patch.object(privacy, "gaussian", drawn),
         mock.patch.object(Journal, "keep", kept),
         mock.patch.object(Journal, "release", released),
     ):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.rounds.codec import decode_snapshot
+from fedone_sdk.aggregator.rounds.state import decode_snapshot
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
@@ -327,7 +327,7 @@ async def main():
     rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
     batch = await Minibatch.of(task, rows, None)
     step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
-                journal=Journal(DeviceState("memory:"), "a"), on_scored=lambda count: None,
+                journal=Journal(DeviceState(None, "memory:"), "a"), on_scored=lambda count: None,
                 by_class=True)
     return await score_step(step, Oracle())
 

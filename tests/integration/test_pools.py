@@ -31,7 +31,6 @@ def spec_of(*, local_steps: int = 1, **participation: Any) -> RunSpec:
                 "name": "random",
                 "num_samples": 6,
                 "batch_size": 2,
-                "elite": 2,
                 "race": 0,  # which the alpha exchange has none of
                 "local_steps": local_steps,
             },
@@ -86,8 +85,8 @@ def test_what_pools_cannot_do_is_refused(
 
 def test_a_small_pool_is_one_clear_line() -> None:
     document = spec_of().model_dump()
-    document["method"]["pool_size"] = 0
-    with pytest.raises(SpecError, match=r"^run.yaml: method.pool_size: ") as caught:
+    document["method"]["race"] = 1
+    with pytest.raises(SpecError, match=r"^run.yaml: method.race: ") as caught:
         validate_spec(RunSpec, document, source="run.yaml")
     assert "\n" not in str(caught.value)
 
@@ -103,7 +102,9 @@ def test_a_small_pool_is_one_clear_line() -> None:
     ids=["token out of range", "sizes differ", "never scored", "a part is missing"],
 )
 def test_a_malformed_pool_is_refused(memory: dict[str, Any]) -> None:
-    machine = RoundMachine("run", spec_of(min_clients=1), vocab_size=len(WORDS), blank=0)
+    machine = RoundMachine(
+        "run", spec_of(min_clients=1, exchange="alpha"), vocab_size=len(WORDS), blank=0
+    )
     seated = machine.step(machine.initial_state(), 0.0, fill, available={0: 4}).state
     assigned = machine.step(seated, 0.0, assign, client=0, assignment_id="a")
     assert isinstance(assigned.reply, AlphaAssignment)

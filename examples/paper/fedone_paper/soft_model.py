@@ -96,16 +96,6 @@ class SoftModel:
         """L."""
         return int(self.module.config.num_hidden_layers)
 
-    @property
-    def loaded(self) -> dict[str, Any]:
-        """``loaded_bytes`` of the model, on CUDA the most that was in use, and its ``device``."""
-        device = self.module.device
-        if device.type == "cuda":
-            size = self._torch.cuda.max_memory_allocated(device)
-        else:
-            size = sum(part.numel() * part.element_size() for part in self.module.parameters())
-        return {"loaded_bytes": int(size), "device": str(device)}
-
     def log_probs(
         self, task: TaskSpec, examples: Sequence[Example], soft: Soft | None = None
     ) -> Any:

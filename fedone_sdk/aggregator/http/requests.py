@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import json
 import logging
 import math
@@ -20,7 +19,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from pydantic import ValidationError
 
-from fedone_sdk.aggregator.http.docs_page import PAGE_HEADERS
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.messages import (
@@ -50,26 +48,6 @@ PROBLEM: Any = web.ResponseKey("problem", str) if hasattr(web, "ResponseKey") el
 _ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
 """Connections that have sent a request."""
 
-_NOT_FOUND_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>No such page</title>
-<link rel="stylesheet" href="{home}dashboard/style.css">
-</head>
-<body>
-<main>
-<h1>There is no such page</h1>
-<p>Nothing is at <code>{path}</code>.</p>
-<p><a href="{home}">To the dashboard</a></p>
-</main>
-</body>
-</html>
-"""
-
 JSON = "application/json"
 """Content type of messages."""
 
@@ -89,8 +67,6 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPRequestEntityTooLarge:
         return problem(_too_large(request.client_max_size))
     except web.HTTPNotFound:
-        if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
-            return _not_found_page(request.path)
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
         allowed = exc.headers["Allow"]
@@ -111,16 +87,6 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
             traceback=traceback.format_exc(),
         )
         return problem(ProblemError("internal", "see the server's log"))
-
-
-def _not_found_page(path: str) -> web.Response:
-    """Return a "not found" page for browsers, with a link to the dashboard."""
-    # Relative paths also work behind a proxy that adds a prefix.
-    home = "../" * (path.count("/") - 1) or "./"
-    text = _NOT_FOUND_PAGE.format(path=html.escape(path), home=home)
-    response = web.Response(status=404, text=text, content_type="text/html", headers=PAGE_HEADERS)
-    response[PROBLEM] = "not_found"
-    return response
 
 
 def problem(error: ProblemError, document: Problem | None = None) -> web.Response:

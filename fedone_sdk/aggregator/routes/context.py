@@ -173,6 +173,9 @@ async def authorize(request: web.Request, route: Route) -> None:
         context.set_client(client)
         request.app[LIMITER].client(client.index)
         await service.wait_until_open()
+        if "assignment_id" in request.match_info:
+            work = request.match_info["assignment_id"]
+            context.set_run(service.traffic_run(assignment_id=work))
 
 
 def client_of(request: web.Request) -> ClientRecord:

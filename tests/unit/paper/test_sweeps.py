@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
-from fedone_paper.federated import run_tuning
-from fedone_paper.settings import Settings
-from fedone_paper.sweeps import FigurePromptLength, TableClients
-from fedone_sdk.evaluation.engine import Result, Workspace
+from fedone_paper import Settings, find_study
+from fedone_sdk.evaluation.engine import Result
 from tests.unit.paper.glue import sst2_folder
 
 
@@ -47,8 +44,10 @@ class TestTableClients:
             for seed in range(3)
         }
         settings = Settings(data=data, seeds=3)
-        assert results.keys() == {trial.key for trial in TableClients().trials(settings, {})}
-        report = TableClients().report(settings, results)
+        assert results.keys() == {
+            trial.key for trial in find_study("table-clients").trials(settings, {})
+        }
+        report = find_study("table-clients").report(settings, results)
         text = report.markdown
         assert "| 100 | 80.0 ± 0.0 | 70.0 ± 0.0 | 76.0 ± 1.0 | 80.8 ± 0.4 | no |" in text
         assert "| 10,000 | 80.0 ± 0.0 | 70.0 ± 0.0 | 76.0 ± 1.0 | 79.8 ± 1.0 | yes |" in text
@@ -56,23 +55,6 @@ class TestTableClients:
         figure = Figure()
         report.figures["table-clients"](figure)
         assert [axes.get_xscale() for axes in figure.axes] == ["log"]
-
-    def test_compares_nothing_where_there_is_one(self, data: Path) -> None:
-        report = TableClients().report(Settings(data=data, seeds=1), {"c100_s0": result(0.8)})
-        assert "by seed" not in report.markdown
-        assert "in 1 of 1 runs" in report.markdown
-
-    def test_a_small_one_runs(self, data: Path, tmp_path: Path) -> None:
-        settings = Settings(data=data, seeds=1, quick=True)
-        results: dict[str, Any] = {
-            trial.key: run_tuning(
-                trial.options, Workspace(inputs=trial.inputs, folder=tmp_path / trial.key)
-            )
-            for trial in TableClients().trials(settings, {})
-        }
-        assert [run["num_clients"] for run in results.values()] == [10, 100, 1000]
-        assert results["c1000_s0"]["reused_rows"]
-        assert "| yes | 1 |" in TableClients().report(settings, results).markdown
 
 
 class TestFigurePromptLength:
@@ -83,10 +65,10 @@ class TestFigurePromptLength:
             for seed in range(5)
         }
         settings = Settings(data=data, seeds=5)
-        keys = {trial.key for trial in FigurePromptLength().trials(settings, {})}
+        keys = {trial.key for trial in find_study("figure-prompt-length").trials(settings, {})}
         assert results.keys() < keys
         assert len(keys) == 3 * 4 * 5
-        report = FigurePromptLength().report(settings, results)
+        report = find_study("figure-prompt-length").report(settings, results)
         assert (
             "10 against 20: -10.0 ± 0.0 points, better in 0 and worse in 5 of 5" in report.markdown
         )
@@ -97,7 +79,7 @@ class TestFigurePromptLength:
         assert [axes.get_title() for axes in figure.axes] == ["sst2"]  # the others failed
 
     def test_lengths_differ_in_nothing_else(self, data: Path) -> None:
-        trials = FigurePromptLength().trials(Settings(data=data, seeds=1), {})
+        trials = find_study("figure-prompt-length").trials(Settings(data=data, seeds=1), {})
         runs = [trial.options["run"] for trial in trials if trial.key.startswith("sst2")]
         assert [run["prompt"].pop("length") for run in runs] == [10, 20, 40, 60]
         assert all(run == runs[0] for run in runs)
