@@ -12,7 +12,6 @@ from threading import Lock
 from typing import Literal, TypeVar
 
 from fedone_sdk.backends.base import Answer, LocalBackend, Query
-from fedone_sdk.backends.causal_model import CausalModel
 from fedone_sdk.backends.chat import TemplateWarning
 from fedone_sdk.backends.checkpoint import (
     chat_template,
@@ -22,8 +21,7 @@ from fedone_sdk.backends.checkpoint import (
     is_causal,
 )
 from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder, read_max_length
-from fedone_sdk.backends.masked_model import MaskedModel
-from fedone_sdk.backends.torch_model import TorchModel
+from fedone_sdk.backends.torch_model import CausalModel, MaskedModel, TorchModel
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered

@@ -39,13 +39,6 @@ class _MethodSpec(Spec):
         """Whether clients keep state of the method between rounds."""
         return False
 
-    def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """Size of the largest array that is sent with alpha, in float32; 0 for none.
-
-        It depends on n and on the values of a prompt's loss: C x G under calibration, else 1.
-        """
-        return 0
-
 
 class GsBdplSpec(_MethodSpec):
     """Gumbel-Softmax black-box discrete prompt learning, the paper's method.
@@ -112,17 +105,13 @@ class PoolSpec(_MethodSpec):
         default=0.2,
         ge=0,
         lt=1,
-        description="Fraction of the run for the race, in the ``losses`` exchange.",
+        description="Fraction of the run for the race.",
     )
     patience: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
         default=None,
         description="Local steps without a better incumbent after which the race begins; null is "
         "no early race.",
     )
-
-    def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """Return the prompts in int64, or their losses (4 are kept for each prompt)."""
-        return self.pool_size * max(2 * prompt_len, 4 * max(points, 2))
 
 
 class RandomSpec(PoolSpec):
@@ -141,7 +130,7 @@ class TpeSpec(PoolSpec):
     """The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
 
     Attributes:
-        race: Fraction of the run for the race, in the ``losses`` exchange; 0 is plain TPE, whose
+        race: Fraction of the run for the race; 0 is plain TPE, whose
             deployable prompt has the least mean loss.
     """
 

@@ -52,19 +52,13 @@ export interface AlphaAssignment {
   vocabulary_version?: number;
   exchange?: "alpha";
   alpha: PackedArray;
-  memory?: {
-    [k: string]: PackedArray;
-  };
   steps: Step[];
 }
 /**
  * A dense array.
- *
- * This interface was referenced by `undefined`'s JSON-Schema definition
- * via the `patternProperty` "^[a-z_]{1,32}$".
  */
 export interface PackedArray {
-  dtype: "float32" | "float64" | "int64" | "uint8" | "uint16";
+  dtype: "float32" | "uint8" | "uint16";
   shape: number[];
   data: string;
 }
@@ -221,7 +215,7 @@ export interface RandomSpec {
    */
   pool_size?: number;
   /**
-   * Fraction of the run for the race, in the `losses` exchange.
+   * Fraction of the run for the race.
    */
   race?: number;
   /**
@@ -255,7 +249,7 @@ export interface ThompsonSpec {
    */
   pool_size?: number;
   /**
-   * Fraction of the run for the race, in the `losses` exchange.
+   * Fraction of the run for the race.
    */
   race?: number;
   /**
@@ -289,7 +283,7 @@ export interface TpeSpec {
    */
   pool_size?: number;
   /**
-   * Fraction of the run for the race, in the `losses` exchange.
+   * Fraction of the run for the race.
    */
   race?: number;
   /**
