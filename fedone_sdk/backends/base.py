@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar
 
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError
@@ -28,6 +32,9 @@ EVERY_UNIT = frozenset(
     {"queries", "requests", "tokens", "prompt_tokens", "completion_tokens", "usd"}
 )
 """All units that a budget can cap."""
+
+_REMEMBERED = 1024
+"""Number of prepared queries to remember: more than are pending at once, as a rule."""
 
 Want = Literal["labels", "choice", "reference", "text"]
 """Kind of a query: the log-probabilities of the label words; the label word that the model writes
@@ -294,16 +301,112 @@ class Wrapper(LLMBackend):
         await self.inner.aclose()
 
 
-class LocalBackend(LLMBackend):
+class Prepared(Protocol):
+    """A query that is tokenised and truncated.
+
+    Attributes:
+        worst: Upper bound of its usage.
+        shortened: The truncated form of inputs that are too long; None if nothing is truncated, or
+            if the fingerprint determines the truncation.
+    """
+
+    @property
+    def worst(self) -> Usage: ...
+
+    @property
+    def shortened(self) -> object | None: ...
+
+
+P = TypeVar("P", bound=Prepared)
+R = TypeVar("R")
+
+
+class PreparingBackend(LLMBackend, Generic[P]):
+    """Base of the adapters: each query is tokenised and truncated once."""
+
+    def __init__(self) -> None:
+        self._recent: OrderedDict[Query, P] = OrderedDict()
+
+    @abstractmethod
+    async def _prepare(self, query: Query) -> P:
+        """Tokenise and truncate a query.
+
+        Raises:
+            BackendError: An input does not fit the model.
+        """
+
+    async def _prepared(self, query: Query) -> P:
+        if (found := self._recent.get(query)) is None:
+            found = self._recent[query] = await self._prepare(query)
+            if len(self._recent) > _REMEMBERED:
+                self._recent.popitem(last=False)
+        return found
+
+    async def quote(self, query: Query) -> Usage:
+        """Return the counted tokens of the inputs, and the bound on the generated ones.
+
+        Raises:
+            BackendError: As `score`, but for failures of the model.
+        """
+        return (await self._prepared(query)).worst
+
+    async def shortened(self, query: Query) -> object | None:
+        """Return the truncated form of inputs that are too long.
+
+        Raises:
+            BackendError: As `score`, but for failures of the model.
+        """
+        return (await self._prepared(query)).shortened
+
+
+class LocalBackend(PreparingBackend[P]):
     """A language model in this process, at no cost in money.
+
+    Tokens are counted in a thread of their own, while the model computes.
 
     Attributes:
         max_length: Maximum tokens per input, special tokens and continuation included.
+
+    Args:
+        name: Name of the threads.
+        threads: Number of queries that the model answers at once.
     """
 
     bounds = EVERY_UNIT
     local = True
     max_length: int
+
+    def __init__(self, name: str, *, threads: int = 1) -> None:
+        super().__init__()
+        self._model_threads = ThreadPoolExecutor(threads, thread_name_prefix=f"fedone-{name}")
+        self._token_thread = ThreadPoolExecutor(1, thread_name_prefix=f"fedone-{name}-tokens")
+
+    @abstractmethod
+    def _plan(self, query: Query) -> P:
+        """Tokenise and truncate a query. It blocks."""
+
+    @abstractmethod
+    def _run(self, query: Query, plan: P) -> Answer:
+        """Ask the model. It blocks."""
+
+    async def score(self, query: Query) -> Answer:
+        """Answers one query.
+
+        The text fields of an input that is too long are truncated at their ends, the longest
+        first; prompt, template text and mask are not.
+
+        Returns:
+            Log-probabilities as float32 numbers, which the wire preserves. ``prompt_tokens`` counts
+            each input once, with its longest label word or reference.
+
+        Raises:
+            BackendError: The model does not answer such a query, an input does not fit it, or it
+                cannot be loaded or run.
+            LabelWordError: A label word is not one token.
+            ValueError: The query has no inputs, or not what its kind needs.
+        """
+        plan = await self._prepared(query)
+        return await self._in(self._model_threads, lambda: self._run(query, plan))
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """One query of `batch_size` inputs of the maximum length."""
@@ -313,6 +416,18 @@ class LocalBackend(LLMBackend):
             prompt_tokens=self.max_length * batch_size,
             completion_tokens=min(max_tokens, self.max_length) * batch_size,
         )
+
+    async def aclose(self) -> None:
+        """Stop the threads after their pending queries."""
+        for threads in (self._token_thread, self._model_threads):
+            await asyncio.to_thread(threads.shutdown)
+
+    async def _prepare(self, query: Query) -> P:
+        self.check_query(query)
+        return await self._in(self._token_thread, lambda: self._plan(query))
+
+    async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
 def float32(value: float) -> float:

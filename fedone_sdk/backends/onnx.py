@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from functools import cached_property
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import NamedTuple
 
 from fedone_sdk import assets
 from fedone_sdk.backends.base import Answer, LocalBackend, Query
@@ -22,9 +20,6 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
-A = TypeVar("A")
-R = TypeVar("R")
-
 MODEL_FILES = ("model.int8.onnx", "model.onnx")
 """File names of a model, in order of preference."""
 
@@ -32,7 +27,16 @@ _GROUP = 8
 """Maximum inputs per forward pass."""
 
 
-class OnnxBackend(LocalBackend):
+class _Plan(NamedTuple):
+    """A query's inputs and label words as token ids."""
+
+    clozes: list[Cloze]
+    labels: list[int]
+    worst: Usage
+    shortened: list[list[int]] | None
+
+
+class OnnxBackend(LocalBackend[_Plan]):
     """Backend for a local masked language model, which predicts the word at ``{mask}``.
 
     Inputs of a query are batched by similar length to reduce padding. An int8 model's scores
@@ -61,7 +65,8 @@ class OnnxBackend(LocalBackend):
         self._name = folder.resolve().name
         self._model_file, self._tokenizer_file = _files(folder)
         self.max_length = read_max_length(folder)
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="fedone-onnx")
+        super().__init__("onnx", threads=threads)
+        self._encoder: ClozeEncoder | None = None
         self._model: _MaskedModel | None = None
         self._loading = Lock()
 
@@ -72,24 +77,6 @@ class OnnxBackend(LocalBackend):
         digest.update(self._tokenizer_file.read_bytes())
         return f"onnx:{self._name}:{digest.hexdigest()[:16]}"
 
-    async def score(self, query: Query) -> Answer:
-        """Answers one query.
-
-        The text fields of an input that is too long are truncated at their ends, the longest
-        first; prompt, template text and mask are not.
-
-        Returns:
-            Log-probabilities as float32 numbers, which the wire preserves.
-
-        Raises:
-            BackendError: An input has not exactly one mask, or is too long without its fields;
-                or the model cannot be loaded or run.
-            LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs.
-        """
-        self.check_query(query)
-        return await self._in_worker(self._score, query)
-
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check that every label word, with its leading space as given, is one token.
 
@@ -98,67 +85,39 @@ class OnnxBackend(LocalBackend):
             LabelWordError: A label word is not one token.
         """
         refuse_chat(form, MASKED)
-        await self._in_worker(self._label_ids, label_words)
+        await self._in(self._token_thread, lambda: self._loaded_encoder().label_ids(label_words))
+        await self._in(self._model_threads, self._loaded)
 
-    async def quote(self, query: Query) -> Usage:
-        """Return the exact usage: the tokens are counted.
-
-        Raises:
-            BackendError: As `score`.
-            LabelWordError: As `score`.
-        """
-        return await self._in_worker(self._count, query)
-
-    async def shortened(self, query: Query) -> object | None:
-        """Return the token ids of inputs that are too long.
-
-        Raises:
-            BackendError: As `score`.
-        """
-        return await self._in_worker(self._shortened, query)
-
-    async def aclose(self) -> None:
-        """Stop the worker threads after their pending queries."""
-        await asyncio.to_thread(self._executor.shutdown)
-
-    async def _in_worker(self, call: Callable[[A], R], argument: A) -> R:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, call, argument)
+    def _loaded_encoder(self) -> ClozeEncoder:
+        if self._encoder is None:  # Loaded by the token thread, before any query is answered.
+            self._encoder = ClozeEncoder(self._tokenizer_file, self.max_length)
+        return self._encoder
 
     def _loaded(self) -> _MaskedModel:
         with self._loading:
             if self._model is None:
-                self._model = _MaskedModel(self._model_file, self._tokenizer_file, self.max_length)
-                _ = self.fingerprint  # Hashed in the worker thread, because it blocks.
+                self._model = _MaskedModel(self._model_file, self._loaded_encoder().pad_id)
+                _ = self.fingerprint  # Hashed in a thread, because it blocks.
             return self._model
 
-    def _label_ids(self, label_words: Sequence[str]) -> list[int]:
-        encoder = self._loaded().encoder
-        return [token for (token,) in encoder.label_ids(label_words)]
+    def _plan(self, query: Query) -> _Plan:
+        encoder = self._loaded_encoder()
+        labels = [token for (token,) in encoder.label_ids(query.label_words)]
+        clozes = [encoder.encode(parts) for parts in query.inputs]
+        ids = [cloze.ids for cloze in clozes]
+        worst = Usage(queries=1, requests=1, prompt_tokens=sum(map(len, ids)))
+        return _Plan(clozes, labels, worst, None if all(one.whole for one in clozes) else ids)
 
-    def _count(self, query: Query) -> Usage:
-        self._label_ids(query.label_words)
-        tokens = sum(len(cloze.ids) for cloze in self._loaded().clozes(query.inputs))
-        return Usage(queries=1, requests=1, prompt_tokens=tokens)
-
-    def _shortened(self, query: Query) -> object | None:
-        clozes = self._loaded().clozes(query.inputs)
-        return None if all(cloze.whole for cloze in clozes) else [cloze.ids for cloze in clozes]
-
-    def _score(self, query: Query) -> Answer:
-        label_ids = self._label_ids(query.label_words)
-        model = self._loaded()
-        clozes = model.clozes(query.inputs)
-        return Answer(
-            log_probs=model.log_probs(clozes, label_ids),
-            usage=Usage(requests=1, prompt_tokens=sum(len(cloze.ids) for cloze in clozes)),
-        )
+    def _run(self, query: Query, plan: _Plan) -> Answer:
+        log_probs = self._loaded().log_probs(plan.clozes, plan.labels)
+        return Answer(log_probs=log_probs, usage=plan.worst.without_queries())
 
 
 class _MaskedModel:
     """The loaded model. All methods block and are thread-safe."""
 
-    def __init__(self, model_file: Path, tokenizer_file: Path, max_length: int) -> None:
+    def __init__(self, model_file: Path, pad_id: int) -> None:
+        self._pad_id = pad_id
         onnxruntime = import_module("onnxruntime")
         options = onnxruntime.SessionOptions()
         # One core per pass, because a sum over several threads rounds differently.
@@ -170,12 +129,6 @@ class _MaskedModel:
             )
         except Exception as exc:  # The library has no base class for its errors.
             raise BackendError(f"{model_file.parent}: cannot load the model: {exc}") from exc
-        self.encoder = ClozeEncoder(tokenizer_file, max_length)
-        # A query is tokenised once for its quote and its score.
-        self.clozes = lru_cache(maxsize=16)(self._clozes)
-
-    def _clozes(self, inputs: tuple[Rendered, ...]) -> tuple[Cloze, ...]:
-        return tuple(map(self.encoder.encode, inputs))
 
     def log_probs(
         self, clozes: Sequence[Cloze], label_ids: Sequence[int]
@@ -199,7 +152,7 @@ class _MaskedModel:
         import numpy as np
 
         shape = (len(clozes), max(len(cloze.ids) for cloze in clozes))
-        input_ids = np.full(shape, self.encoder.pad_id, dtype=np.int64)
+        input_ids = np.full(shape, self._pad_id, dtype=np.int64)
         attention_mask = np.zeros(shape, dtype=np.int64)
         for row, cloze in enumerate(clozes):
             input_ids[row, : len(cloze.ids)] = cloze.ids

@@ -10,14 +10,12 @@ import os
 import re
 import ssl
 import time
-from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from fedone_sdk.backends.base import LLMBackend, Query, RateLimits
+from fedone_sdk.backends.base import P, PreparingBackend, RateLimits
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -55,10 +53,6 @@ _SECRET_SHAPE = re.compile(
 _ONE_REQUEST = Usage(requests=1)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-_REMEMBERED = 1024
-"""Number of prepared queries to remember: more than are pending at once, as a rule."""
 
 
 class ModelServer:
@@ -214,61 +208,12 @@ class ModelServer:
         await self.client.close()
 
 
-class Prepared(Protocol):
-    """A query as it is sent.
-
-    Attributes:
-        worst: Upper bound of its usage.
-        shortened: The truncated form of inputs that are too long; None if nothing is truncated.
-    """
-
-    @property
-    def worst(self) -> Usage: ...  # noqa: D102 (described above)
-
-    @property
-    def shortened(self) -> object | None: ...  # noqa: D102 (described above)
-
-
-P = TypeVar("P", bound=Prepared)
-
-
-class ServerBackend(LLMBackend, Generic[P]):
-    """Base of the backends for servers. Each query is tokenised and truncated once."""
+class ServerBackend(PreparingBackend[P]):
+    """Base of the backends for servers, which are dialects of one API."""
 
     def __init__(self, server: ModelServer) -> None:
+        super().__init__()
         self._server = server
-        self._recent: OrderedDict[Query, P] = OrderedDict()
-
-    @abstractmethod
-    async def _prepare(self, query: Query) -> P:
-        """Tokenise and truncate a query.
-
-        Raises:
-            BackendError: An input does not fit the model.
-        """
-
-    async def _prepared(self, query: Query) -> P:
-        if (found := self._recent.get(query)) is None:
-            found = self._recent[query] = await self._prepare(query)
-            if len(self._recent) > _REMEMBERED:
-                self._recent.popitem(last=False)
-        return found
-
-    async def quote(self, query: Query) -> Usage:
-        """Return the counted tokens of the inputs, and the bound on the generated ones.
-
-        Raises:
-            BackendError: An input does not fit the model.
-        """
-        return (await self._prepared(query)).worst
-
-    async def shortened(self, query: Query) -> object | None:
-        """Return the truncated form of inputs that are too long; it depends on the tokeniser.
-
-        Raises:
-            BackendError: An input does not fit the model.
-        """
-        return (await self._prepared(query)).shortened
 
     async def aclose(self) -> None:
         """Close the connections."""

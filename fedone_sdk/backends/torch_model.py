@@ -1,8 +1,7 @@
-"""A loaded model of the transformers library, run by torch."""
+"""A loaded model of the transformers library, masked or causal, run by torch."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -14,7 +13,8 @@ from fedone_sdk.backends.checkpoint import Checkpoint, first_line, load_module
 from fedone_sdk.backends.fitting import CausalEncoder, ClozeEncoder
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError
-from fedone_sdk.task import Rendered
+
+Encoder = ClozeEncoder | CausalEncoder
 
 
 class Row(NamedTuple):
@@ -25,21 +25,90 @@ class Row(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The forward passes of a query.
+    """The forward passes of a query. It needs the tokeniser only, not the weights.
 
     Attributes:
-        rows: The sequences.
-        spans: Per input and text, its row, and the start and end of its tokens in the row's
-            `asked`.
-        num_tokens: The tokens of all inputs, each with its longest text.
+        rows: The sequences; for a text to generate, the inputs.
+        spans: Per input and text to score, its row, and the start and end of its tokens in the
+            row's `asked`.
+        worst: Its usage counts each input with its longest text except for the last token, which
+            the model does not read; of a text to generate, all tokens.
     """
 
     rows: list[Row]
     spans: list[list[tuple[int, int, int]]]
-    num_tokens: int
+    worst: Usage
+    shortened: None = None  # The fingerprint determines it.
+
+    @property
+    def paid(self) -> Usage:
+        """The usage of the inputs."""
+        return Usage(requests=1, prompt_tokens=self.worst.prompt_tokens)
 
 
-class TorchModel(ABC):
+def plan_of(encoder: Encoder, query: Query, *, several: bool = False) -> Plan:
+    """Plan the forward passes of a query.
+
+    Args:
+        encoder: The model's tokeniser.
+        query: The query.
+        several: Whether label words may be several tokens.
+
+    Raises:
+        BackendError: An input does not fit the model, or a reference is empty.
+        LabelWordError: A label word is not one token and must be.
+    """
+    if isinstance(encoder, ClozeEncoder):
+        labels = [token for (token,) in encoder.label_ids(query.label_words)]
+        clozes = [encoder.encode(parts) for parts in query.inputs]
+        rows = [Row(one.ids, [(one.mask_index, token) for token in labels]) for one in clozes]
+        spans = [[(row, at, at + 1) for at in range(len(labels))] for row in range(len(rows))]
+        return Plan(rows, spans, _usage(sum(len(row.ids) for row in rows)))
+    if query.want == "text":
+        if query.max_tokens < 1:
+            raise BackendError("a query for a text needs max_tokens of at least 1")
+        most = query.max_tokens
+        rows = [Row(encoder.encode(parts, reserve=most), []) for parts in query.inputs]
+        return Plan(rows, [], _usage(sum(len(row.ids) for row in rows), most * len(rows)))
+    if query.want == "reference":
+        texts = [[encoder.continuation(text)] for text in query.references]
+        if not all(text for (text,) in texts):
+            raise BackendError("a reference text is empty")
+    else:
+        words = encoder.label_ids(query.label_words, query.inputs[0], several=several)
+        texts = [words] * len(query.inputs)
+    rows, spans, num_tokens = [], [], 0
+    for parts, follow in zip(query.inputs, texts, strict=True):
+        # The last token of a text is scored, but not part of the input.
+        reserve = max(map(len, follow)) - 1
+        start = encoder.encode(parts, reserve=reserve)
+        num_tokens += len(start) + reserve
+        spans.append(_continued(rows, start, follow))
+    return Plan(rows, spans, _usage(num_tokens))
+
+
+def _usage(num_tokens: int, written: int = 0) -> Usage:
+    return Usage(queries=1, requests=1, prompt_tokens=num_tokens, completion_tokens=written)
+
+
+def _continued(
+    rows: list[Row], start: list[int], follow: Sequence[list[int]]
+) -> list[tuple[int, int, int]]:
+    """Add the rows of one input, and return the spans of its texts."""
+    row_of: dict[tuple[int, ...], int] = {}
+    spans = []
+    for text in follow:
+        # Texts that differ in the last token only share a row: so do all single tokens.
+        row = row_of.setdefault(tuple(text[:-1]), len(rows))
+        if row == len(rows):
+            rows.append(Row([*start, *text[:-1]], []))
+        asked = rows[row].asked
+        spans.append((row, len(asked), len(asked) + len(text)))
+        asked += [(len(start) - 1 + index, token) for index, token in enumerate(text)]
+    return spans
+
+
+class TorchModel:
     """The model and its tokeniser. All methods block, and are not thread-safe.
 
     Attributes:
@@ -50,29 +119,29 @@ class TorchModel(ABC):
         BackendError: The model cannot be loaded.
     """
 
-    auto_class: str
-    forward_options: dict[str, Any] = {}  # noqa: RUF012 (never changed)
-    encoder: ClozeEncoder | CausalEncoder
-    pad_id: int
-
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        max_length: int,
-        *,
-        device: str,
-        dtype: str,
-        max_batch: int,
-        multi_token_labels: bool,
+        self, checkpoint: Checkpoint, encoder: Encoder, *, device: str, dtype: str, max_batch: int
     ) -> None:
         self._torch = torch = import_module("torch")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._device, self._max_length, self.max_batch = device, max_length, max_batch
-        self._multi_token_labels = multi_token_labels
-        self.module = load_module(self.auto_class, checkpoint, getattr(torch, dtype), device)
+        self.encoder, self._device, self.max_batch = encoder, device, max_batch
+        # Padding is masked out, so any token will do for a causal model.
+        self._pad_id, self._options = 0, {"use_cache": False}
+        auto_class = "AutoModelForCausalLM"
+        if isinstance(encoder, ClozeEncoder):
+            self._pad_id, self._options = encoder.pad_id, {}
+            auto_class = "AutoModelForMaskedLM"
+        self.module = load_module(auto_class, checkpoint, getattr(torch, dtype), device)
         if self.head is None:
             raise BackendError(f"{checkpoint.name}: the model has no language model head")
+        if isinstance(encoder, CausalEncoder):
+            # Greedy decoding, in place of the model's recommended sampling.
+            self.module.generation_config = import_module("transformers").GenerationConfig(
+                do_sample=False,
+                pad_token_id=self._pad_id,
+                eos_token_id=self.module.generation_config.eos_token_id,
+            )
 
     @property
     def head(self) -> Any:
@@ -80,44 +149,47 @@ class TorchModel(ABC):
         # For RoBERTa it is the whole head: dense layer, norm and vocabulary.
         return getattr(self.module, "lm_head", None) or self.module.get_output_embeddings()
 
-    def label_ids(self, label_words: Sequence[str], like: Rendered = ()) -> list[list[int]]:
-        """Return the tokens of each label word; in a chat they depend on the frame of `like`.
-
-        Raises:
-            LabelWordError: It is not one token (or none, where it may be several).
-            BackendError: The input is a chat that the model does not support.
-        """
-        encoder = self.encoder
-        if isinstance(encoder, ClozeEncoder):
-            return [[encoder.label_id(word)] for word in label_words]
-        return encoder.label_ids(label_words, like, several=self._multi_token_labels)
-
-    @abstractmethod
-    def plan(
-        self,
-        inputs: Sequence[Rendered],
-        texts: Sequence[Sequence[list[int]]],
-    ) -> Plan:
-        """Plans the forward passes for the log-probabilities of each input's texts.
-
-        Raises:
-            BackendError: An input does not fit the model.
-        """
-
-    def answer(self, query: Query, texts: Sequence[Sequence[list[int]]]) -> Answer:
+    def score(self, plan: Plan) -> Answer:
         """Return the log-probability of each text of each input.
 
         Raises:
-            BackendError: An input does not fit the model, or it cannot be run.
+            BackendError: The model cannot be run.
         """
-        plan = self.plan(query.inputs, texts)
         values = self._in_batches(plan.rows)
         return Answer(
             log_probs=tuple(
                 tuple(float32(fsum(values[row][begin:end])) for row, begin, end in spans)
                 for spans in plan.spans
             ),
-            usage=Usage(requests=1, prompt_tokens=plan.num_tokens),
+            usage=plan.paid,
+        )
+
+    def write(self, plan: Plan, max_tokens: int) -> Answer:
+        """Generate greedily up to the model's end token or `max_tokens`.
+
+        Raises:
+            BackendError: The model cannot be run.
+        """
+        assert isinstance(self.encoder, CausalEncoder)
+        ends = self.module.generation_config.eos_token_id
+        ends = {ends} if isinstance(ends, int) else set(ends or ())
+        written: list[list[int]] = [[]] * len(plan.rows)
+        for batch in self._batches(plan.rows):
+            with self._failing_clearly(), self._torch.inference_mode():
+                ids, mask = self._padded([plan.rows[index].ids for index in batch], right=False)
+                found = self.module.generate(
+                    input_ids=ids, attention_mask=mask, max_new_tokens=max_tokens
+                )[:, ids.shape[1] :].tolist()
+            for index, tokens in zip(batch, found, strict=True):
+                end = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
+                written[index] = tokens[: end + 1]
+        return Answer(
+            log_probs=((),) * len(written),
+            texts=tuple(
+                self.encoder.decode([token for token in tokens if token not in ends])
+                for tokens in written
+            ),
+            usage=plan.paid + Usage(completion_tokens=sum(map(len, written))),
         )
 
     @contextmanager
@@ -136,14 +208,18 @@ class TorchModel(ABC):
         except (RuntimeError, IndexError, ValueError) as exc:  # torch's exception for a bad input.
             raise BackendError(f"torch failed: {first_line(exc)}") from exc
 
-    def _in_batches(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Return the requested log-probabilities of each row."""
+    def _batches(self, rows: Sequence[Row]) -> Iterator[list[int]]:
+        """Yield the indices of the rows of each pass, sorted by length if there are several."""
         order = list(range(len(rows)))
         if len(rows) > self.max_batch:
             order.sort(key=lambda index: len(rows[index].ids), reverse=True)
-        found: list[list[float]] = [[]] * len(rows)
         for begin in range(0, len(order), self.max_batch):
-            batch = order[begin : begin + self.max_batch]
+            yield order[begin : begin + self.max_batch]
+
+    def _in_batches(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Return the requested log-probabilities of each row."""
+        found: list[list[float]] = [[]] * len(rows)
+        for batch in self._batches(rows):
             with self._failing_clearly(), self._torch.inference_mode():
                 scored = iter(self._forward([rows[index] for index in batch]).tolist())
             for index in batch:
@@ -168,7 +244,7 @@ class TorchModel(ABC):
         with self._only(*zip(*picks, strict=True)):
             # Padding is on the right, so causal attention does not reach it.
             ids, mask = self._padded([row.ids for row in rows], right=True)
-            logits = self.module(input_ids=ids, attention_mask=mask, **self.forward_options).logits
+            logits = self.module(input_ids=ids, attention_mask=mask, **self._options).logits
         if logits.shape[:2] != (1, len(picks)):
             raise BackendError("this architecture computes its logits in a way not known here")
         logits = logits[0].float()
@@ -180,7 +256,7 @@ class TorchModel(ABC):
         width = max(map(len, sequences))
         ids, mask = [], []
         for sequence in sequences:
-            padding = [self.pad_id] * (width - len(sequence))
+            padding = [self._pad_id] * (width - len(sequence))
             blank, seen = [0] * len(padding), [1] * len(sequence)
             ids.append([*sequence, *padding] if right else [*padding, *sequence])
             mask.append(seen + blank if right else blank + seen)
@@ -199,123 +275,3 @@ class TorchModel(ABC):
             yield
         finally:
             hook.remove()
-
-
-class MaskedModel(TorchModel):
-    """A masked language model of the RoBERTa family."""
-
-    auto_class = "AutoModelForMaskedLM"
-    encoder: ClozeEncoder
-
-    def __init__(
-        self, checkpoint: Checkpoint, max_length: int, *, encoder: Any, **options: Any
-    ) -> None:
-        self.encoder = encoder
-        self.pad_id = self.encoder.pad_id
-        super().__init__(checkpoint, max_length, **options)
-
-    def plan(
-        self,
-        inputs: Sequence[Rendered],
-        texts: Sequence[Sequence[list[int]]],
-    ) -> Plan:
-        """Return the label words, each a single token, are scored at the mask."""
-        clozes = [self.encoder.encode(rendered) for rendered in inputs]
-        rows = [
-            Row(cloze.ids, [(cloze.mask_index, token) for (token,) in labels])
-            for cloze, labels in zip(clozes, texts, strict=True)
-        ]
-        return Plan(
-            rows,
-            [
-                [(index, at, at + 1) for at in range(len(row.asked))]
-                for index, row in enumerate(rows)
-            ],
-            sum(len(row.ids) for row in rows),
-        )
-
-
-class CausalModel(TorchModel):
-    """A causal language model."""
-
-    auto_class = "AutoModelForCausalLM"
-    forward_options = {"use_cache": False}  # noqa: RUF012 (never changed)
-    encoder: CausalEncoder
-    pad_id = 0  # Masked out, so any token will do.
-
-    def __init__(
-        self, checkpoint: Checkpoint, max_length: int, *, encoder: Any, **options: Any
-    ) -> None:
-        self.encoder = encoder
-        super().__init__(checkpoint, max_length, **options)
-        # Greedy decoding, in place of the model's recommended sampling.
-        self.module.generation_config = import_module("transformers").GenerationConfig(
-            do_sample=False,
-            pad_token_id=self.pad_id,
-            eos_token_id=self.module.generation_config.eos_token_id,
-        )
-
-    def plan(
-        self,
-        inputs: Sequence[Rendered],
-        texts: Sequence[Sequence[list[int]]],
-    ) -> Plan:
-        """Each text is scored as the continuation of its input."""
-        rows: list[Row] = []
-        ends: list[list[tuple[int, int, int]]] = []
-        num_tokens = 0
-        for rendered, follow in zip(inputs, texts, strict=True):
-            # The last token of a text is scored, but not part of the input.
-            reserve = max(map(len, follow), default=1) - 1
-            start = self.encoder.encode(rendered, reserve=reserve)
-            num_tokens += len(start) + reserve
-            row_of: dict[tuple[int, ...], int] = {}
-            spans = []
-            for text in follow:
-                # Texts that differ in the last token only share a row: so do all single tokens.
-                row = row_of.setdefault(tuple(text[:-1]), len(rows))
-                if row == len(rows):
-                    rows.append(Row([*start, *text[:-1]], []))
-                asked = rows[row].asked
-                spans.append((row, len(asked), len(asked) + len(text)))
-                asked += [(len(start) - 1 + index, token) for index, token in enumerate(text)]
-            ends.append(spans)
-        return Plan(rows, ends, num_tokens)
-
-    def write(self, query: Query) -> Answer:
-        """Generate greedily up to the model's end token or `max_tokens`.
-
-        Raises:
-            BackendError: An input does not fit the model, or it cannot be run.
-        """
-        if query.max_tokens < 1:
-            raise BackendError("a query for a text needs max_tokens of at least 1")
-        starts = [
-            self.encoder.encode(rendered, reserve=query.max_tokens) for rendered in query.inputs
-        ]
-        ends = self.module.generation_config.eos_token_id
-        ends = {ends} if isinstance(ends, int) else set(ends or ())
-        written: list[list[int]] = [[]] * len(starts)
-        order = sorted(range(len(starts)), key=lambda index: len(starts[index]), reverse=True)
-        for begin in range(0, len(order), self.max_batch):
-            batch = order[begin : begin + self.max_batch]
-            with self._failing_clearly(), self._torch.inference_mode():
-                ids, mask = self._padded([starts[index] for index in batch], right=False)
-                found = self.module.generate(
-                    input_ids=ids, attention_mask=mask, max_new_tokens=query.max_tokens
-                )[:, ids.shape[1] :].tolist()
-            for index, tokens in zip(batch, found, strict=True):
-                end = next((at for at, token in enumerate(tokens) if token in ends), len(tokens))
-                written[index] = tokens[: end + 1]
-        return Answer(
-            log_probs=((),) * len(starts),
-            texts=tuple(
-                self.encoder.decode([token for token in tokens if token not in ends])
-                for tokens in written
-            ),
-            usage=Usage(
-                requests=1,
-                prompt_tokens=sum(map(len, starts)),
-                completion_tokens=sum(map(len, written)),
-            ),
-        )

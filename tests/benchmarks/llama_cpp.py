@@ -72,16 +72,16 @@ async def measure(
     async with LlamaCppBackend(model) as backend:
         await backend.check(TASK.label_words, form_of(TASK))
         assert backend._loaded is not None
-        loaded = backend._loaded
-        labels = [loaded._encoder.label_id(word) for word in TASK.label_words]
+        engine, encoder = backend._loaded
+        labels = [encoder.label_id(word) for word in TASK.label_words]
         for name, prompt in prompts.items():
             queries = [
                 query_for(TASK, prompt, rows[at : at + BATCH], backend=backend)
                 for at in range(0, len(rows), BATCH)
             ]
-            ids = [loaded._encoder.encode(parts) for query in queries for parts in query.inputs]
+            ids = [encoder.encode(parts) for query in queries for parts in query.inputs]
             ours = await best(partial(asked, backend, queries))
-            plain = partial(asyncio.to_thread, looped, loaded._engine, ids, labels)
+            plain = partial(asyncio.to_thread, looped, engine, ids, labels)
             loop, cold = await best(partial(plain, True)), await best(partial(plain, False))
             theirs = None if other is None else await best(partial(asked, other, queries))
             shared = num_shared(ids)

@@ -12,9 +12,9 @@ import pytest
 from fedone_sdk.errors import DataError, MessageError, SpecError
 from fedone_sdk.flower import node_file, node_shard
 from fedone_sdk.flower.node_server import NodeServer, Tuning
-from fedone_sdk.flower.wire import Item, item_of, pack, unpack
+from fedone_sdk.flower.wire import Body, Item, item_of, pack, unpack
 from fedone_sdk.local import Federation
-from fedone_sdk.messages import Body, Decline, RunResult
+from fedone_sdk.messages import Decline, RunResult
 from fedone_sdk.stores import SqlStore, Store
 from fedone_sdk.testing import ScriptedBackend
 from tests.flower.federations import (

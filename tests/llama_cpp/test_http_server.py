@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +18,9 @@ from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
-    BudgetExhausted,
     LabelsNotShown,
-    SpecError,
 )
-from fedone_sdk.local import Federation, simulate
-from fedone_sdk.spec import BackendSpec, RunSpec
+from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
 from tests.llama_cpp.conftest import ALIAS, CONTEXT, LlamaServer
 
@@ -75,13 +70,6 @@ def query(text: str, words: tuple[str, ...] = WORDS) -> Query:
     return Query(inputs=((Part("field", QUESTION.format(text)),),), label_words=words)
 
 
-def written(folder: Path, rows: list[dict[str, Any]]) -> str:
-    """A data file of these rows."""
-    file = folder / "train.jsonl"
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return str(file)
-
-
 def shown_by_completion(server: LlamaServer, prompt: str, num: int) -> list[tuple[str, float]]:
     """The likeliest tokens and their log-probabilities by llama.cpp's own route."""
     body = {"prompt": prompt, "n_predict": 1, "n_probs": num, "temperature": 1.0}
@@ -119,49 +107,6 @@ async def test_label_log_probs_are_those_of_the_whole_vocabulary(
     assert num_shown
 
 
-async def test_a_cap_on_requests_holds_to_the_unit(server: LlamaServer) -> None:
-    sent, guard = Sent(), BudgetGuard(Budget(requests=5))
-    async with build_backend(described(server), guard=guard, watch=sent) as backend:
-        answers, failures = await ask_each(
-            backend.score, [query(f"film {number}") for number in range(9)], concurrency=4
-        )
-    assert len(answers) == sent.number == 5
-    assert {type(failure) for failure in failures} == {BudgetExhausted}
-    assert (await guard.account()).held.requests == 5
-
-
-async def test_a_cap_on_queries_holds_to_the_unit(server: LlamaServer, tmp_path: Path) -> None:
-    rows = [{"text": text, "label": label % 2} for label, text in enumerate(TEXTS * 4)]
-    sent = Sent()
-    spec = RunSpec.model_validate(
-        {
-            "name": "llama",
-            "task": {
-                "template": "{prompt} " + QUESTION.format("{text}"),
-                "labels": dict(enumerate(WORDS)),
-            },
-            "data": {"train": written(tmp_path, rows), "num_clients": 2},
-            "prompt": {
-                "length": 1,
-                "vocabulary": {"kind": "list", "candidates": ["Judge.", "Decide."], "blank": True},
-            },
-            "method": {"name": "random", "num_samples": 3, "batch_size": 2},
-            "participation": {"exchange": "losses"},
-            "budget": {"queries": 7},
-            "rounds": 20,
-            "evaluation": {"every": 0},
-            "backend": described(server).model_dump(),
-        }
-    )
-    federation = Federation.load(spec)
-    async with build_backend(spec.backend, watch=sent) as backend:
-        result = await simulate(federation, backend=backend, transport="memory")
-    assert result.status == "budget_exhausted"
-    assert 0 < result.spent.queries <= 7
-    assert result.spent.queries + spec.method.num_samples > 7
-    assert result.spent.requests == sent.number
-
-
 async def test_a_killed_server_loses_no_answer_and_counts_none_twice(
     own_server: LlamaServer,
 ) -> None:
@@ -191,28 +136,6 @@ async def test_a_killed_server_loses_no_answer_and_counts_none_twice(
     assert held.requests == sent.number - sent.ends["never sent"]
 
 
-async def test_200_callers_share_what_is_equal(server: LlamaServer) -> None:
-    sent = Sent()
-    texts = [f"film {number % 20}" for number in range(200)]
-    async with build_backend(described(server), watch=sent) as backend:
-        answers = await asyncio.gather(*(backend.score(query(text)) for text in texts))
-    assert sent.ends == {"answered": 20}
-    rows = {text: answer.log_probs for text, answer in zip(texts, answers, strict=True)}
-    assert [answer.log_probs for answer in answers] == [rows[text] for text in texts]
-
-
-async def test_a_wrong_key_is_refused_before_any_query(
-    server: LlamaServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLAMA_KEY", "sk-wrong-9876543210")
-    sent = Sent()
-    async with build_backend(described(server), watch=sent) as backend:
-        with pytest.raises(BackendBlocked, match="the key is in LLAMA_KEY") as caught:
-            await backend.check(WORDS)
-    assert "sk-wrong" not in str(caught.value)
-    assert not sent.number
-
-
 async def test_a_wrong_name_is_refused_although_the_server_ignores_names(
     server: LlamaServer,
 ) -> None:
@@ -240,29 +163,6 @@ async def test_an_input_beyond_the_context_is_refused_once(server: LlamaServer) 
         assert not isinstance(caught.value, BackendBlocked)
         assert sent.number == 1
         assert (await backend.score(query("word"))).log_probs[0] is not None
-
-
-async def test_loss_nll_is_refused_before_any_query(server: LlamaServer, tmp_path: Path) -> None:
-    """The server ignores ``echo``, which the log-probability of a given text needs."""
-    body = {"prompt": "It was", "max_tokens": 1, "logprobs": 2, "echo": True}
-    assert "It was" not in server.post("/v1/completions", body)["choices"][0]["text"]
-    sent, rows = Sent(), [{"text": "a", "summary": "b"}] * 4
-    spec = RunSpec.model_validate(
-        {
-            "name": "nll",
-            "task": {"template": "{prompt} {text}", "label_field": "summary", "loss": "nll"},
-            "data": {"train": written(tmp_path, rows), "num_clients": 1},
-            "prompt": {"length": 1, "vocabulary": {"kind": "list", "candidates": ["A", "B"]}},
-            "budget": {"queries": 5},
-            "rounds": 1,
-            "backend": described(server, api="completions").model_dump(),
-        }
-    )
-    federation = Federation.load(spec)
-    async with build_backend(spec.backend, watch=sent) as backend:
-        with pytest.raises(SpecError, match=r"task\.loss: nll needs .*kinds transformers and vllm"):
-            await simulate(federation, backend=backend, transport="memory")
-    assert not sent.number
 
 
 async def test_label_words_that_are_never_shown_end_the_run_early(server: LlamaServer) -> None:

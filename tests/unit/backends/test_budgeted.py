@@ -185,12 +185,6 @@ async def test_a_bill_above_the_quote_is_charged_and_logged() -> None:
     assert Decimal(entry["beyond"]["usd"]) == Decimal("0.00025")
 
 
-async def test_a_bill_within_the_quote_is_not_logged() -> None:
-    with structlog.testing.capture_logs() as logs:
-        await ModelClient(Model(QUOTE.without_queries()), price=PRICE).score(ask(guard_of()))
-    assert logs == []
-
-
 async def test_without_a_price_the_models_own_money_is_kept() -> None:
     message = USED.model_copy(update={"usd": Decimal("0.01")})
     payer = guard_of()
@@ -198,10 +192,6 @@ async def test_without_a_price_the_models_own_money_is_kept() -> None:
         answer = await ModelClient(Model(message)).score(ask(payer))
     assert answer.usage.usd == Decimal("0.01")
     assert (await payer.account()).spent == message
-
-
-async def test_no_payer_no_reservation() -> None:
-    assert (await ModelClient(Model(), price=FREE).score(ask())).usage == USED
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import sys
 from pathlib import Path
 
 import platformdirs
 import pytest
 
-from fedone_sdk import assets
 from fedone_sdk.backends import local_models
 from fedone_sdk.backends.local_models import (
     LOCAL_MODELS,
-    LocalModel,
     cache_folder,
     is_present,
     model_file,
@@ -29,31 +26,6 @@ SMOLLM2 = "smollm2-135m-instruct"
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDONE_CACHE", str(tmp_path))
     return tmp_path
-
-
-@pytest.mark.parametrize("name", LOCAL_MODELS)
-def test_an_entry_is_complete(name: str) -> None:
-    model = LOCAL_MODELS[name]
-    assert model.name == name
-    assert len(bytes.fromhex(model.sha256)) == 32
-    assert "\n" not in model.description
-    if model.wheel is not None:
-        assert model.wheel.member.rpartition("/")[2] == model.file_name
-
-
-def test_the_catalogue_cannot_be_changed() -> None:
-    with pytest.raises(TypeError):
-        LOCAL_MODELS["other"] = LOCAL_MODELS[SMOLLM2]  # type: ignore[index]
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        LOCAL_MODELS[SMOLLM2].name = "other"  # type: ignore[misc]
-
-
-def test_the_embedded_model_is_always_there() -> None:
-    model = LOCAL_MODELS["roberta-mini"]
-    file = model_file(model)
-    assert is_present(model)
-    assert hashlib.sha256(file.read_bytes()).hexdigest() == model.sha256
-    assert model_path("roberta-mini") == assets.path("roberta_mini") == file.parent
 
 
 def test_a_fetched_model_is_its_file(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,8 +87,3 @@ def test_without_platformdirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert model_path("roberta-mini").is_dir()
     monkeypatch.setenv("FEDONE_CACHE", str(tmp_path))
     assert isinstance(model_file(LOCAL_MODELS[SMOLLM2]), Path)
-
-
-def test_a_record_needs_names() -> None:
-    with pytest.raises(TypeError):
-        LocalModel("tiny")  # type: ignore[misc]

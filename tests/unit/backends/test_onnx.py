@@ -14,6 +14,7 @@ import pytest
 
 from fedone_sdk import assets
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
+from fedone_sdk.backends.fitting import ClozeEncoder
 from fedone_sdk.backends.onnx import OnnxBackend, _MaskedModel
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
@@ -36,7 +37,7 @@ SENTENCES = (
 
 @pytest.fixture(scope="module")
 def model() -> _MaskedModel:
-    return _MaskedModel(EMBEDDED / "model.int8.onnx", EMBEDDED / "tokenizer.json", 128)
+    return _MaskedModel(EMBEDDED / "model.int8.onnx", pad_id=1)
 
 
 @pytest.fixture
@@ -126,7 +127,8 @@ async def test_label_words(backend: OnnxBackend) -> None:
 
 
 def test_the_mask_alone_is_an_input(model: _MaskedModel) -> None:
-    cloze = model.encoder.encode((Part("field", " "), Part("mask", "")))
+    encoder = ClozeEncoder(EMBEDDED / "tokenizer.json", 128)
+    cloze = encoder.encode((Part("field", " "), Part("mask", "")))
     assert cloze[:2] == ([0, 8191, 2], 1)
     assert len(model.log_probs([cloze], [5])) == 1
 

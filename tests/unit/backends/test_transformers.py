@@ -119,7 +119,7 @@ async def test_the_same_numbers_as_onnx(roberta: Path, tmp_path: Path) -> None:
     async with OnnxBackend(tmp_path) as onnx, backend(roberta) as ours:
         expected, found = await onnx.score(query), await ours.score(query)
         assert ours.max_length == onnx.max_length
-        encode = [each._loaded().encoder.encode for each in (ours, onnx)]
+        encode = [each._loaded_encoder().encode for each in (ours, onnx)]
         for rendered in query.inputs:
             assert encode[0](rendered) == encode[1](rendered)
     torch.testing.assert_close(

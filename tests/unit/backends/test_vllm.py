@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import shutil
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from fedone_sdk.budget import Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
-    BackendUnavailable,
     LabelWordError,
     SpecError,
 )
 from fedone_sdk.task import Part, Rendered
-from tests.processes import free_port
 from tests.unit.backends.fake_vllm import MAX_LENGTH, TOKENIZER, FakeVllm, ids_of, log_prob, serving
 
 pytest.importorskip("openai")
@@ -177,12 +174,6 @@ async def test_too_long_inputs_lose_the_ends_of_their_fields(
         await backend.score(Query(inputs=((Part("prompt", " a" * 99),),), label_words=LABELS))
 
 
-async def test_special_tokens_in_a_text_are_text(server: FakeVllm, backend: VllmBackend) -> None:
-    await backend.score(ask(" </s><s> <mask>"))
-    ((ids,),) = (body["prompt"] for body in server.asked("/v1/completions"))
-    assert not {0, 2, MASK} & set(ids[1:])
-
-
 async def test_inputs_start_as_the_server_starts_them(server: FakeVllm) -> None:
     for start in ([], [2, 0]):
         server.start = start
@@ -331,65 +322,6 @@ async def test_an_answer_without_the_log_probs_is_one_clear_error(
     with pytest.raises(BackendBlocked, match="update the server") as caught:
         await backend.score(ask(" a"))
     assert caught.value.usage == (await backend.quote(ask(" a"))).without_queries()
-
-
-async def test_failures_of_the_server(server: FakeVllm, backend: VllmBackend) -> None:
-    def refuse(status: int) -> Callable[[], web.Response]:
-        return lambda: web.json_response(
-            {"error": {"message": "no", "code": status}}, status=status
-        )
-
-    once = Usage(requests=1)
-    cases: list[tuple[Callable[[], Any], type[BackendError], Usage | None]] = [
-        (refuse(400), BackendError, once),
-        (refuse(401), BackendBlocked, once),
-        (refuse(404), BackendBlocked, once),
-        (refuse(429), BackendUnavailable, once),
-        (refuse(500), BackendUnavailable, once),
-        (lambda: web.Response(text='{"choices": ['), BackendUnavailable, None),
-        (lambda: web.Response(text="[]"), BackendUnavailable, None),
-    ]
-    for answer, kind, usage in cases:
-        server.overrides["/v1/completions"] = answer
-        with pytest.raises(BackendError) as caught:
-            await backend.score(ask(" a"))
-        assert type(caught.value) is kind
-        assert caught.value.usage == usage
-        assert "\n" not in str(caught.value)
-
-
-async def test_a_server_that_does_not_answer_may_have_done_the_work(
-    server: FakeVllm, backend: VllmBackend
-) -> None:
-    given_up = asyncio.Event()
-    server.overrides["/v1/completions"] = given_up.wait
-    backend._server.timeout_s = 0.05
-    with pytest.raises(BackendUnavailable, match="in time") as caught:
-        await backend.score(ask(" a"))
-    given_up.set()
-    assert caught.value.usage is None
-
-
-async def test_a_server_that_is_not_there_may_come_back() -> None:
-    url = f"http://127.0.0.1:{free_port()}"
-    async with VllmBackend("tiny", base_url=url, tokenizer=str(TOKENIZER)) as backend:
-        with pytest.raises(BackendUnavailable, match=url):
-            await backend.check(LABELS)
-
-
-async def test_the_key_goes_to_the_server_and_nowhere_else(
-    server: FakeVllm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TINY_KEY", "topsecret")
-    async with connect(server, api_key_env="TINY_KEY", base_url=f"{server.url}/v1/") as backend:
-        await backend.check(LABELS)
-        assert server.headers["Authorization"] == "Bearer topsecret"
-        await backend.score(ask(" a"))
-        assert server.headers["Authorization"] == "Bearer topsecret"
-        assert "topsecret" not in repr(backend)
-    async with connect(server) as backend:
-        await backend.check(LABELS)
-        assert "Authorization" not in server.headers
 
 
 def test_a_tokeniser_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
