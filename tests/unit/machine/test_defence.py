@@ -242,14 +242,6 @@ def test_a_majority_is_never_put_out() -> None:
         ),
         (
             {
-                "defence": "standard",
-                "method": {"name": "random"},
-                "participation": {"exchange": "alpha"},
-            },
-            "defence: needs participation.exchange losses",
-        ),
-        (
-            {
                 "privacy": {"target": "alpha", "clip": 1, "noise_multiplier": 1},
                 "participation": {"exchange": "losses"},
             },
