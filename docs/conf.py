@@ -77,7 +77,6 @@ napoleon_use_ivar = True  # attributes as a list, not as entries of every conten
 default_role = "py:obj"
 autosummary_ignore_module_all = False
 autosummary_imported_members = True
-autodoc_mock_imports = ["flwr"]  # not installable with our other extras
 autodoc_member_order = "groupwise"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True

@@ -57,7 +57,7 @@ async def score(service: Service, client: ClientRecord, work: Work, **fields: An
     """Send two texts to the gateway."""
     message = Score(**{"assignment_id": work.assignment_id, "examples": TEXTS, **fields})
     body = message.model_dump_json().encode()
-    return await service.score(client, message, hashlib.sha256(body).hexdigest())
+    return await service.work.score(client, message, hashlib.sha256(body).hexdigest())
 
 
 def update_for(work: Work, **fields: Any) -> AlphaUpdate | LossesUpdate:
@@ -77,7 +77,9 @@ def update_for(work: Work, **fields: Any) -> AlphaUpdate | LossesUpdate:
 
 async def update(service: Service, client: ClientRecord, work: Work, **fields: Any) -> Receipt:
     """Send the update of `update_for`."""
-    return await service.update(client, work.assignment_id, update_for(work, **fields), "ab" * 32)
+    return await service.work.update(
+        client, work.assignment_id, update_for(work, **fields), "ab" * 32
+    )
 
 
 class Device:

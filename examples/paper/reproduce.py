@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedone_paper import EXPERIMENTS, Experiment, Settings, find_experiment, run_experiment
+from fedone_paper import Settings, Study, declared, find_study, run_study
 from fedone_sdk.errors import ArgumentError, FedOneError, SpecError
 from fedone_sdk.evaluation.engine import Progress
 from fedone_sdk.glue import GLUE_TASKS
@@ -27,15 +27,15 @@ _ONLY_SOME = {
     "--api-model": "api_model",
     "--api-key-env": "api_key_env",
 }
-"""Options by setting, for settings of some experiments only."""
+"""Options by setting, for settings of some studys only."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     given = _parser().parse_args(arguments)
     if given.list:
-        for name in EXPERIMENTS:
-            print(f"{name:<22}{find_experiment(name).title}")
+        for name in declared()["studies"]:
+            print(f"{name:<22}{find_study(name).title}")
         return 0
 
     def interrupt(*_: object) -> None:
@@ -80,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", default="auto", help="where torch computes: auto, cpu, cuda ...")
     text = "only this GLUE task; repeatable"
     add("--task", dest="tasks", action="append", metavar="TASK", help=text)
-    text = "a setting of the experiment; repeatable"
+    text = "a setting of the study; repeatable"
     add("--set", dest="options", action="append", default=[], metavar="NAME=VALUE", help=text)
-    text = "cap on training queries of the whole experiment, for paid models"
+    text = "cap on training queries of the whole study, for paid models"
     add("--cap", dest="cap_queries", type=int, metavar="N", help=text)
     add("--cap-usd", type=float, metavar="X", help="cap on its cost, US dollars")
     text = "US dollars per million tokens, if the price is not known"
@@ -101,15 +101,15 @@ def _folder(given: argparse.Namespace) -> Path:
 
 
 def _reproduce(given: argparse.Namespace) -> int:
-    experiment = find_experiment(given.name)
+    study = find_study(given.name)
     settings = Settings(
         model=given.model,
         data=given.data,
-        seeds=given.seeds or (1 if given.quick else experiment.default_seeds),
+        seeds=given.seeds or (1 if given.quick else study.default_seeds),
         quick=given.quick,
         device=given.device,
         tasks=None if given.tasks is None else _known_tasks(given.tasks),
-        options=_known_options(experiment, given.options),
+        options=_known_options(study, given.options),
         cap_queries=given.cap_queries,
         cap_usd=given.cap_usd,
         prices=given.prices and tuple(given.prices),
@@ -117,21 +117,21 @@ def _reproduce(given: argparse.Namespace) -> int:
         api_model=given.api_model,
         api_key_env=given.api_key_env,
     )
-    _check(experiment, settings)
+    _check(study, settings)
     folder = _folder(given)
     _check_writable(folder)
-    finished = run_experiment(
-        experiment,
+    finished = run_study(
+        study,
         settings,
         out=folder.parent,
         workers=given.workers,
         ray=given.ray,
-        command=_command(experiment, given.seeds, settings),
-        watch=lambda progress: _print_progress(experiment.name, progress),
+        command=_command(study, given.seeds, settings),
+        watch=lambda progress: _print_progress(study.name, progress),
         run_missing=not given.only_report,
     )
     if finished.report is not None:
-        print(experiment.title, finished.report.markdown, sep="\n\n")
+        print(study.title, finished.report.markdown, sep="\n\n")
         print(*(f"  {file}" for file in finished.files), sep="\n")
     elif given.only_report:
         raise ArgumentError(f"--out: there is nothing to report in {folder}")
@@ -159,21 +159,21 @@ def _known_tasks(tasks: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tasks))
 
 
-def _known_options(experiment: Experiment, given: Sequence[str]) -> dict[str, str]:
+def _known_options(study: Study, given: Sequence[str]) -> dict[str, str]:
     """Return the settings of `--set`, by name."""
     found = {}
     for text in given:
         option, separator, value = text.partition("=")
-        if not separator or option not in experiment.options:
-            known = ", ".join(experiment.options) or "none"
+        if not separator or option not in study.options:
+            known = ", ".join(study.options) or "none"
             raise ArgumentError(
-                f"--set: {text!r} is no NAME=VALUE of {experiment.name}; its names: {known}"
+                f"--set: {text!r} is no NAME=VALUE of {study.name}; its names: {known}"
             )
         found[option] = value
     return found
 
 
-def _check(experiment: Experiment, settings: Settings) -> None:
+def _check(study: Study, settings: Settings) -> None:
     """Check the settings before any work."""
     model = None if settings.is_gguf and settings.model_folder.is_file() else settings.model
     for option, folder in (("--model", model), ("--data", settings.data)):
@@ -184,14 +184,14 @@ def _check(experiment: Experiment, settings: Settings) -> None:
             f"--model: {model} holds no model: neither model.onnx, nor config.json and "
             "weights for the transformers library"
         )
-    if experiment.needs_data and settings.data is None:
+    if study.needs_data and settings.data is None:
         raise ArgumentError(
-            f"--data: {experiment.name} needs a folder with TASK/train.jsonl and TASK/dev.jsonl "
+            f"--data: {study.name} needs a folder with TASK/train.jsonl and TASK/dev.jsonl "
             "for GLUE's tasks (sst2 ...)"
         )
     for option, setting in _ONLY_SOME.items():
-        if getattr(settings, setting) is not None and setting not in experiment.takes:
-            raise ArgumentError(f"{option}: {experiment.name} has no use for it")
+        if getattr(settings, setting) is not None and setting not in study.takes:
+            raise ArgumentError(f"{option}: {study.name} has no use for it")
 
 
 def _check_writable(folder: Path) -> None:
@@ -203,7 +203,7 @@ def _check_writable(folder: Path) -> None:
         raise ArgumentError(f"--out: {above} cannot be written to")
 
 
-def _command(experiment: Experiment, seeds: int | None, settings: Settings) -> str:
+def _command(study: Study, seeds: int | None, settings: Settings) -> str:
     """Return the command that reproduces the results."""
     given: list[tuple[object, ...]] = [
         ("--model", settings.model),
@@ -222,7 +222,7 @@ def _command(experiment: Experiment, seeds: int | None, settings: Settings) -> s
     options = [str(word) for row in given if row[-1] is not None for word in row]
     quick = ["--quick"] if settings.quick else []
     script = ["python", "examples/paper/reproduce.py"]
-    return shlex.join([*script, experiment.name, *options, *quick])
+    return shlex.join([*script, study.name, *options, *quick])
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecErr
 from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, Spec
 from fedone_sdk.stores import RunRecord, SqlStore
 from fedone_sdk.task import Example
-from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary
+from fedone_sdk.vocabulary import PmiVocabulary, Vocabulary
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -412,7 +412,7 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
     counted = [
         (key, source.kind)
         for key, source in spec.prompt.sources
-        if isinstance(source, (PmiVocabulary, TopVocabulary))
+        if isinstance(source, PmiVocabulary)
     ]
     if not counted:
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -17,12 +16,12 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
+from fedone_sdk.aggregator.serving.dispatcher import Dispatcher, Offers
 from fedone_sdk.aggregator.serving.evaluation import Evaluation
 from fedone_sdk.aggregator.serving.feed import Change, Listener
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
-from fedone_sdk.aggregator.serving.open_work import Offers, OpenWork
+from fedone_sdk.aggregator.serving.open_work import OpenWork
 from fedone_sdk.aggregator.serving.proposer import Proposer
 from fedone_sdk.aggregator.serving.registry import RunRegistry, StoredRun
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
@@ -37,19 +36,12 @@ from fedone_sdk.errors import (
 )
 from fedone_sdk.messages import (
     AlphaAssignment,
-    AlphaUpdate,
     Claim,
-    Decline,
     Enrol,
     Enrolled,
     LossesAssignment,
-    LossesUpdate,
-    Receipt,
     Removal,
-    Renewal,
     RunSummary,
-    Score,
-    Scores,
 )
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import RunSpec
@@ -68,8 +60,6 @@ _log = structlog.get_logger(__name__)
 
 _LOADING = "loading runs"
 _SWEEP = "retention"
-_SWEEP_S = 3600.0
-"""Interval of the retention sweep, seconds."""
 _START_TIMEOUT_S = 20.0
 """Maximal time that a device's request waits for the start, seconds."""
 
@@ -94,6 +84,7 @@ class Service:
         runs: The served runs by id.
         listeners: Receivers of the changes of all runs.
         dispatcher: Dispatch of work to clients.
+        work: The open assignments of clients.
         replicas: Coordination with other replicas.
         sweeper: Removal of expired data.
         steering: Operations of operators on runs.
@@ -141,12 +132,13 @@ class Service:
             offers=offers,
             prepare=self._models.ensure,
         )
-        self._work = OpenWork(
+        self.work = OpenWork(
             store=store,
             runs=self.runs,
             offers=offers,
             refresh=self.registry.refresh,
             on_finished=self.dispatcher.finish_work,
+            gateway=self._gateway,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
         self.replicas = Replicas(
@@ -216,17 +208,9 @@ class Service:
         """Admit devices; call it after all live runs are loaded or added."""
         self._open.set()
         if self._sweeps:
-            self._tasks[_SWEEP] = asyncio.create_task(self._sweep(), name=_SWEEP)
-
-    async def _sweep(self) -> None:
-        while True:
-            if self.replicas.is_leader:
-                try:
-                    await self.sweeper.sweep()
-                except Exception:
-                    # The store may recover.
-                    _log.error("retention sweep failed", traceback=traceback.format_exc())
-            await asyncio.sleep(_SWEEP_S)
+            self._tasks[_SWEEP] = asyncio.create_task(
+                self.sweeper.run(lambda: self.replicas.is_leader), name=_SWEEP
+            )
 
     @property
     def starting(self) -> bool:
@@ -561,34 +545,6 @@ class Service:
             lambda: _visible(client, self.runs),
             lambda: _visible(client, self.registry.stored),
         )
-
-    async def update(
-        self,
-        client: ClientRecord,
-        assignment_id: str,
-        message: AlphaUpdate | LossesUpdate,
-        body_sha256: str,
-    ) -> Receipt:
-        """Accept a client's update; see `OpenWork.update`."""
-        return await self._work.update(client, assignment_id, message, body_sha256)
-
-    async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
-        """Give a client a full new deadline."""
-        return await self._work.renew(client, assignment_id)
-
-    async def decline(self, client: ClientRecord, assignment_id: str, message: Decline) -> None:
-        """Take an assignment back from a client that declines it."""
-        await self._work.decline(client, assignment_id, message)
-
-    async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
-        """Score prompts through the gateway, under the client's lease."""
-        run, seat = await self._work.find(client, message.assignment_id)
-        if self._gateway is None:
-            raise ProblemError("not_found", "this server has no gateway; score on the device")
-        run.check_rate(client.index)
-        if message.prompts is None:
-            await run.prefetch_prompts(seat)  # It may not be cached here.
-        return await self._gateway.score(run, seat, message, body_sha256)
 
     def traffic_run(
         self, *, run_id: str | None = None, assignment_id: str | None = None

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING
 
 from fedone_sdk._lazy import lazy
 from fedone_sdk.backends.asking import (
+    Prediction,
     check_answer,
     is_known,
+    predict,
+    prediction_queries,
     query_for,
     rows_of,
     score_all,
@@ -22,7 +25,6 @@ from fedone_sdk.backends.base import (
     Want,
     Wrapper,
 )
-from fedone_sdk.backends.predict import Prediction, predict, prediction_queries
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.answers import AnswerCache

@@ -25,7 +25,6 @@ from fedone_sdk.files import transaction, use_wal
 T = TypeVar("T")
 
 _APPLICATION_ID = 0x46454441  # "FEDA", to distinguish this file from other SQLite files.
-_SCHEMA = 1
 
 
 class AnswerCache:
@@ -269,32 +268,21 @@ def _opened(path: Path) -> sqlite3.Connection:
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA synchronous=FULL")
     db.execute("BEGIN IMMEDIATE")  # Other processes may create the same file.
-    application, schema = _number(db, "application_id"), _number(db, "user_version")
+    (application,) = db.execute("PRAGMA application_id").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-    if (application, schema, tables) == (0, 0, 0):
+    if (application, tables) == (0, 0):
         db.execute(
             "CREATE TABLE answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL, "
             "model TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID"
         )
         db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        db.execute(f"PRAGMA user_version = {_SCHEMA}")
     elif application != _APPLICATION_ID:
         raise SpecError("is a SQLite file of something else", source=str(path))
-    elif schema != _SCHEMA:
-        raise SpecError(
-            f"is a cache of schema {schema}, this version of the SDK reads {_SCHEMA}; move it away",
-            source=str(path),
-        )
     db.execute("COMMIT")
     use_wal(db, PATIENCE_S)
     (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if state != "ok":
         raise sqlite3.DatabaseError(f"it is damaged ({' '.join(state.split())})")
-
-
-def _number(db: sqlite3.Connection, pragma: str) -> int:
-    (value,) = db.execute(f"PRAGMA {pragma}").fetchone()
-    return int(value)
 
 
 def _dump(value: object) -> bytes:

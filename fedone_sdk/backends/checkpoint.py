@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
     commit: str | None
 
 
-def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
+def find_checkpoint(model: str) -> Checkpoint:
     """Find a model, and download the small files of a hub model.
 
     Raises:
@@ -39,13 +39,11 @@ def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
-        if revision is not None:
-            raise SpecError("backend.revision: is for names on the hub, not for a folder")
         checkpoint = Checkpoint(folder.resolve().name, folder, None)
     elif model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise SpecError(f"backend.model: there is no folder {model!r}")
     else:
-        folder = _fetch(model, revision)
+        folder = _fetch(model)
         checkpoint = Checkpoint(model, folder, folder.name)
     for name in _NEEDED_FILES:
         if not (checkpoint.folder / name).is_file():
@@ -53,13 +51,11 @@ def find_checkpoint(model: str, revision: str | None) -> Checkpoint:
     return checkpoint
 
 
-def _fetch(model: str, revision: str | None) -> Path:
+def _fetch(model: str) -> Path:
     """Download a hub model's small files into a folder named by the commit."""
     hub = import_module("huggingface_hub")
     try:
-        return Path(
-            hub.snapshot_download(model, revision=revision, allow_patterns=list(_SMALL_FILES))
-        )
+        return Path(hub.snapshot_download(model, allow_patterns=list(_SMALL_FILES)))
     except Exception as exc:  # Its own errors, those of its HTTP client, and ValueError.
         raise SpecError(
             f"backend.model: {model!r} is no folder, and the hub does not give it: "
@@ -119,25 +115,6 @@ def is_causal(folder: Path) -> bool:
         "it must be a masked (...ForMaskedLM) or a causal (...ForCausalLM) language model",
         source=str(folder / "config.json"),
     )
-
-
-def check_device(device: str) -> None:
-    """Check that torch sees a device: ``cuda``, ``cuda:1``, ``mps``.
-
-    Raises:
-        SpecError: torch does not see it.
-    """
-    torch = import_module("torch")
-    if device == "mps":
-        if torch.backends.mps.is_available():
-            return
-        raise SpecError("backend.device: 'mps', but there is no Apple GPU that torch can use")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(device.partition(":")[2] or 0) >= count:
-        raise SpecError(
-            f"backend.device: {device!r}, but torch sees {count} CUDA devices here; "
-            "allowed: cpu, auto"
-        )
 
 
 def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str) -> Any:

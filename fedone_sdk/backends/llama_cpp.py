@@ -63,7 +63,6 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         *,
         max_input_tokens: int | None = None,
         threads: int | None = None,
-        gpu_layers: int | None = None,
         multi_token_labels: bool = False,
     ) -> None:
         if find_spec("xllamacpp") is None:
@@ -87,13 +86,8 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         self._has_template = _TEMPLATE in found
         self._exact = found.get(_FILE_TYPE) in _NOT_QUANTISED
         self.max_length = max_input_tokens or min(_CONTEXT_LENGTH, trained)
-        self._settings = "".join(
-            f":{key}={value}"
-            for key, value in (("context", max_input_tokens), ("gpu_layers", gpu_layers))
-            if value is not None
-        )
+        self._settings = "" if max_input_tokens is None else f":context={max_input_tokens}"
         self._threads = threads or os.cpu_count() or 1
-        self._gpu_layers = gpu_layers
         self._multi_token_labels = multi_token_labels
         super().__init__("llama-cpp")
         self._loaded: tuple[LlamaEngine, GgufEncoder] | None = None
@@ -134,7 +128,6 @@ class LlamaCppBackend(LocalBackend[_Plan]):
                     self._file,
                     context_length=self.max_length,
                     threads=self._threads,
-                    gpu_layers=self._gpu_layers,
                     exact=self._exact,
                 )
                 self._loaded = engine, GgufEncoder(engine, has_template=self._has_template)

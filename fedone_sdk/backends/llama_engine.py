@@ -64,7 +64,6 @@ class LlamaEngine:
         file: The model.
         context_length: Tokens of the longest sequence.
         threads: CPU threads.
-        gpu_layers: Layers on a GPU, with a GPU build of the engine; None is as many as fit.
         exact: Whether attention is computed in float32. Half precision, the engine's default, is a
             fifth faster and changes log-probabilities by 0.01 nats, less than quantised weights do.
 
@@ -78,7 +77,6 @@ class LlamaEngine:
         *,
         context_length: int,
         threads: int,
-        gpu_layers: int | None,
         exact: bool,
     ) -> None:
         self.name = file.name
@@ -89,8 +87,6 @@ class LlamaEngine:
         params.n_ctx = context_length
         params.n_parallel = 1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        if gpu_layers is not None:
-            params.n_gpu_layers = gpu_layers
         if exact:
             params.flash_attn_type = engine.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
             params.cache_type_k = params.cache_type_v = engine.ggml_type.GGML_TYPE_F32

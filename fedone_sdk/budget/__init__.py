@@ -8,11 +8,12 @@ from fedone_sdk._lazy import lazy
 
 # Lazy imports: an edge device only loads the modules that it uses.
 if TYPE_CHECKING:
-    from fedone_sdk.budget.account import NOTHING, Account, Budget, Usage
+    from fedone_sdk.budget.account import Account, Budget
     from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
     from fedone_sdk.budget.leases import LeaseOwner, OpenLease, OwnerState
     from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
     from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
+    from fedone_sdk.usage import NOTHING, Usage
 else:
     __getattr__, __dir__ = lazy(
         globals(),

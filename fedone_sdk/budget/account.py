@@ -1,86 +1,16 @@
-"""Arithmetic of spending: usage in five units, caps on it, and accounts of leases."""
+"""Caps on usage, and accounts of what is spent and leased."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import reduce
-from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
-
-_Count = Annotated[int, Field(ge=0, le=2**53)]
-# Decimal, so that sums of many small charges are exact.
-_Usd = Annotated[
-    Decimal,
-    # Bounded, so that sums are exact to far below a cent.
-    Field(ge=0, le=2**53, allow_inf_nan=False),
-    PlainSerializer(float, return_type=float, when_used="json"),
-]
-
-
-class Usage(BaseModel):
-    """An amount in the five units.
-
-    Attributes:
-        queries: Logical (prompt, mini-batch) evaluations, the paper's count.
-        requests: Calls to a model provider.
-        prompt_tokens: Tokens sent.
-        completion_tokens: Tokens received.
-        usd: Money, US dollars.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    queries: _Count = 0
-    requests: _Count = 0
-    prompt_tokens: _Count = 0
-    completion_tokens: _Count = 0
-    usd: _Usd = Decimal(0)
-
-    def __add__(self, other: Usage) -> Usage:
-        return self._with(other, operator.add)
-
-    def __sub__(self, part: Usage) -> Usage:
-        return self._with(part, operator.sub)
-
-    def __mul__(self, times: int) -> Usage:
-        return Usage(**{unit: amount * times for unit, amount in self})
-
-    def at_least(self, other: Usage) -> Usage:
-        """Return the maximum of both amounts in each unit."""
-        return self._with(other, max)
-
-    def beyond(self, other: Usage) -> Usage:
-        """Return by how much this exceeds the other amount in each unit, at least 0."""
-        return self._with(other, lambda mine, theirs: max(mine - theirs, 0))
-
-    def _with(self, other: Usage, combine: Callable[[Any, Any], Any]) -> Usage:
-        mine, theirs = vars(self), vars(other)
-        return Usage(**{unit: combine(amount, theirs[unit]) for unit, amount in mine.items()})
-
-    def exact(self) -> dict[str, int | str]:
-        """Return JSON values that are exact in both directions: money is text, not a float."""
-        # Part of every commit: ten times faster than pydantic's dump.
-        return {
-            "queries": self.queries,
-            "requests": self.requests,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "usd": str(self.usd),
-        }
-
-    def without_queries(self) -> Usage:
-        """Return the amount without queries, for evaluation, which costs money but no queries."""
-        return self.model_copy(update={"queries": 0}) if self.queries else self
-
-
-NOTHING = Usage()
-"""Zero usage."""
+from fedone_sdk.usage import NOTHING, Count, Usage, Usd
 
 
 class Budget(BaseModel):
@@ -97,12 +27,12 @@ class Budget(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    queries: _Count | None = None
-    requests: _Count | None = None
-    tokens: _Count | None = None
-    prompt_tokens: _Count | None = None
-    completion_tokens: _Count | None = None
-    usd: _Usd | None = None
+    queries: Count | None = None
+    requests: Count | None = None
+    tokens: Count | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    usd: Usd | None = None
 
     @model_validator(mode="after")
     def _check_some(self) -> Budget:

@@ -8,8 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from fedone_sdk.budget.account import Usage
 from fedone_sdk.errors import needs_extra
+from fedone_sdk.usage import Usage
 
 OwnerState = Literal["running", "ended", "unknown"]
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Protocol, TypeVar
 
-from fedone_sdk.budget.account import NOTHING, Account, Budget, Usage
+from fedone_sdk.budget.account import Account, Budget
 from fedone_sdk.budget.leases import LeaseOwner, OpenLease
 from fedone_sdk.errors import UnknownLease
 from fedone_sdk.files import transaction, use_wal
+from fedone_sdk.usage import NOTHING, Usage
 
 T = TypeVar("T")
 

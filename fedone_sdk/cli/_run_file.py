@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -39,7 +39,6 @@ class RunFile:
         cap: int | None = None,
         exchange: str | None = None,
         raised: Mapping[str, Any] | None = None,
-        start: Sequence[Mapping[str, float]] | None = None,
     ) -> Self:
         """Read a RUN.yaml; arguments that are not None override the file.
 
@@ -57,8 +56,6 @@ class RunFile:
             given["budget"] = {**(given.get("budget") or {}), **raised}
         if exchange is not None:
             given["participation"] = {**given.get("participation", {}), "exchange": exchange}
-        if start is not None:
-            given["prompt"]["start"] = start
         changed = validate_spec(RunSpec, given, source="arguments")
         if raised and changed.budget is not None:
             _check_raised(spec.budget, changed.budget)

@@ -56,7 +56,7 @@ def copy(
     Stop every server on both first. Then serve the copy only, because two servers would each spend
     up to the caps.
     """
-    from fedone_sdk.aggregator.rounds.codec import decode_snapshot
+    from fedone_sdk.aggregator.rounds.state import decode_snapshot
     from fedone_sdk.algorithms import alpha_sha256
 
     def digest(arrays: bytes) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedone_sdk.cli._options import BackendFile, JsonFile, group
+from fedone_sdk.cli._options import BackendFile, JsonFile, RunPath, group
 from fedone_sdk.cli._output import (
     Output,
     bias_text,
@@ -28,7 +28,6 @@ from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import ArgumentError, DataError, SpecError
-from fedone_sdk.glue import glue_task
 from fedone_sdk.messages.bill import bill
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
 from fedone_sdk.vocabulary import LABELS
@@ -203,13 +202,8 @@ def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Exam
             raise DataError(f"{source}: line {number} must be a JSON object with {wanted}")
 
 
-_BATCH_SIZE = 32
-
-
 def score(
-    run_path: Annotated[
-        Path | None, typer.Argument(metavar="RUN.yaml", help="Its task, model and dev data.")
-    ] = None,
+    run_path: RunPath,
     prompt: Annotated[str, typer.Option(help="The prompt's exact text; empty is no prompt.")] = "",
     slot: Annotated[
         list[str] | None,
@@ -228,19 +222,10 @@ def score(
             "RUN.yaml then only provides the model and the dev data.",
         ),
     ] = None,
-    task_name: Annotated[
-        str | None,
-        typer.Option(
-            "--task", metavar="NAME", help="A built-in task (sst2 ...), without RUN.yaml."
-        ),
-    ] = None,
     data: Annotated[
         str | None, typer.Option(metavar="FILE", help="Labelled examples, or hf:NAME.")
     ] = None,
     backend_path: BackendFile = None,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="B", min=1, max=1024, help="Examples per query.")
-    ] = None,
     bias: Annotated[
         str | None,
         typer.Option(
@@ -257,32 +242,23 @@ def score(
 
     output = Output(json_file)
     quiet_logs()
-    run = None if run_path is None else RunFile.load(run_path)
-    artefact = None if artefact_path is None else _artefact(artefact_path, task_name, prompt, slot)
-    task = _task(run, task_name) if artefact is None else artefact.asked
+    run = RunFile.load(run_path)
+    artefact = None if artefact_path is None else _artefact(artefact_path, prompt, slot)
+    task = run.spec.task if artefact is None else artefact.asked
     if bias is not None:
         task = _with_bias(task, bias)
     asked = _asked(task, prompt, slot or []) if artefact is None else artefact.prompt.prompt
     source, examples = _dev_examples(run, data, task)
-    backend = backend_of(backend_path) if backend_path or run is None else run.backend()
-    size = batch_size or (run.spec.method.batch_size if run else _BATCH_SIZE)
+    backend = backend_of(backend_path) if backend_path else run.backend()
 
     async def predicted() -> Prediction:
         async with backend:
             await check_label_words(backend, words_of(task, asked), form_of(task))
-            return await predict(
-                backend,
-                task,
-                asked,
-                examples,
-                size,
-                score=score,
-                measure=measure,
-            )
+            size = run.spec.method.batch_size
+            return await predict(backend, task, asked, examples, size, score=score, measure=measure)
 
-    with naming(str(run_path or "arguments")):
-        folder = run.folder if run else "."
-        score, measure = load_score(task, folder), load_measure(task, folder)
+    with naming(str(run_path)):
+        score, measure = load_score(task, run.folder), load_measure(task, run.folder)
         found = asyncio.run(predicted())
         metric, mean_loss = found.metric, found.mean_loss
         priced = "usd" in backend.bounds
@@ -313,26 +289,12 @@ def score(
         output.facts(facts)
 
 
-def _artefact(
-    path: Path, task_name: str | None, prompt: str, slot: list[str] | None
-) -> PromptArtefact:
+def _artefact(path: Path, prompt: str, slot: list[str] | None) -> PromptArtefact:
     from fedone_sdk.reports import read_artefact
 
-    given = {"--task": task_name, "--prompt": prompt, "--slot": slot}
-    for option in (option for option, value in given.items() if value):
+    for option in (name for name, value in {"--prompt": prompt, "--slot": slot}.items() if value):
         raise ArgumentError(f"{option}: does not go with --artefact")
     return read_artefact(path)
-
-
-def _task(run: RunFile | None, name: str | None) -> TaskSpec:
-    if (run is None) == (name is None):
-        raise ArgumentError("give either RUN.yaml or --task")
-    if run is not None:
-        return run.spec.task
-    try:
-        return glue_task(name or "")
-    except ValueError as exc:
-        raise ArgumentError(f"--task: {exc}") from exc
 
 
 def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
@@ -366,11 +328,9 @@ def _with_bias(task: TaskSpec, text: str) -> TaskSpec:
         raise ArgumentError(f"--bias: {allowed} {MAX_BIAS:g}") from exc
 
 
-def _dev_examples(
-    run: RunFile | None, data: str | None, task: TaskSpec
-) -> tuple[str, list[Example]]:
+def _dev_examples(run: RunFile, data: str | None, task: TaskSpec) -> tuple[str, list[Example]]:
     if data is None:
-        if run is None or run.spec.data is None or run.spec.data.dev is None:
+        if run.spec.data is None or run.spec.data.dev is None:
             raise ArgumentError("--data: is required without a run that has dev data")
         dev = run.spec.data.dev
         data = dev if dev.startswith("hf:") else str(run.folder / dev)

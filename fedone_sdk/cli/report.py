@@ -34,12 +34,12 @@ def report(
     target: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="RUN.html by default; FILE.md is Markdown."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="RUN.html by default; FILE.md is Markdown, with the figure as FILE.svg.",
         ),
     ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Write Markdown, with the figure as a separate file.")
-    ] = False,
     run_path: Annotated[
         Path | None,
         typer.Option(
@@ -63,10 +63,7 @@ def report(
     stored = store is not None or server is not None
     load_own(run_path)
     name = source if stored else Path(source).stem
-    suffix = ".md" if markdown else ".html"
-    target = target or Path(f"{name}{suffix}")
-    if markdown and target.suffix != ".md":
-        raise ArgumentError(f"--output: {target} must end in .md")
+    target = target or Path(f"{name}.html")
     check_report("--output", target)
     if stored:
         run = stored_run(source, server=server, token=token, store=store)

@@ -56,14 +56,6 @@ def tune(
             "number: queries=600, usd=5; repeatable.",
         ),
     ] = None,
-    start: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Warm start from an earlier run: its artefact (--artefact), result (--json) or "
-            "export (`fedone runs export`).",
-        ),
-    ] = None,
     store: Annotated[
         Path | None,
         typer.Option(
@@ -102,8 +94,6 @@ def tune(
     The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
     crash or a pause. Paths in RUN.yaml are relative to its folder.
     """
-    from fedone_sdk.reports import read_start
-
     output = Output(json_file)
     quiet_logs()
     kept_options = {"--store": store is not None, "--fresh": fresh, "--raise": bool(raised)}
@@ -122,7 +112,6 @@ def tune(
         seed=seed,
         cap=cap,
         raised=_caps(raised or []),
-        start=None if start is None else read_start(start),
     )
     federation = run.federation()
     state = known = None

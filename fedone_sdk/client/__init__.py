@@ -6,14 +6,19 @@
 from typing import TYPE_CHECKING
 
 from fedone_sdk._lazy import lazy
-from fedone_sdk.client.condition import OnlyWhen
-from fedone_sdk.client.edge_client import EdgeClient
-from fedone_sdk.client.events import ClientEvent, EventKind, OnEvent, Outcome, Turn
-from fedone_sdk.client.fit import RunFit
-from fedone_sdk.client.network import Network
-from fedone_sdk.client.options import Hooks, WorkPolicy
-from fedone_sdk.client.thread import EdgeClientThread
-from fedone_sdk.client.transport import HttpTransport, Idle, Transport
+from fedone_sdk.client.edge_client import EdgeClient, EdgeClientThread
+from fedone_sdk.client.options import (
+    ClientEvent,
+    EventKind,
+    Hooks,
+    OnEvent,
+    OnlyWhen,
+    Outcome,
+    RunFit,
+    Turn,
+    WorkPolicy,
+)
+from fedone_sdk.client.transport import HttpTransport, Idle, Network, Transport
 from fedone_sdk.spec.sections import RequiredPrivacy
 
 if TYPE_CHECKING:

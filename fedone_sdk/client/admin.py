@@ -11,7 +11,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.client.network import Connection, Network
+from fedone_sdk.client.transport import Connection, Network
 from fedone_sdk.errors import ArgumentError, MessageError, TransportError
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,

@@ -11,8 +11,8 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.candidates import prompt_of
-from fedone_sdk.client.batch import Declining, reason_of
-from fedone_sdk.client.scoring import Step
+from fedone_sdk.client.examples import Declining, reason_of
+from fedone_sdk.client.work import Step
 from fedone_sdk.errors import BackendError, BudgetError
 from fedone_sdk.task import TextPrompt
 from fedone_sdk.vocabulary import Vocabulary

@@ -1,4 +1,8 @@
-"""Paid losses of an assignment, kept until its update is written."""
+"""The current work of a device: paid losses, spending and noise, and the update until it is sent.
+
+After ``kill -9`` at any point, no paid answer of the current assignment is paid twice, and no noise
+is drawn twice.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.device_state import Change, DeviceState, change
+from fedone_sdk.client.examples import Declining
+from fedone_sdk.client.state import Change, DeviceState, change
+from fedone_sdk.messages import UPDATE, AlphaUpdate, LossesUpdate
 from fedone_sdk.task import LogProbs
 
 _log = structlog.get_logger(__name__)
@@ -22,30 +29,14 @@ Row = tuple[float | None, ...]
 Answers = tuple[LogProbs | None, ...]
 """The label log-probabilities of those losses; None if the model failed."""
 
-MOST_WITH_LOSSES = 4
-"""Journals whose losses are kept: one assignment is in progress, others wait for a paused run."""
-MOST_ROWS = 1000
-"""Stored charges and noised losses of all journals. They are few numbers, kept longer."""
-_MOST_CHARS = 8 * 1024 * 1024
-"""Losses of one journal that are stored, as JSON."""
+_MOST_NOISED = 1000
+"""Assignments that are remembered to have noise."""
 
-_EVICTIONS = (
-    change(
-        "DELETE FROM journal WHERE server = :server AND kind = 'losses' AND assignment_id NOT IN "
-        "(SELECT assignment_id FROM journal WHERE server = :server GROUP BY assignment_id "
-        "ORDER BY max(rowid) DESC LIMIT :most)",
-        most=MOST_WITH_LOSSES,
-    ),
-    change(
-        "DELETE FROM journal WHERE kind != 'losses' AND rowid NOT IN "
-        "(SELECT rowid FROM journal WHERE kind != 'losses' ORDER BY rowid DESC LIMIT :most)",
-        most=MOST_ROWS,
-    ),
-)
+_THIS = "WHERE server = :server AND assignment_id = :assignment_id"
 
 
 def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: str) -> str:
-    """Return the key of one prompt of one local step on one mini-batch.
+    """Return a prompt's key in the journal of its work.
 
     The digest of the mini-batch is part of it, so that losses on other examples never mix.
     """
@@ -53,25 +44,37 @@ def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: 
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsent:
+    """An update that the server has not accepted yet.
+
+    Attributes:
+        memory: The method's memory once the update is accepted; empty for none.
+        noised: Whether the update has noise, which must not be drawn twice.
+    """
+
+    run_id: str
+    assignment_id: str
+    round: int
+    update: AlphaUpdate | LossesUpdate
+    memory: bytes = b""
+    noised: bool = False
+
+
 class Journal:
     """One assignment's losses, spending and noise, read again after a restart.
 
-    It has numbers and digests, no text. Its size is bounded: losses beyond the bound are scored
-    again after a restart. A damaged row is dropped.
+    It has numbers and digests, no text. A damaged row is dropped.
     """
 
     def __init__(self, state: DeviceState, assignment_id: str) -> None:
         self._state = state
-        self._assignment_id = assignment_id
+        self.assignment_id = assignment_id
         self._rows: dict[str, tuple[Row, str]] = {}
         self._answers: dict[str, Answers] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
-        self._size = 0
-        query = (
-            "SELECT kind, key, value FROM journal "
-            "WHERE server = :server AND assignment_id = :assignment_id"
-        )
+        query = f"SELECT kind, key, value FROM journal {_THIS}"
         found = state.read(query, assignment_id=assignment_id)
         self._is_new = not found
         for kind, key, value in found:
@@ -79,7 +82,6 @@ class Journal:
                 self._take(kind, key, json.loads(value))
             except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as exc:
                 _log.warning("damaged journal row dropped", error=type(exc).__name__)
-            self._size += len(value)
 
     def _take(self, kind: str, key: str, value: Any) -> None:
         if kind == "losses":
@@ -134,19 +136,13 @@ class Journal:
         changes = []
         for key, row in rows.items():
             more = {"log_probs": self._answers[key]} if key in self._answers else {}
-            value = json.dumps({"row": row, "model": model, **more})
-            if self._size + len(value) <= _MOST_CHARS:
-                self._size += len(value)
-                changes.append(self._entry("losses", key, value))
+            changes.append(self._entry("losses", key, {"row": row, "model": model, **more}))
         if spent is not None:
             changes.append(self._charge(*spent))
         self._write(*changes)
 
     def charge(self, step: int, spent: Usage) -> None:
-        """Set what a step has cost so far, including the bound of queries in progress.
-
-        Not subject to the size bound: after a restart nothing may count as unspent.
-        """
+        """Set what a step has cost so far, including the bound of queries in progress."""
         self._write(self._charge(step, spent))
 
     def release(
@@ -171,9 +167,8 @@ class Journal:
         step = hashlib.sha256("".join(keys).encode()).hexdigest()[:32]
         if step not in self._released:
             counted, released = charge(), noised()
-            entry = self._entry("noised", step, json.dumps(released))
-            stored = self._write(entry, *counted)
-            if not stored:
+            entry = self._entry("noised", step, released)
+            if not self._write(entry, *mark_noised(self.assignment_id), *counted):
                 raise OSError("the noised losses cannot be stored")
             self._released[step] = released
         return self._released[step]
@@ -183,26 +178,174 @@ class Journal:
         """Number of steps whose losses have their noise already."""
         return len(self._released)
 
-    def forget_losses(self) -> None:
-        """Drop the losses from memory; the charges and the noise stay."""
-        self._rows.clear()
-        self._answers.clear()
-        self._size = 0
-
     def _charge(self, step: int, spent: Usage) -> Change:
         self._spent[step] = spent
-        return self._entry("charge", str(step), json.dumps(spent.exact()))
+        return self._entry("charge", str(step), spent.exact())
 
-    def _entry(self, kind: str, key: str, value: str) -> Change:
+    def _entry(self, kind: str, key: str, value: Any) -> Change:
         return change(
             "INSERT OR REPLACE INTO journal VALUES (:server, :assignment_id, :kind, :key, :value)",
-            assignment_id=self._assignment_id,
+            assignment_id=self.assignment_id,
             kind=kind,
             key=key,
-            value=value,
+            value=json.dumps(value),
         )
 
     def _write(self, *changes: Change) -> bool:
-        evictions = _EVICTIONS if self._is_new else ()
+        others = change(
+            "DELETE FROM journal WHERE server = :server AND assignment_id != :assignment_id",
+            assignment_id=self.assignment_id,
+        )
+        evictions = (others,) if self._is_new else ()
         self._is_new = False
-        return self._state.write(*changes, *evictions)
+        return self._state.write(*evictions, *changes)
+
+
+def mark_noised(assignment_id: str) -> tuple[Change, ...]:
+    """Return the changes that record that noise was drawn for an assignment."""
+    return (
+        change(
+            "INSERT OR IGNORE INTO noised VALUES (:server, :assignment_id)",
+            assignment_id=assignment_id,
+        ),
+        change(
+            "DELETE FROM noised WHERE rowid NOT IN "
+            "(SELECT rowid FROM noised ORDER BY rowid DESC LIMIT :most)",
+            most=_MOST_NOISED,
+        ),
+    )
+
+
+class CurrentWork:
+    """The journal of the current assignment, the unsent update, and the memory of the method.
+
+    Attributes:
+        unsent: The update that waits to be sent, if any: of work that was finished before the
+            device stopped or went offline, or of a run that is paused.
+    """
+
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
+        self._journal: Journal | None = None
+        self.unsent = self._stored()
+        self._memory: tuple[str, bytes] | None = None
+        for run_id, content in state.read(
+            "SELECT run_id, content FROM memory WHERE server = :server"
+        ):
+            self._memory = run_id, content
+        noised = state.read("SELECT assignment_id FROM noised WHERE server = :server")
+        self._noised = {assignment_id for (assignment_id,) in noised}
+
+    def journal(self, assignment_id: str) -> Journal:
+        """Return an assignment's journal; that of another assignment is deleted.
+
+        Raises:
+            Declining: Noise was drawn for the assignment, and is not known any more.
+        """
+        if self._journal is not None and self._journal.assignment_id == assignment_id:
+            return self._journal
+        if self._journal is not None and self._journal.releases:
+            self._noised.add(self._journal.assignment_id)
+        self._journal = Journal(self._state, assignment_id)
+        if assignment_id in self._noised and not self._journal.releases:
+            raise Declining("the noise of this work was drawn before, and its update is gone")
+        return self._journal
+
+    @property
+    def spent(self) -> Usage:
+        """What the device's own model has spent on the current assignment, without queries."""
+        return NOTHING if self._journal is None else self._journal.total
+
+    def memory(self, run_id: str) -> bytes | None:
+        """Return the method's memory of a run, such as AdamW's moments; None if there is none."""
+        found, content = self._memory or (None, None)
+        return content if found == run_id else None
+
+    def put(self, unsent: Unsent, charge: Sequence[Change] = ()) -> bool:
+        """Store an update in place of the one before and of its journal, in one transaction.
+
+        Args:
+            unsent: The update.
+            charge: Counts the noise that was drawn for it.
+
+        Returns:
+            Whether it is stored. Otherwise it is in memory only, or dropped if it has noise: after
+            a restart the same work would get other noise.
+        """
+        stored = self._state.write(
+            change(
+                "INSERT OR REPLACE INTO unsent VALUES "
+                "(:server, :assignment_id, :run_id, :round, :body, :memory)",
+                assignment_id=unsent.assignment_id,
+                run_id=unsent.run_id,
+                round=unsent.round,
+                body=unsent.update.model_dump_json(),
+                memory=unsent.memory,
+            ),
+            change(f"DELETE FROM journal {_THIS}", assignment_id=unsent.assignment_id),
+            *(mark_noised(unsent.assignment_id) if unsent.noised else ()),
+            *charge,
+        )
+        if stored or not unsent.noised:
+            self.unsent = unsent
+        if unsent.noised:
+            self._noised.add(unsent.assignment_id)
+        if stored:
+            self._journal = None
+        return stored
+
+    def accept(self, unsent: Unsent) -> None:
+        """Drop an update that the server has accepted, and store the method's memory."""
+        changes = []
+        if unsent.memory:
+            self._memory = unsent.run_id, unsent.memory
+            changes = [
+                change(
+                    "INSERT OR REPLACE INTO memory VALUES (:server, :run_id, :content)",
+                    run_id=unsent.run_id,
+                    content=unsent.memory,
+                )
+            ]
+        self.drop(unsent.assignment_id, *changes)
+
+    def drop(self, assignment_id: str, *changes: Change) -> None:
+        """Delete all about work that is over."""
+        if self.unsent is not None and self.unsent.assignment_id == assignment_id:
+            self.unsent = None
+        if self._journal is not None and self._journal.assignment_id == assignment_id:
+            self._journal = None
+        self._noised.discard(assignment_id)
+        self._state.write(
+            *(
+                change(f"DELETE FROM {table} {_THIS}", assignment_id=assignment_id)
+                for table in ("unsent", "journal", "noised")
+            ),
+            *changes,
+        )
+
+    def forget(self) -> None:
+        """Delete all that belongs to an identity that the server refuses."""
+        self._journal = self.unsent = self._memory = None
+        self._noised.clear()
+        tables = ("unsent", "journal", "noised", "memory")
+        self._state.write(
+            *(change(f"DELETE FROM {name} WHERE server = :server") for name in tables)
+        )
+
+    def _stored(self) -> Unsent | None:
+        query = (
+            "SELECT assignment_id, run_id, round, body, memory FROM unsent WHERE server = :server"
+        )
+        for assignment_id, run_id, number, body, memory in self._state.read(query):
+            try:
+                return Unsent(
+                    run_id=run_id,
+                    assignment_id=assignment_id,
+                    round=number,
+                    update=UPDATE.validate_json(body),
+                    memory=memory,
+                )
+            except (ValueError, TypeError, RecursionError) as exc:
+                _log.warning("damaged update deleted", error=type(exc).__name__)
+                self._state.write(change("DELETE FROM unsent WHERE server = :server"))
+        return None

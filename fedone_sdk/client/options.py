@@ -1,17 +1,126 @@
-"""The options of an edge client: which work it accepts, and the app's functions."""
+"""What an app sets and receives: options, functions, events, and how its device fits a run."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from fedone_sdk.client.batch import BeforeSend
-from fedone_sdk.client.condition import OnlyWhen
-from fedone_sdk.client.events import OnEvent
+import structlog
+
+from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.client.examples import BeforeSend, Unfit
+from fedone_sdk.client.privacy import PrivacyAccount
+from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import Claim, Enrol, is_sendable
+from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Enrol, RunTask, is_sendable
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
-from fedone_sdk.task import ScoreFunction
+from fedone_sdk.task import Example, ScoreFunction
+
+_log = structlog.get_logger(__name__)
+
+EventKind = Literal[
+    "enrolled",
+    "waiting",
+    "assigned",
+    "scored",
+    "updated",
+    "declined",
+    "refused",
+    "paused",
+    "resumed",
+    "offline",
+    "online",
+    "ended",
+]
+"""``enrolled``: the device has an identity. ``waiting``: it claims work, or has to wait
+`retry_after_s` before the next claim. ``assigned``: it has work. ``scored``: `done` of `total`
+prompts have their losses. ``updated``: the server has accepted the update. ``declined``: the device
+has declined the work. ``refused``: the server has refused the update. ``paused``: the condition
+`only_when` does not hold; ``resumed``: it holds again. ``offline``: the server cannot be reached;
+``online``: it can be reached again. ``ended``: there will be no more work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientEvent:
+    """One event of a client. It has neither texts nor secrets.
+
+    Attributes:
+        kind: What happened.
+        run_id: The run of the work.
+        assignment_id: The work.
+        round: Its round, from 0.
+        done: Prompts of the work that have their losses.
+        total: Prompts of the work.
+        reason: Why, for people.
+        retry_after_s: Seconds until the next claim.
+    """
+
+    kind: EventKind
+    run_id: str | None = None
+    assignment_id: str | None = None
+    round: int | None = None
+    done: int | None = None
+    total: int | None = None
+    reason: str | None = None
+    retry_after_s: float | None = None
+
+
+OnlyWhen = Callable[[], "bool | Awaitable[bool]"]
+"""Whether the device may work now. Plain or async."""
+
+OnEvent = Callable[[ClientEvent], object]
+"""Receives each event; its result is ignored."""
+
+
+class EventSink:
+    """Passes events to the app, if it takes any, and logs exceptions of its function."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self._on_event = on_event
+
+    def emit(self, kind: EventKind, **facts: Any) -> None:
+        """Report one event."""
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(ClientEvent(kind=kind, **facts))
+        except Exception as exc:
+            # Only the type of an app's exception: its text may quote private data.
+            _log.warning("on_event failed", kind=kind, error=type(exc).__name__)
+
+
+Outcome = Literal["worked", "declined", "refused", "idle", "paused", "offline", "ended"]
+"""How a turn ended.
+
+``worked``: an update was accepted. ``declined``: the device returned the work undone. ``refused``:
+the update was late or did not fit, or the run scores with another model than the device's.
+``idle``: there was no work, or the device has no examples. ``paused``: the condition `only_when`
+does not hold. ``offline``: the aggregator could not be reached, or did not answer as one.
+``ended``: there will be no more work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The result of one turn.
+
+    Attributes:
+        outcome: How it ended.
+        next_turn_s: How long to wait before the next turn, seconds: the server's ``Retry-After``
+            or the backoff after a failure. 0 after accepted work.
+        run_id: The run of the turn's work; None without work.
+        assignment_id: The work.
+        round: Its round, from 0.
+        reason: Why it was declined or refused, for people.
+    """
+
+    outcome: Outcome
+    next_turn_s: float = 0.0
+    run_id: str | None = None
+    assignment_id: str | None = None
+    round: int | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,3 +183,60 @@ def token_of(given: str | None) -> str | None:
             "token: has characters that a token cannot have; allowed is printable ASCII"
         )
     return token or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFit:
+    """How a device fits a run.
+
+    Attributes:
+        run_id: The run.
+        rows: Rows of the device.
+        fit: Rows that fit the run's task; 0 if the device itself does not fit.
+        reason: Why not all of them fit, for the device's own people; None if all do.
+    """
+
+    run_id: str
+    rows: int
+    fit: int
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        because = "" if self.reason is None else f" because {self.reason}"
+        return f"{self.run_id} {self.fit} of {self.rows}{because}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a device can do, apart from its rows, and what it requires of runs (`privacy`)."""
+
+    backend: LLMBackend | None
+    hooks: Hooks
+    privacy: PrivacyAccount | None
+
+    def check(self, run: RunTask) -> None:
+        """Check that the device can work for a run.
+
+        Raises:
+            Unfit: It cannot.
+        """
+        if self.privacy is not None:
+            self.privacy.check_run(run)
+        if self.backend is None and not run.gateway:
+            raise Unfit("no backend: this server has no gateway, and the client has no backend")
+        if run.task.loss == "score" and self.hooks.score is None:
+            raise Unfit("loss score needs a score function, and this client has none")
+
+    def fit(self, run_id: str, run: RunTask, rows: Sequence[Example]) -> RunFit:
+        """Return how the device with these rows fits a run."""
+        try:
+            self.check(run)
+        except Unfit as exc:
+            return RunFit(run_id=run_id, rows=len(rows), fit=0, reason=exc.reason)
+        found = self.compare(run, rows)
+        return RunFit(run_id=run_id, rows=found.total, fit=found.fit, reason=found.reason)
+
+    def compare(self, run: RunTask, rows: Sequence[Example]) -> Rows:
+        """Count the rows that fit a run's task."""
+        quotes = self.privacy is None
+        return Rows.of(run.task, rows, most_chars=MAX_TEXT_CHARS, quotes=quotes)

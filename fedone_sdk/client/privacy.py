@@ -1,22 +1,96 @@
-"""The epsilon that a device has spent, and its limit."""
+"""The noise of a device's losses or alpha, the epsilon that it has spent, and its limit.
+
+The randomness of the Gaussian mechanism is the operating system's, because the server has the run's
+seed and could recompute noise that is derived from it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from random import SystemRandom
+from typing import TYPE_CHECKING
 
 import structlog
 
 from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.batch import Declining, Unfit
-from fedone_sdk.client.device_state import Change, DeviceState, change
+from fedone_sdk.client.examples import Declining, Unfit
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.work import Assigned
+from fedone_sdk.client.state import Change, DeviceState, change
 from fedone_sdk.errors import ArgumentError, DataError
-from fedone_sdk.messages import AlphaAssignment, RunTask
-from fedone_sdk.spec import PrivacySpec
-from fedone_sdk.spec.sections import RequiredPrivacy
+from fedone_sdk.messages import AlphaAssignment, LossesAssignment, RunTask
+from fedone_sdk.spec.sections import PrivacySpec, RequiredPrivacy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_RANDOM = SystemRandom()
+
+
+def gaussian(count: int, std: float) -> list[float]:
+    """Draw independent normal numbers from the operating system's randomness.
+
+    Each is the scaled sum of four draws, so that the low bits of a result do not reveal the noise:
+    the attack of Mironov (2012) inverts the rounding of a single draw, and the cost of inverting
+    grows with every further one (Holohan and Braghin, 2021).
+    """
+    scale = std / 2.0
+    return [scale * math.fsum(_RANDOM.gauss(0.0, 1.0) for _ in range(4)) for _ in range(count)]
+
+
+def losses_sensitivity(privacy: PrivacySpec, num_prompts: int, num_examples: int) -> float:
+    """Return the L2 sensitivity of the vector of mean losses to one example.
+
+    Each of the I means over b scored examples changes by at most C / b, so the vector by at most
+    sqrt(I) C / b.
+    """
+    return math.sqrt(num_prompts) * privacy.clip / num_examples
+
+
+def alpha_sensitivity(privacy: PrivacySpec) -> float:
+    """Return the L2 sensitivity of the clipped step to all data of the device: 2 C."""
+    return 2.0 * privacy.clip
+
+
+def private_losses(losses: Sequence[Sequence[float]], privacy: PrivacySpec) -> tuple[float, ...]:
+    """Return mean losses with each example's loss clipped to [0, C], plus noise.
+
+    Args:
+        losses: Shape (I, b), one row per prompt, the same examples in each.
+        privacy: Has the clip C.
+
+    Returns:
+        Shape (I,); a noised mean may be negative or above C.
+    """
+    means = [
+        math.fsum(min(max(loss, 0.0), privacy.clip) for loss in row) / len(row) for row in losses
+    ]
+    std = privacy.noise_multiplier * losses_sensitivity(privacy, len(losses), len(losses[0]))
+    return tuple(mean + extra for mean, extra in zip(means, gaussian(len(means), std), strict=True))
+
+
+def private_step(
+    before: NDArray[np.float32], after: NDArray[np.float32], privacy: PrivacySpec
+) -> NDArray[np.float64]:
+    """Return alpha after a clipped and noised step, shape (n, N); the caller projects it.
+
+    The projection is post-processing, which costs no privacy.
+    """
+    import numpy as np
+
+    start = before.astype(np.float64)
+    step = after.astype(np.float64) - start
+    norm = float(np.linalg.norm(step))
+    if norm > privacy.clip:
+        step *= privacy.clip / norm
+    std = privacy.noise_multiplier * alpha_sensitivity(privacy)
+    noised: NDArray[np.float64] = (
+        start + step + np.array(gaussian(step.size, std)).reshape(step.shape)
+    )
+    return noised
+
 
 _log = structlog.get_logger(__name__)
 
@@ -56,7 +130,9 @@ class PrivacyAccount:
         """The epsilon spent so far, at the required delta."""
         return self._epsilon(self._given)
 
-    def check(self, run: RunTask, assignment: Assigned, journal: Journal) -> None:
+    def check(
+        self, run: RunTask, assignment: AlphaAssignment | LossesAssignment, journal: Journal
+    ) -> None:
         """Check that an assignment meets the device's requirements.
 
         Raises:
@@ -155,10 +231,10 @@ class PrivacyAccount:
         kept = self._state.rows("SELECT target, precision FROM privacy")
         given = {"losses": 0.0, "alpha": 0.0, **dict(kept)}
         sound = all(isinstance(each, float) and 0 <= each < math.inf for each in given.values())
-        damaged = self._state.lost_counts if sound else [self._state.file]
-        if damaged:
+        damaged = self._state.damaged if sound else self._state.file
+        if damaged is not None:
             raise DataError(
-                f"{damaged[0]}: the count of epsilon cannot be read; without it, what the device "
+                f"{damaged}: the count of epsilon cannot be read; without it, what the device "
                 "has given away is not known"
             )
         return given

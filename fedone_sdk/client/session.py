@@ -1,8 +1,10 @@
-"""Authenticated calls to one aggregator, retried while failures are transient."""
+"""Authenticated calls to one aggregator, and what they wait for."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,20 +14,75 @@ from typing import Concatenate, ParamSpec, TypeVar
 import structlog
 import tenacity
 
-from fedone_sdk.client.events import EventSink
-from fedone_sdk.client.identity import Identity
-from fedone_sdk.client.stop import StopSignal
+from fedone_sdk.client.examples import Declining
+from fedone_sdk.client.options import EventSink, OnlyWhen
+from fedone_sdk.client.state import Identity
 from fedone_sdk.client.transport import Transport
 from fedone_sdk.errors import (
     ArgumentError,
+    FedOneError,
     MessageError,
     ProblemError,
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Enrol
+from fedone_sdk.messages import Enrol, Renewal
 
 _log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class StopSignal:
+    """Cooperative stop signal, cleared once every task inside `scope` has exited.
+
+    It applies to the tasks inside `scope`, or else to the next one that enters, so that a task
+    that was created but has not started yet stops too.
+    """
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._num_inside = 0
+
+    def set(self) -> None:
+        """Request the stop."""
+        self._event.set()
+
+    def is_set(self) -> bool:
+        """Return whether a stop is requested."""
+        return self._event.is_set()
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Mark a task that returns soon after the signal; the last one to exit clears it."""
+        self._num_inside += 1
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if not self._num_inside:
+                # A new event instead of `clear`: an event is bound to the loop that waited for
+                # it, and the next task may run in another loop.
+                self._event = asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, or return early at the signal."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._event.wait()
+
+    async def cancel_on(self, call: Awaitable[T]) -> T | None:
+        """Return the call's result, or None if the signal came first and cancelled the call."""
+        working = asyncio.ensure_future(call)
+        stopping = asyncio.create_task(self._event.wait())
+        try:
+            await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            stopping.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
+
 
 _ATTEMPTS = 5
 """Attempts at a call."""
@@ -42,7 +99,6 @@ _SLOW_S = 4.0
 """Time without an answer after which the log says so, seconds."""
 
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class Backoff:
@@ -242,3 +298,130 @@ def _failure(state: tenacity.RetryCallState) -> BaseException | None:
 def _hour(at: float) -> str:
     """Return the local time of day."""
     return time.strftime("%H:%M", time.localtime(at))
+
+
+_RETRY_S = 3.0
+_RETRY_SHARE = 0.1
+"""Wait before a failed renewal is retried, seconds, or this share of a short deadline."""
+
+
+class Lease:
+    """An assignment's deadline, renewed in the background while the work takes longer.
+
+    The deadline is relative, in seconds, and measured by the monotonic clock of the event loop,
+    because the device's wall clock may be wrong.
+    """
+
+    def __init__(self, deadline_s: float, renew: Callable[[], Awaitable[Renewal]]) -> None:
+        self._deadline_s = deadline_s
+        self._renew = renew
+        self._until = asyncio.get_running_loop().time() + deadline_s
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Lease:
+        self._renewing = asyncio.create_task(
+            self._renew_until_refused(), name="edge client renewal"
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the seat passes to another client, without another renewal."""
+        return self._until - asyncio.get_running_loop().time()
+
+    @property
+    def renewable(self) -> bool:
+        """Whether the server may still renew the lease."""
+        return self._renewing is not None and not self._renewing.done()
+
+    async def _renew_until_refused(self) -> None:
+        wait_s = self._deadline_s / 2
+        while True:
+            await asyncio.sleep(wait_s)
+            sent_at = asyncio.get_running_loop().time()
+            try:
+                renewed = await self._renew()
+            except (ProblemError, TransportError, MessageError) as exc:
+                if isinstance(exc, ProblemError) and not is_retryable(exc):
+                    return  # the run allows no more renewals, or the seat is lost
+                wait_s = max(min(_RETRY_S, self._deadline_s * _RETRY_SHARE), retry_after_s(exc))
+            else:
+                self._deadline_s = renewed.deadline_s
+                self._until = sent_at + self._deadline_s
+                wait_s = self._deadline_s / 2
+
+
+CONDITION_POLL_S = 10.0
+"""Interval at which a condition that does not hold is evaluated again, seconds."""
+
+_MARGIN_S = 2.0
+"""How long before its deadline a seat is declined, seconds."""
+
+
+class Paused(FedOneError):
+    """The client stops while the app's condition does not hold; the journal keeps the work."""
+
+
+class Condition:
+    """The app's condition; the events ``paused`` and ``resumed`` report its changes."""
+
+    def __init__(self, only_when: OnlyWhen | None, events: EventSink) -> None:
+        self._only_when = only_when
+        self._events = events
+        self._held = True
+        self._failing = False
+
+    async def holds(self) -> bool:
+        """Return whether the device may work now; False if the app's function fails."""
+        if self._only_when is None:
+            return True
+        try:
+            found = self._only_when()
+            held = bool(await found if inspect.isawaitable(found) else found)
+            self._failing = False
+        except Exception as exc:
+            if not self._failing:
+                _log.warning("only_when failed: no work until it answers", error=type(exc).__name__)
+            held, self._failing = False, True
+        if held != self._held:
+            self._held = held
+            self._events.emit("resumed" if held else "paused")
+        return held
+
+
+class Gate:
+    """Delays requests for scores until the condition holds.
+
+    Work in progress waits for the condition as long as the server renews its lease, and is
+    declined shortly before the last deadline.
+    """
+
+    def __init__(self, condition: Condition, lease: Lease, stop: StopSignal) -> None:
+        self._condition = condition
+        self._lease = lease
+        self._stop = stop
+        self._waiting = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Wait until a request may be sent.
+
+        Raises:
+            Declining: The deadline comes first.
+            Paused: The client stops.
+        """
+        async with self._waiting:  # concurrent queries share one wait
+            while not await self._condition.holds():
+                if self._stop.is_set():
+                    raise Paused
+                wait_s = CONDITION_POLL_S
+                if not self._lease.renewable:
+                    left_s = self._lease.left_s - _MARGIN_S
+                    if left_s <= 0:
+                        raise Declining("the device may not work now, and its time is over")
+                    wait_s = min(wait_s, left_s)
+                await self._stop.sleep(wait_s)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Protocol
 
 import structlog
+from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import MAX_LABELS
-from fedone_sdk.client.batch import BeforeSend, Declining, Minibatch, reason_of
-from fedone_sdk.client.scoring import Losses
+from fedone_sdk.calibration import MAX_LABELS, class_losses
+from fedone_sdk.client.examples import BeforeSend, Declining, Minibatch, reason_of
+from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
+from fedone_sdk.client.privacy import private_losses
+from fedone_sdk.client.session import Session
+from fedone_sdk.client.state import Change
 from fedone_sdk.data.splitmix import draw_minibatch
-from fedone_sdk.errors import BackendError, needs_extra, one_line
+from fedone_sdk.errors import BackendError, SpecError, needs_extra, one_line
 from fedone_sdk.messages import (
     AlphaAssignment,
     AlphaUpdate,
@@ -22,12 +29,333 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     RunTask,
+    Score,
     Scored,
+    Scores,
+    first_error,
 )
-from fedone_sdk.task import Example
+from fedone_sdk.spec.sections import PrivacySpec
+from fedone_sdk.task import (
+    Example,
+    LogProbs,
+    ScoreFunction,
+    TaskSpec,
+    example_loss,
+    target_of,
+)
 from fedone_sdk.vocabulary import Layout, are_prompts
 
 _log = structlog.get_logger(__name__)
+
+
+_PAIRS = 512
+"""(prompt, example) pairs of one request to the gateway. A device that dies repeats one request at
+most; smaller requests cost more traffic, because each contains the texts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """The losses of a step.
+
+    Attributes:
+        values: One mean loss per prompt, with the run's noise.
+        scored: Counts of scored, failed and vetoed examples.
+        usage: The usage of the client's own backend.
+        model: Fingerprint of the model.
+        by_class: Mean losses by class and label bias, float32, shape (P, C, G), if the step
+            requests them.
+        class_counts: Scored examples of each class, shape (C,), if it does.
+    """
+
+    values: tuple[float, ...]
+    scored: Scored
+    usage: Usage
+    model: str
+    by_class: Array | None = None
+    class_counts: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One local step: prompts to score on one mini-batch.
+
+    Attributes:
+        number: Index of the step in the work, from 0.
+        batch: The examples, after the app's hook.
+        prompts: Shape (P, n), candidate indices.
+        journal: Keeps the losses as they arrive.
+        on_scored: Called with the number of further prompts that have their losses.
+        score: The user's function, for loss ``score``.
+        by_class: Whether losses by class and label bias are computed too.
+    """
+
+    number: int
+    task: TaskSpec
+    batch: Minibatch
+    prompts: Array
+    journal: Journal
+    on_scored: Callable[[int], None]
+    score: ScoreFunction | None = None
+    by_class: bool = False
+
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The prompts' keys in the journal."""
+        digest = self.batch.sha256
+        return tuple(
+            prompt_key(self.number, position, row, digest)
+            for position, row in enumerate(self.prompts.rows())
+        )
+
+    def keep(
+        self,
+        rows: Iterable[tuple[Sequence[str], Sequence[LogProbs | str | None]]],
+        model: str,
+        spent: Usage | None = None,
+    ) -> None:
+        """Compute losses from the model's answers, and add them to the journal.
+
+        Args:
+            rows: The keys of equal prompts, and the model's answer to them per example; None for
+                an example that failed.
+            model: Fingerprint of the model.
+            spent: What the step has cost the device so far.
+
+        Raises:
+            Declining: The user's score function is broken.
+        """
+        losses: dict[str, Row] = {}
+        answers: dict[str, Answers] = {}
+        for keys, found in rows:
+            losses |= dict.fromkeys(keys, self._losses(found))
+            if self.by_class:
+                answers |= dict.fromkeys(keys, _log_probs(found))
+        charge = None if spent is None else (self.number, spent)
+        self.journal.keep(losses, model, charge, answers)
+        self.on_scored(len(losses))
+
+    def has(self, key: str) -> bool:
+        """Return whether the journal has all that the step needs of a prompt."""
+        known = self.journal.row(key) is not None
+        return known and not (self.by_class and self.journal.answers(key) is None)
+
+    def _losses(self, answers: Sequence[LogProbs | str | None]) -> Row:
+        try:
+            return tuple(
+                None if answer is None else example_loss(self.task, answer, example, self.score)
+                for answer, example in zip(answers, self.batch.examples, strict=True)
+            )
+        except SpecError as exc:
+            _log.warning("score function failed", reason=str(exc))
+            cause = exc.__cause__
+            # Only the exception's type leaves the device: its text may quote private data.
+            raise Declining(
+                exc.problems[0]
+                if cause is None
+                else f"task.score: the score function failed with {type(cause).__name__}"
+            ) from exc
+
+
+def _log_probs(found: Sequence[LogProbs | str | None]) -> Answers:
+    return tuple(None if row is None or isinstance(row, str) else tuple(row) for row in found)
+
+
+class Oracle(Protocol):
+    """Scores the prompts of steps."""
+
+    async def ask(self, step: Step, missing: Sequence[int]) -> None:
+        """Score the prompts at these positions; the journal gets the losses as they arrive.
+
+        Raises:
+            Declining: The model failed.
+        """
+        ...
+
+    async def usage(self, step: Step) -> Usage:
+        """Return what the client's own model has spent on a step so far."""
+        ...
+
+
+async def score_step(
+    step: Step,
+    oracle: Oracle,
+    privacy: PrivacySpec | None = None,
+    *,
+    charge: Callable[[Usage], Sequence[Change]] = lambda usage: (),
+) -> Losses:
+    """Return the losses of a step's prompts, and score those that the journal does not have.
+
+    `charge` gets the step's cost, and returns what counts its noise, which is stored with it.
+
+    Raises:
+        Declining: The model failed on too many examples, the score function did, or noise cannot
+            be kept.
+        SpecError: The backend cannot answer what the task's loss needs.
+    """
+    keys = step.keys
+    missing = [place for place, key in enumerate(keys) if not step.has(key)]
+    step.on_scored(len(keys) - len(missing))
+    if missing:
+        try:
+            await oracle.ask(step, missing)
+        except Declining as exc:
+            raise Declining(exc.reason, exc.usage + await oracle.usage(step)) from exc
+    usage = await oracle.usage(step)
+    found = [row for row in map(step.journal.row, keys) if row is not None]
+    models = {model for _, model in found}
+    if len(models) != 1:
+        raise Declining("the model changed during the work", usage)
+    rows = [row for row, _ in found]
+    # An example counts for all prompts or for none, so that all are compared on the same ones.
+    failed = frozenset(index for row in rows for index, loss in enumerate(row) if loss is None)
+    counts = step.batch.check(failed, usage)
+    losses = [
+        [loss for index, loss in enumerate(row) if index not in failed and loss is not None]
+        for row in rows
+    ]
+    if privacy is not None and privacy.target == "losses":
+        try:
+            values = step.journal.release(
+                keys, partial(private_losses, losses, privacy), partial(charge, usage)
+            )
+        except OSError as exc:
+            raise Declining(str(exc), usage) from exc
+    else:
+        values = tuple(math.fsum(row) / len(row) for row in losses)
+    by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())
+    return Losses(
+        values=values,
+        scored=counts,
+        usage=usage,
+        model=models.pop(),
+        by_class=by_class,
+        class_counts=class_counts,
+    )
+
+
+def _by_class(
+    step: Step, keys: Sequence[str], failed: frozenset[int]
+) -> tuple[Array, tuple[int, ...]]:
+    """Return losses by class and label bias, and the counts, over the examples that count."""
+    kept = [index for index in range(len(step.batch.examples)) if index not in failed]
+    targets = [target_of(step.task, step.batch.examples[index]) for index in kept]
+    labels = [target for target in targets if isinstance(target, int)]
+    curves = []
+    for key in keys:
+        answers = step.journal.answers(key) or ()
+        rows = [row for index in kept if (row := answers[index]) is not None]
+        curves.append(class_losses(step.task, rows, labels))
+    shape = (len(curves), len(curves[0].means), len(curves[0].means[0]))
+    numbers = itertools.chain.from_iterable(itertools.chain(*curve.means) for curve in curves)
+    return Array.pack(numbers, shape, "float32"), curves[0].counts
+
+
+class GatewayOracle:
+    """Scores prompts through the aggregator's gateway, each request after `ready`.
+
+    Args:
+        assignment_id: The assignment whose lease pays.
+        session: Calls the gateway.
+        ready: Awaited before each request.
+        known: Whether the server has drawn the prompts, so that requests can omit them.
+    """
+
+    def __init__(
+        self,
+        assignment_id: str,
+        session: Session,
+        *,
+        ready: Callable[[], Awaitable[None]],
+        known: bool,
+    ) -> None:
+        self._assignment_id = assignment_id
+        self._session = session
+        self._ready = ready
+        self._known = known
+
+    async def ask(self, step: Step, missing: Sequence[int]) -> None:
+        """Score the parts that contain these prompts.
+
+        The parts do not depend on `missing`: a part that is sent again after a restart is the same
+        request, which the server counts once.
+
+        Raises:
+            Declining: The score function is broken, or no message can carry the step.
+        """
+        keys, wanted = step.keys, set(missing)
+        count, length = step.prompts.shape
+        parts = cuts(count, len(step.batch.texts))
+        size = len(step.prompts.to_bytes()) // max(count, 1)
+        for part in parts:
+            if wanted.isdisjoint(part):
+                continue
+            await self._ready()
+            raw = step.prompts.to_bytes()[part.start * size : part.stop * size]
+            prompts = Array.from_bytes(raw, (len(part), length), step.prompts.dtype)
+            omitted = self._known and len(parts) == 1
+            request = self._request(step, None if omitted else prompts)
+            scores = await self._session.call(self._session.transport.score, request)
+            num_values = max(len(step.task.labels), 1)
+            answers = _answers(scores, len(part), len(step.batch.texts), num_values)
+            fresh = [
+                ([keys[place]], row)
+                for place, row in zip(part, answers, strict=True)
+                if place in wanted
+            ]
+            step.keep(fresh, scores.model)
+
+    def _request(self, step: Step, prompts: Array | None) -> Score:
+        try:
+            return Score(
+                assignment_id=self._assignment_id,
+                prompts=prompts,
+                examples=step.batch.texts,
+                references=step.batch.references,
+            )
+        except ValidationError as exc:
+            # Not chained: the cause quotes private text.
+            raise Declining(f"the step cannot be sent: {first_error(exc)}") from None
+
+    async def usage(self, step: Step) -> Usage:
+        """Return nothing: the server counts what the gateway spends."""
+        return NOTHING
+
+
+def cuts(num_prompts: int, num_examples: int) -> list[range]:
+    """Return the requests to the gateway of a step: equal parts of its prompts."""
+    num_parts = -(-num_prompts * num_examples // _PAIRS)
+    num_parts = min(max(num_parts, 1), num_prompts)
+    bounds = [num_prompts * part // num_parts for part in range(num_parts + 1)]
+    return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
+
+
+def _answers(
+    scores: Scores, num_prompts: int, num_examples: int, num_values: int
+) -> list[list[LogProbs | str | None]]:
+    """Return the model's answer per prompt and example; None if it failed.
+
+    Raises:
+        Declining: The answer does not fit the request.
+    """
+    rows: list[list[LogProbs | str | None]]
+    if scores.log_probs is None:
+        rows = [list(row) for row in scores.texts]
+    else:
+        if scores.log_probs.shape[1:] != (num_examples, num_values):
+            raise Declining("the server's answer does not fit what was asked")
+        flat = scores.log_probs.values().tolist()
+        width = num_examples * num_values
+        rows = [
+            [tuple(flat[at : at + num_values]) for at in range(start, start + width, num_values)]
+            for start in range(0, len(flat), width)
+        ]
+    if len(rows) != num_prompts or any(len(row) != num_examples for row in rows):
+        raise Declining("the server's answer does not fit what was asked")
+    for prompt, example in scores.failed:
+        if 0 <= prompt < num_prompts and 0 <= example < num_examples:
+            rows[prompt][example] = None
+    return rows
+
 
 Assigned = AlphaAssignment | LossesAssignment
 
@@ -158,7 +486,7 @@ class Work:
             )
             from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
-            from fedone_sdk.client.noise import private_step
+            from fedone_sdk.client.privacy import private_step
             from fedone_sdk.messages.array import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
+from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.batch import Declining, Minibatch, Unfit, reason_of, usable
-from fedone_sdk.client.condition import Condition, Gate, Paused
-from fedone_sdk.client.device_state import Change, DeviceState
-from fedone_sdk.client.events import EventSink, Turn
-from fedone_sdk.client.fit import Capabilities
-from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.known_runs import KnownRuns
-from fedone_sdk.client.lease import Lease
-from fedone_sdk.client.scoring import GatewayOracle, Losses, Oracle, Step, score_step
-from fedone_sdk.client.session import MAX_CALL_WAIT_S, Session, retry_after_s
-from fedone_sdk.client.stop import StopSignal
-from fedone_sdk.client.unfinished import UnfinishedWork, Unsent
-from fedone_sdk.client.work import Assigned, Work
+from fedone_sdk.client.examples import Declining, Minibatch, Unfit, reason_of, usable
+from fedone_sdk.client.journal import CurrentWork, Unsent
+from fedone_sdk.client.options import Capabilities, EventSink, Turn
+from fedone_sdk.client.session import (
+    MAX_CALL_WAIT_S,
+    Condition,
+    Gate,
+    Lease,
+    Paused,
+    Session,
+    StopSignal,
+    retry_after_s,
+)
+from fedone_sdk.client.state import Change, DeviceState
+from fedone_sdk.client.work import Assigned, GatewayOracle, Losses, Oracle, Step, Work, score_step
 from fedone_sdk.errors import (
     FedOneError,
     LabelWordError,
@@ -33,7 +36,91 @@ from fedone_sdk.errors import (
     is_retryable,
 )
 from fedone_sdk.messages import Array, Decline, RunTask
-from fedone_sdk.task import Example, TaskSpec
+from fedone_sdk.task import Example, TaskSpec, form_of
+from fedone_sdk.vocabulary import Vocabulary
+
+_MOST = 8
+"""Runs in the cache; the least recently used one is evicted."""
+
+T = TypeVar("T")
+
+
+class KnownRuns:
+    """Tasks and vocabularies by run, each with its version: a run's candidates can grow.
+
+    Their label words are checked against the device's own model.
+    """
+
+    def __init__(self, session: Session, backend: LLMBackend | None) -> None:
+        self._session = session
+        self._backend = backend
+        self._tasks: dict[str, RunTask] = {}
+        self._vocabularies: dict[str, tuple[int, Vocabulary]] = {}
+
+    async def task(self, run_id: str, version: int = 0) -> RunTask:
+        """Return a run's task, with at least this version of its candidates.
+
+        Raises:
+            Unfit: The run scores with another model than the device's.
+        """
+        known = self._tasks.get(run_id)
+        if known is None or known.vocabulary_version < version:
+            known = await self._session.call(self._session.transport.task, run_id)
+            if self._backend is not None:
+                await self._backend.check(known.task.label_words, form_of(known.task))
+                own = self._backend.fingerprint
+                if known.model not in (None, own):
+                    raise Unfit(f"the run scores with {known.model!r}, the device with {own!r}")
+        _keep(self._tasks, run_id, known)
+        return known
+
+    async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
+        """Return a run's candidates, in at least this version.
+
+        Raises:
+            Declining: They are not the run's, or its task cannot use them.
+        """
+        known = self._vocabularies.get(run_id)
+        if known is None or known[0] < version:
+            run = await self.task(run_id, version)
+            known = run.vocabulary_version, await self._fetched(run, run_id, known)
+        _keep(self._vocabularies, run_id, known)
+        return known[1]
+
+    def forget(self) -> None:
+        """Clear the cache: another server may have other runs of the same names."""
+        self._tasks.clear()
+        self._vocabularies.clear()
+
+    async def _fetched(
+        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
+    ) -> Vocabulary:
+        """Fetch a run's candidates, or those added since a version, and check their label words."""
+        from fedone_sdk.candidates import label_checks
+
+        version, before = known or (0, None)
+        listed = await self._session.call(self._session.transport.vocabulary, run_id, version)
+        try:
+            vocabulary = listed.vocabulary(before if version else None)
+            checks = label_checks(run.task, vocabulary) if vocabulary.slots else ()
+        except ValueError as exc:
+            raise Declining("the vocabulary is malformed") from exc
+        if vocabulary.sha256 != run.vocabulary_sha256:
+            self.forget()  # Candidates may have been added between the two answers.
+            raise Declining("the vocabulary does not fit its run")
+        if self._backend is not None:
+            for words, form in checks:
+                await self._backend.check(words, form)
+        return vocabulary
+
+
+def _keep(cache: dict[str, T], run_id: str, value: T) -> None:
+    """Make a run the most recently used one, and evict the least recently used ones."""
+    cache.pop(run_id, None)
+    cache[run_id] = value
+    while len(cache) > _MOST:
+        del cache[next(iter(cache))]
+
 
 _log = structlog.get_logger(__name__)
 
@@ -68,7 +155,7 @@ class Worker:
         self._condition = condition
         self._events = events
         self._stop = stop
-        self._unfinished = UnfinishedWork(state)
+        self._current = CurrentWork(state)
         self._runs = KnownRuns(session, self._backend)
         self._unfit: dict[str, TaskSpec] = {}
 
@@ -78,7 +165,7 @@ class Worker:
         The runs of the next identity may have the same names and be other runs.
         """
         self._runs.forget()
-        self._unfinished.forget()
+        self._current.forget()
 
     def fits_more(self, held: Sequence[Example]) -> bool:
         """Return whether the examples fit a run that no earlier ones did."""
@@ -103,7 +190,6 @@ class Worker:
         log = _log.bind(run_id=assignment.run_id, round=assignment.round)
         facts = _facts(assignment)
         self._events.emit("assigned", **facts)
-        journal = self._unfinished.journal(assignment.assignment_id)
         transport = self._session.transport
         try:
             async with Lease(
@@ -111,7 +197,7 @@ class Worker:
                 lambda: self._session.call(transport.renew, assignment.assignment_id),
             ) as lease:
                 try:
-                    unsent = await self._done(assignment, held, journal, lease)
+                    unsent = await self._done(assignment, held, lease)
                 except (MessageError, Paused, TransportError):
                     raise
                 except Exception as exc:
@@ -124,12 +210,12 @@ class Worker:
                         log.error("the work failed", traceback=traceback.format_exc())
                     log.warning("assignment declined", reason=str(exc))
                     # Includes the cost before a restart.
-                    usage = self._reported(usage.at_least(journal.total))
+                    usage = self._reported(usage.at_least(self._current.spent))
                     message = Decline(
                         reason=reason_of(exc)[:500], usage=usage, unfit=isinstance(exc, _UNFIT)
                     )
                     await self._session.call(transport.decline, assignment.assignment_id, message)
-                    self._unfinished.drop(assignment.assignment_id)
+                    self._current.drop(assignment.assignment_id)
                     self._events.emit("declined", reason=message.reason, **facts)
                     return Turn(outcome="declined", reason=message.reason, **facts)
                 await self._send(unsent)
@@ -140,15 +226,17 @@ class Worker:
             if exc.code == "model_mismatch":
                 self._runs.forget()  # The run has another model than its cached task.
             if exc.code != "run_conflict":
-                self._unfinished.drop(assignment.assignment_id)
+                self._current.drop(assignment.assignment_id)
             self._events.emit("refused", reason=str(exc), **facts)
             return Turn(outcome="refused", reason=str(exc), **facts)
         return Turn(outcome="worked", **facts)
 
-    async def _done(
-        self, assignment: Assigned, held: Sequence[Example], journal: Journal, lease: Lease
-    ) -> Unsent:
+    async def _done(self, assignment: Assigned, held: Sequence[Example], lease: Lease) -> Unsent:
         """Score what the assignment contains, and store the update until it is sent."""
+        unsent = self._current.unsent
+        if unsent is not None and unsent.assignment_id == assignment.assignment_id:
+            return unsent
+        journal = self._current.journal(assignment.assignment_id)
         try:
             run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
         except MessageError as exc:
@@ -202,12 +290,12 @@ class Worker:
             score=score,
             before_noise=lambda usage: charged.extend(charge(usage)),
         )
-        update, memory = await work.update(lambda: self._unfinished.memory(assignment.run_id))
+        update, memory = await work.update(lambda: self._current.memory(assignment.run_id))
         update = update.model_copy(update={"usage": self._reported(update.usage)})
         unsent = Unsent(
             update=update, memory=memory, noised=run.privacy is not None, **_facts(assignment)
         )
-        if not self._unfinished.put(unsent, charged) and unsent.noised:
+        if not self._current.put(unsent, charged) and unsent.noised:
             raise Declining("the noised update cannot be stored", update.usage)
         return unsent
 
@@ -235,19 +323,21 @@ class Worker:
     # Updates
 
     async def send_unsent(self) -> None:
-        """Send the updates that were finished before the device stopped or went offline.
+        """Send the update that was finished before the device stopped or went offline.
 
         Raises:
             ProblemError: The server refuses for now, or does not know the device.
-            TransportError: The server cannot be reached; the updates stay.
+            TransportError: The server cannot be reached; the update stays.
         """
-        for unsent in self._unfinished.unsent():
-            try:
-                await self._send(unsent)
-            except ProblemError as exc:
-                if is_retryable(exc) or exc.code == "unauthorized":
-                    raise
-                self._events.emit("refused", reason=str(exc), **_facts(unsent))
+        unsent = self._current.unsent
+        if unsent is None:
+            return
+        try:
+            await self._send(unsent)
+        except ProblemError as exc:
+            if is_retryable(exc) or exc.code == "unauthorized":
+                raise
+            self._events.emit("refused", reason=str(exc), **_facts(unsent))
 
     async def _send(self, unsent: Unsent) -> None:
         """Send an update; sent again, it gets the same receipt.
@@ -262,9 +352,9 @@ class Worker:
             )
         except ProblemError as exc:
             if not is_retryable(exc) and exc.code not in ("unauthorized", "run_conflict"):
-                self._unfinished.drop(unsent.assignment_id)
+                self._current.drop(unsent.assignment_id)
             raise
-        self._unfinished.accept(unsent)
+        self._current.accept(unsent)
         _log.info("updated", **_facts(unsent))
         self._events.emit("updated", **_facts(unsent))
 

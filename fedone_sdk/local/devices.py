@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedone_sdk.client import EdgeClient, Hooks, Network, Transport
-from fedone_sdk.client.device_state import open_state
-from fedone_sdk.client.identity import Identity
+from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError
 from fedone_sdk.files import replace_file
 from fedone_sdk.task import Example, ScoreFunction
@@ -66,7 +65,7 @@ class Devices:
     def client(self, number: int, line: Transport, nonce: str) -> EdgeClient:
         """Create a client."""
         if self.state_dir is not None:
-            with closing(open_state(self._folder(number), _SERVER)) as state:
+            with closing(DeviceState(self._folder(number), _SERVER)) as state:
                 Identity(state).begin(nonce)
         return EdgeClient(
             _SERVER,
@@ -82,7 +81,7 @@ class Devices:
         folder = self._folder(number)
         if folder is None or not folder.is_dir():
             return None
-        with closing(open_state(folder, _SERVER)) as state:
+        with closing(DeviceState(folder, _SERVER)) as state:
             return Identity(state).credential
 
     def _folder(self, number: int) -> Path | None:

@@ -98,7 +98,7 @@ class MemoryTransport:
     async def score(self, credential: str, message: Score) -> Scores:
         """Score through the gateway."""
         body = encode(message)
-        call = self._service.score(
+        call = self._service.work.score(
             await self._service.client(credential),
             Score.model_validate_json(body),
             hashlib.sha256(body).hexdigest(),
@@ -112,7 +112,7 @@ class MemoryTransport:
         """Send an update."""
         body = encode(message)
         run = self._service.traffic_run(assignment_id=assignment_id)
-        call = self._service.update(
+        call = self._service.work.update(
             await self._service.client(credential),
             assignment_id,
             UPDATE.validate_json(body),
@@ -123,14 +123,14 @@ class MemoryTransport:
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Renew an assignment's lease."""
         run = self._service.traffic_run(assignment_id=assignment_id)
-        call = self._service.renew(await self._service.client(credential), assignment_id)
+        call = self._service.work.renew(await self._service.client(credential), assignment_id)
         return await self._exchange(run, _NOTHING, call)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
         run = self._service.traffic_run(assignment_id=assignment_id)
         client = await self._service.client(credential)
-        await self._service.decline(client, assignment_id, message)
+        await self._service.work.decline(client, assignment_id, message)
         _count(run, encode(message), _NOTHING)
 
     async def aclose(self) -> None:

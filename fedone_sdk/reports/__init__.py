@@ -10,7 +10,7 @@ from fedone_sdk.reports.artefact import (
 from fedone_sdk.reports.contents import Change, changed_answers
 from fedone_sdk.reports.forms import mlflow_prompt, program_of, ready_text
 from fedone_sdk.reports.retuned import Retuned, retuned, retuned_artefact
-from fedone_sdk.reports.source import ReportedRun, read_export, read_run, read_start
+from fedone_sdk.reports.source import ReportedRun, read_export, read_run
 from fedone_sdk.reports.use import Labelled, label_examples
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "read_artefact",
     "read_export",
     "read_run",
-    "read_start",
     "ready_text",
     "retuned",
     "retuned_artefact",

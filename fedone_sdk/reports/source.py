@@ -1,4 +1,4 @@
-"""A run to report on or to start from: an export, with its log, or a result file, without it."""
+"""A run to report on: an export, with its log, or a result file, without it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from fedone_sdk.stores import LogEntry
 from fedone_sdk.vocabulary import Vocabulary
 
 _MAX_BYTES = 1 << 28
-
-_START_SHARE = 0.8
-"""Probability of a prompt's tokens in a warm start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,25 +111,6 @@ def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
     if spec is not None and spec.name != result.name:
         raise SpecError(f"name: is {spec.name!r}, the result is of {result.name!r}")
     return ReportedRun(result=result, spec=spec)
-
-
-def read_start(path: Path) -> tuple[dict[str, float], ...]:
-    """Return the prompt of a file as a `PromptSpec.start`.
-
-    Args:
-        path: An artefact, a result or an export.
-
-    Raises:
-        ResultError: The file cannot be used.
-    """
-    document = _json(_read(path))
-    if document is not None and document.get("format") == "fedone-prompt":
-        from fedone_sdk.reports.artefact import read_artefact
-
-        tokens = read_artefact(path).prompt.tokens
-    else:
-        tokens = read_run(path).result.prompt.tokens
-    return tuple({token: _START_SHARE} for token in tokens)
 
 
 def _read(path: Path) -> bytes:

@@ -15,14 +15,13 @@ from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
-from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec, ThompsonSpec
+from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec, SearchSpec
 from fedone_sdk.spec.prompt import PromptSpec
 from fedone_sdk.spec.sections import (
     CalibrationSpec,
     DataSpec,
     DefenceSpec,
     EvaluationSpec,
-    GatewayPolicy,
     ParticipationSpec,
     PrivacySpec,
 )
@@ -47,7 +46,6 @@ class RunSpec(Spec):
         rounds: T.
         evaluation: Measurement of progress.
         backend: The language model.
-        gateway: Limits of clients' requests to the gateway.
         seed: Seed of all random streams.
     """
 
@@ -55,7 +53,7 @@ class RunSpec(Spec):
     task: TaskSpec
     data: DataSpec | None = None
     prompt: PromptSpec
-    method: MethodSpec = ThompsonSpec()
+    method: MethodSpec = SearchSpec()
     participation: ParticipationSpec = ParticipationSpec()
     calibration: CalibrationSpec = CalibrationSpec()
     defence: DefenceSpec = DefenceSpec()
@@ -64,7 +62,6 @@ class RunSpec(Spec):
     rounds: Annotated[int, Field(ge=1, le=10_000_000)] = 100
     evaluation: EvaluationSpec = EvaluationSpec()
     backend: BackendSpec = BackendSpec()
-    gateway: GatewayPolicy = GatewayPolicy()
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
 
     @field_validator("task", mode="before")

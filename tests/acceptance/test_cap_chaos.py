@@ -18,7 +18,7 @@ import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.backends import Query
-from fedone_sdk.client.stop import StopSignal
+from fedone_sdk.client.session import StopSignal
 from fedone_sdk.errors import FedOneError
 from fedone_sdk.messages import RunResult
 from fedone_sdk.spec import RunSpec

@@ -294,15 +294,6 @@ def test_a_calibrated_prompt_and_its_bias(fedone: Fedone, folder: Path) -> None:
     assert "label bias" in out
 
 
-def test_score_without_a_run(fedone: Fedone, tmp_path: Path) -> None:
-    data = tmp_path / "rows.csv"
-    data.write_text("sentence,label\na joy to watch,1\na dull mess,0\n")
-    code, out, _ = fedone("score", "--task", "sst2", "--data", data, "--json", tmp_path / "s.json")
-    assert code == 0
-    assert "2 (0 failed)" in out
-    assert json.loads((tmp_path / "s.json").read_text())["usage"]["queries"] == 1
-
-
 # Mistakes
 
 
@@ -337,8 +328,6 @@ def test_a_mistake_is_one_line(
     [
         (["plan", "missing.yaml"], "missing.yaml: cannot be read: No such file or directory"),
         (["tune", "run.yaml", "--cap", -1], "arguments: budget.queries: input should be greater"),
-        (["score"], "arguments: give either RUN.yaml or --task"),
-        (["score", "--task", "sst2"], "arguments: --data: is required"),
         (
             ["score", "run.yaml", "--bias", "0,101"],
             "arguments: --bias: needs 2 numbers with commas, each from -100 to 100",

@@ -14,7 +14,6 @@ import structlog
 
 import fedone_sdk.cli
 from fedone_sdk.cli import report
-from fedone_sdk.messages import RunResult
 from fedone_sdk.reports import PromptArtefact, read_artefact
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
@@ -86,19 +85,6 @@ def test_tune_without_a_store_does_so_too(fedone: Fedone, folder: Path) -> None:
     assert (folder / "again.md").read_text().startswith("# tiny\n")
 
 
-@pytest.mark.parametrize("name", ["tiny.jsonl", "result.json", "prompt.json"])
-def test_tune_starts_from_an_earlier_run(fedone: Fedone, folder: Path, name: str) -> None:
-    earlier = result_in("result.json")
-    if name == "tiny.jsonl":
-        fedone("runs", "export", "tiny", "--store", "run.db")
-    code, _, _ = fedone("tune", "run.yaml", "--start", name, "--json", "again.json")
-    assert code == 0
-    again = RunResult.model_validate_json((folder / "again.json").read_text())
-    # It was the tuned prompt, and is now the untrained one.
-    assert again.metric.before == earlier.metric.after
-    assert again.metric.no_prompt == earlier.metric.no_prompt
-
-
 def test_score_measures_an_artefact(fedone: Fedone, folder: Path) -> None:
     made = artefact(folder)
     code, _, err = fedone(
@@ -139,10 +125,6 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         ),
         (["report", "none.jsonl"], "none.jsonl: No such file or directory"),
         (["report", "result.json", "-o", "x.pdf"], "--output: x.pdf must end in .html or .md"),
-        (
-            ["report", "result.json", "--markdown", "-o", "x.html"],
-            "--output: x.html must end in .md",
-        ),
         (["report", "result.json", "-o", "no/x.html"], "--output: there is no folder no"),
         (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
         (["tune", "run.yaml", "--report", "x.txt"], "--report: x.txt must end in .html or .md"),
@@ -228,7 +210,7 @@ def test_report_of_a_store_an_export_and_a_result(fedone: Fedone, folder: Path) 
     # From wherever it comes it is the same page.
     assert Path("tiny.html").read_bytes() == Path("stored.html").read_bytes()
     assert Path("tiny.html").read_bytes() == Path("report.html").read_bytes()
-    code, out, _ = fedone("report", "result.json", "--markdown", "--run", "run.yaml")
+    code, out, _ = fedone("report", "result.json", "-o", "result.md", "--run", "run.yaml")
     assert out == "result.md: run tiny, 4 rounds\nresult.svg: run tiny, 4 rounds\n"
     assert "(<result.svg>)" in Path("result.md").read_text()
     code, _, err = fedone("report", "result.json", "--run", "run.yaml", "-o", "r.html")

@@ -109,7 +109,7 @@ def test_a_raised_cap_lets_the_run_go_on(
 
 
 def test_a_finished_search_whose_cap_is_raised_goes_on(tune: Fedone, folder: Path) -> None:
-    method = "method: {name: random, num_samples: 4, batch_size: 4, race: 0.5, patience: null}"
+    method = "method: {name: random, num_samples: 4, batch_size: 4, race: 0.5}"
     search = RUN[: RUN.index("method:")] + method + "\nparticipation: {exchange: losses}\n"
     Path("run.yaml").write_text(f"{search}budget: {{queries: 24}}\nrounds: 40\n")
     tune()
@@ -190,7 +190,7 @@ async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
 
 def test_other_commands_find_a_kept_run(fedone: Fedone, tune: Fedone, folder: Path) -> None:
     tune()
-    assert fedone("report", "tiny", "--markdown").code == 0
+    assert fedone("report", "tiny", "-o", "tiny.md").code == 0
     assert "tiny" in (folder / "tiny.md").read_text()
     assert fedone("runs", "export", "tiny", "--as", "prompt").code == 0
     assert fedone("prompt", "use", "tiny.prompt.json").code == 0

@@ -29,7 +29,6 @@ STATES = (
     "runs",
     "not-found",
     "no-page",
-    "nothing-there",
     "unreachable",
 )
 """Their names, in the order of `walk`."""
@@ -161,9 +160,6 @@ async def walk(
         await watcher.visit("#/nothing/here")
         await expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
         yield "no-page", page
-        await watcher.visit("runs/sentiment")
-        await expect(page.get_by_text("Nothing is at /runs/sentiment.")).to_be_visible()
-        yield "nothing-there", page
         await watcher.visit("#/")
         await expect(page.get_by_role("row")).to_have_count(4)
         await stage.shut()

@@ -434,10 +434,6 @@ async def test_a_page_that_is_not_there(chromium: Chromium, stage: Stage) -> Non
         await expect(page.get_by_role("heading", name="There is no such page")).to_be_visible()
         await page.get_by_role("link", name="All runs").click()
         await expect(page.get_by_role("link", name="sentiment")).to_be_visible()
-        await watcher.visit("runs/sentiment")
-        await expect(page.get_by_text("Nothing is at /runs/sentiment.")).to_be_visible()
-        await page.get_by_role("link", name="To the dashboard").click()
-        await expect(page.get_by_role("link", name="sentiment")).to_be_visible()
 
 
 async def test_a_run_that_is_not_there(chromium: Chromium, stage: Stage) -> None:

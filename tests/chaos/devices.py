@@ -26,9 +26,9 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.access.tokens import Authority
 from fedone_sdk.backends import Answer, Query
-from fedone_sdk.client import RequiredPrivacy, noise
-from fedone_sdk.client.device_state import open_state
+from fedone_sdk.client import RequiredPrivacy, privacy
 from fedone_sdk.client.journal import Journal
+from fedone_sdk.client.state import DeviceState
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import Message, encode
 from fedone_sdk.spec import RunSpec
@@ -245,7 +245,7 @@ def _watching(life: Life, seen: _Seen) -> Iterator[None]:
 
     A device that has died in SQLite gets an error from it, and reaches nothing afterwards.
     """
-    draw, keep, release = noise.gaussian, Journal.keep, Journal.release
+    draw, keep, release = privacy.gaussian, Journal.keep, Journal.release
 
     def drawn(count: int, std: float) -> list[float]:
         seen.drawn += 1
@@ -263,7 +263,7 @@ def _watching(life: Life, seen: _Seen) -> Iterator[None]:
         return found
 
     with (
-        mock.patch.object(noise, "gaussian", drawn),
+        mock.patch.object(privacy, "gaussian", drawn),
         mock.patch.object(Journal, "keep", kept),
         mock.patch.object(Journal, "release", released),
     ):
@@ -302,7 +302,7 @@ async def play(scenario: Scenario, deaths: Sequence[Death]) -> Figures:
             if scenario.required:
                 sent = sum(len(set(bodies)) for bodies in seen.updates.values())
                 releases = sent if scenario.noise == "alpha" else len(seen.released)
-                with contextlib.closing(open_state(Path(name) / "state", "memory:")) as state:
+                with contextlib.closing(DeviceState(Path(name) / "state", "memory:")) as state:
                     counted = dict(state.rows("SELECT target, precision FROM privacy"))
                 if abs(sum(counted.values()) * _MULTIPLIER**2 - releases) > 1e-9:
                     figures.violations.append(f"{releases} releases, counted {counted}")

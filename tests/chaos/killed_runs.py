@@ -32,8 +32,7 @@ from typing import Any
 import yaml
 
 from fedone_sdk import assets
-from fedone_sdk.aggregator.rounds.codec import decode
-from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import RunResult
 from fedone_sdk.stores import SqlStore

@@ -250,7 +250,7 @@ def test_lying_client(machine: Machine) -> None:
     assert "yes" in page.run(count=1)
     first = min(entry["round"] for entry in machine.run()["history"] if entry["client_id"] == liar)
     page.run(count=1)
-    assert machine.run()["rounds"] == first
+    assert machine.run()["rounds"] == first // 10 * 10
     page.run()
     assert page.rest == []
     assert [c["client_id"] for c in _clients(machine) if c["revoked_at"] is not None] == [liar]

@@ -61,7 +61,7 @@ async def test_a_token_is_made_used_and_revoked(fedone: Fedone) -> None:
     assert [token["revoked_at"] is None for token in revoked] == [True, False]
 
     clients = await fedone("clients", "list")
-    assert re.search(rf"{enrolled.client_id} +phone +acme +acme-\* demo +no +20", clients)
+    assert re.search(rf"{enrolled.client_id} +phone +acme +acme-\* demo +20", clients)
     assert enrolled.credential not in clients
     await fedone("clients", "revoke", enrolled.client_id)
     with pytest.raises(ProblemError, match="this client was revoked"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedone_sdk.aggregator import ServedRun
-from fedone_sdk.aggregator.rounds.codec import decode_snapshot
+from fedone_sdk.aggregator.rounds.state import decode_snapshot
 from fedone_sdk.backends import predict
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.data import draw_minibatch
@@ -289,10 +289,10 @@ PROGRAM = """
 import asyncio, math, sys
 sys.modules["numpy"] = None  # importing it fails
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.client.batch import Minibatch
+from fedone_sdk.client.examples import Minibatch
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.scoring import Step, score_step
-from fedone_sdk.client.device_state import DeviceState
+from fedone_sdk.client.work import Step, score_step
+from fedone_sdk.client.state import DeviceState
 from fedone_sdk.messages import Array
 from fedone_sdk.task import TaskSpec
 

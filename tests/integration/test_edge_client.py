@@ -19,7 +19,7 @@ from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client import Idle
-from fedone_sdk.client.device_state import open_state
+from fedone_sdk.client.state import DeviceState
 from fedone_sdk.errors import (
     BackendError,
     BackendUnavailable,
@@ -752,8 +752,8 @@ class TestWorkNotHandedIn:
 
     @pytest.mark.parametrize("content", ["", "{}", "[]", "\0", '{"update": "{}"}'])
     async def test_a_damaged_update_is_dropped(self, tmp_path: Path, content: str) -> None:
-        open_state(tmp_path, "memory:").rows("SELECT 1")
-        insert = "INSERT INTO unsent VALUES ('memory:', 'b', 'run', 1, 0, ?, '')"
+        DeviceState(tmp_path, "memory:").rows("SELECT 1")
+        insert = "INSERT INTO unsent VALUES ('memory:', 'b', 'run', 1, ?, '')"
         stored(tmp_path, insert, content)
         async with serving() as service, client_of(service, state_dir=tmp_path) as client:
             assert (await client.run_once()).outcome == "worked"

@@ -15,10 +15,10 @@ import pytest
 from fedone_sdk.aggregator import Service
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import EdgeClient
-from fedone_sdk.client.device_state import open_state
 from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.scoring import cuts
-from fedone_sdk.client.stop import StopSignal
+from fedone_sdk.client.session import StopSignal
+from fedone_sdk.client.state import DeviceState
+from fedone_sdk.client.work import cuts
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import RunResult, Score, Scores
@@ -346,7 +346,7 @@ class TestPrivacy:
 
 def test_a_journal_with_a_wrong_number_is_read_without_it(tmp_path: Path) -> None:
     """Older versions stored what a model of the device's own had answered."""
-    state = open_state(tmp_path, "memory:")
+    state = DeviceState(tmp_path, "memory:")
     rows = {"right": (0.1, None), "wrong": (math.nan, 0.5), "after it": (0.2,)}
     Journal(state, "a").keep(rows, "m")
     again = Journal(state, "a")

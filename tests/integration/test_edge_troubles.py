@@ -19,9 +19,8 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
-from fedone_sdk.client.batch import Minibatch
-from fedone_sdk.client.device_state import change, open_state
-from fedone_sdk.client.identity import Identity
+from fedone_sdk.client.examples import Minibatch
+from fedone_sdk.client.state import DeviceState, Identity, change
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -466,7 +465,7 @@ class TestArguments:
                 assert (await client.run_once()).outcome == "offline"
 
     def test_an_invalid_stored_credential(self, tmp_path: Path) -> None:
-        state = open_state(tmp_path, "memory:")
+        state = DeviceState(tmp_path, "memory:")
         insert = "INSERT INTO identity VALUES (:server, 'a', :credential, NULL, NULL)"
         assert state.write(change(insert, credential="s3c\nret"))
         identity = Identity(state)

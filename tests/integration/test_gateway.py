@@ -145,13 +145,11 @@ async def test_nothing_is_kept_for_an_assignment_that_closes_during_its_call(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = await bench.start(ScriptedBackend(), spec_of())
-    show = bench.run.show
 
-    async def closing(backend: LLMBackend) -> Any:
+    async def closing(seat: object) -> None:
         await device.update()
-        return await show(backend)
 
-    monkeypatch.setattr(bench.run, "show", closing)
+    monkeypatch.setattr(bench.run, "prefetch_prompts", closing)
     assert (await device.refused()).code == "assignment_expired"
     assert not bench.gateway._calls
 
@@ -405,8 +403,7 @@ class TestOutages:
         spec = spec_of()
         if want == "text":
             task = TaskSpec(template="{prompt} {text}", loss="score", metric="loss")
-            policy = spec.gateway.model_copy(update={"generated_text": True})
-            spec = spec.model_copy(update={"task": task, "gateway": policy})
+            spec = spec.model_copy(update={"task": task})
         backend = Short()
         device = await bench.start(backend, spec)
         codes = [(await device.refused()).code for _ in range(3)]

@@ -460,17 +460,6 @@ class TestMachines:
             async with session.get(f"{url}/readyz") as response:
                 assert json.loads(await response.text())["checks"]["model"]["ok"] is True
 
-    async def test_a_browser_that_is_lost(self, server: Server) -> None:
-        """A person gets a page with a way back, a program a problem."""
-        page = {"Accept": "text/html,*/*"}
-        async with server.session.get(f"{server.url}/a/<b>", headers=page) as response:
-            text = await response.text()
-        assert (response.status, response.content_type) == (404, "text/html")
-        assert "Nothing is at <code>/a/&lt;b&gt;</code>" in text
-        assert '<a href="../">' in text
-        _, _, response = await server.call("GET", "/a/b")
-        assert (response.status, response.content_type) == (404, "application/problem+json")
-
     async def test_request_ids(self, server: Server) -> None:
         """A plain id is taken over; anything else is replaced, and never sent back."""
         for given in ("abc-123", "x" * 65, "a b", "<script>"):

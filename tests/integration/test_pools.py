@@ -27,7 +27,6 @@ def spec_of(*, local_steps: int = 1, **participation: Any) -> RunSpec:
                 "name": "random",
                 "num_samples": 6,
                 "batch_size": 2,
-                "elite": 2,
                 "race": 0,
                 "local_steps": local_steps,
             },
@@ -82,7 +81,7 @@ def test_what_pools_cannot_do_is_refused(
 
 def test_a_small_pool_is_one_clear_line() -> None:
     document = spec_of().model_dump()
-    document["method"]["pool_size"] = 0
-    with pytest.raises(SpecError, match=r"^run.yaml: method.pool_size: ") as caught:
+    document["method"]["race"] = 1
+    with pytest.raises(SpecError, match=r"^run.yaml: method.race: ") as caught:
         validate_spec(RunSpec, document, source="run.yaml")
     assert "\n" not in str(caught.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +16,10 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import RequiredPrivacy
-from fedone_sdk.client.device_state import open_state
-from fedone_sdk.client.events import ClientEvent
-from fedone_sdk.client.identity import Identity
-from fedone_sdk.client.journal import Journal
+from fedone_sdk.client.journal import CurrentWork, Journal
+from fedone_sdk.client.options import ClientEvent
 from fedone_sdk.client.privacy import PrivacyAccount
-from fedone_sdk.client.unfinished import UnfinishedWork
+from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import RunTask
@@ -176,13 +173,13 @@ async def test_a_killed_device_counts_no_release_twice(
     # No room for a single release more, not even on the way.
     most = epsilon_of(*[4.0] * local_steps) * 1.02
 
-    def dies(self: UnfinishedWork, *_: object) -> None:
+    def dies(self: CurrentWork, *_: object) -> None:
         raise asyncio.CancelledError
 
     async with serving(spec, ScriptedBackend()) as service:
         transport = RecordingTransport(service)
         with monkeypatch.context() as patch:
-            patch.setattr(UnfinishedWork, "put", dies)
+            patch.setattr(CurrentWork, "put", dies)
             async with device(transport, tmp_path, max_epsilon=most) as client:
                 with pytest.raises(asyncio.CancelledError):
                     await client.run_once()
@@ -242,8 +239,8 @@ async def test_what_cannot_be_counted_is_not_given_away(tmp_path: Path) -> None:
     [
         ("losses", "losses", (Journal, "release")),
         ("alpha", "losses", (Journal, "release")),
-        ("losses", "losses", (UnfinishedWork, "put")),
-        ("alpha", "alpha", (UnfinishedWork, "put")),
+        ("losses", "losses", (CurrentWork, "put")),
+        ("alpha", "alpha", (CurrentWork, "put")),
     ],
 )
 async def test_noise_that_cannot_be_kept_is_not_sent(
@@ -263,27 +260,13 @@ async def test_noise_that_cannot_be_kept_is_not_sent(
                 assert transport.declines[0].usage.queries > 0
                 # Noise and its count are stored together, or neither is.
                 counted = stored(tmp_path, "SELECT target FROM privacy")
-                assert bool(counted) == (where[0] is UnfinishedWork and target == "losses")
+                assert bool(counted) == (where[0] is CurrentWork and target == "losses")
                 assert (await client.run_once()).outcome == "worked"
 
 
 def account_in(folder: Path, server: str = "memory:") -> PrivacyAccount:
-    state = open_state(folder, server)
+    state = DeviceState(folder, server)
     return PrivacyAccount(RequiredPrivacy(max_epsilon=8), state, own_model=True)
-
-
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"losses": -1, "alpha": 0}', "{"])
-def test_a_count_of_an_older_version_that_cannot_be_read_is_not_taken_for_zero(
-    tmp_path: Path, content: str
-) -> None:
-    file = tmp_path / "privacy.json"
-    file.write_text(content)
-    for _ in range(2):  # it stays
-        with pytest.raises(DataError, match=r"privacy.json: the count of epsilon cannot be read"):
-            account_in(tmp_path)
-    file.write_text(json.dumps({"losses": 0.25, "alpha": 0}))
-    assert account_in(tmp_path).epsilon == pytest.approx(epsilon_of(2.0), rel=0.02)
-    assert not file.exists()
 
 
 @pytest.mark.parametrize("precision", [-1.0, "much", None, b"1", "NaN"])
@@ -299,7 +282,7 @@ def test_a_damaged_file_may_have_a_count(tmp_path: Path) -> None:
     account_in(tmp_path)
     file = tmp_path / "state.sqlite3"
     file.write_bytes(file.read_bytes()[:6000])
-    Identity(open_state(tmp_path, "memory:")).begin("nonce")
+    Identity(DeviceState(tmp_path, "memory:")).begin("nonce")
     assert stored(tmp_path, "SELECT nonce FROM identity") == [("nonce",)]
     for _ in range(2):
         with pytest.raises(DataError, match=r"state.sqlite3.damaged: the count of epsilon"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -10,14 +9,12 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.config import RunToServe
 from fedone_sdk.aggregator.serving.retention import Retention
 from fedone_sdk.cli.serve import _add_runs
 from fedone_sdk.errors import FedOneError, ProblemError, SpecError
 from fedone_sdk.messages import Removal
 from fedone_sdk.stores import MemoryStore
-from tests.console import invoked
 from tests.integration.caller import ADMIN, TOKEN, Server, served
 from tests.integration.test_dispatcher import Hub
 from tests.integration.test_start import WORDS, spec_of
@@ -114,50 +111,6 @@ class TestDelete:
 
 
 class TestCommand:
-    @pytest.fixture
-    async def url(self) -> AsyncIterator[str]:
-        async with Aggregator(enrolment_tokens=[TOKEN], admin_token=ADMIN) as aggregator:
-            for name in ("one", "two", "three", "live"):
-                run = await aggregator.add_run(spec_of(name), WORDS)
-                if name != "live":
-                    await aggregator.service.steering.stop(run)
-            yield await aggregator.listen()
-
-    async def fedone(self, *arguments: str) -> str:
-        return await invoked("runs", *arguments, admin_token=ADMIN)
-
-    async def test_runs_are_deleted_by_name(self, url: str, tmp_path: Path) -> None:
-        file = tmp_path / "out.json"
-        dry = await self.fedone(
-            "delete", "one", "two", "--dry-run", "--server", url, "--json", str(file)
-        )
-        assert "2 runs would be deleted" in dry
-        assert [run["deleted"] for run in json.loads(file.read_text())] == [False, False]
-        assert "2 runs are deleted" in await self.fedone("delete", "one", "two", "--server", url)
-        listed = await self.fedone("list", "--server", url)
-        assert [name in listed for name in ("one", "two", "three", "live")] == [
-            False,
-            False,
-            True,
-            True,
-        ]
-        with pytest.raises(ProblemError, match="there is no run"):
-            await self.fedone("delete", "one", "--server", url)
-        with pytest.raises(ProblemError, match="stop it first"):
-            await self.fedone("delete", "live", "--server", url)
-
-    async def test_runs_are_deleted_by_age(self, url: str) -> None:
-        by_age = ("delete", "--server", url, "--older-than-days")
-        assert "0 runs are deleted" in await self.fedone(*by_age, "1")
-        assert "3 runs would be deleted" in await self.fedone(*by_age, "0", "--dry-run")
-        assert "3 runs are deleted" in await self.fedone(*by_age, "0")
-        assert "live" in await self.fedone("list", "--server", url)
-
-    async def test_runs_must_be_named(self, url: str) -> None:
-        for arguments in ([], ["one", "--older-than-days", "3"]):
-            with pytest.raises(SpecError, match="give run ids or --older-than-days"):
-                await self.fedone("delete", *arguments, "--server", url)
-
     async def test_a_configured_run_that_was_deleted_is_passed_over(
         self, stack: AsyncExitStack
     ) -> None:

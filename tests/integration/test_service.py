@@ -156,7 +156,7 @@ class TestClaims:
             two = await service.add_run(spec_of("two"), WORDS)
             await two.seat()
             assert (one.state.seats != (), two.state.seats) == (True, ())
-            await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             await service.steering.stop(one)
             work = await claim(service, client)  # type: ignore[assignment]
             assert work.run_id == "two"
@@ -168,7 +168,7 @@ class TestClaims:
             client, work = await working(service, await enrol(service, 1))
             assert work.run_id == "sst2.v1-b_c"
             assert await claim(service, client, run_id=work.run_id) == work
-            await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert run.state.round == 1
 
     async def test_a_client_without_recent_requests_gets_no_seat(self) -> None:
@@ -190,12 +190,12 @@ class TestUpdates:
             run = await service.add_run(spec_of(), WORDS)
             client, work = await working(service, await enrol(service, 1))
             update = update_for(work)
-            receipt = await service.update(client, work.assignment_id, update, "a" * 64)
+            receipt = await service.work.update(client, work.assignment_id, update, "a" * 64)
             assert (receipt.round, receipt.body_sha256) == (0, "a" * 64)
-            again = await service.update(client, work.assignment_id, update, "a" * 64)
+            again = await service.work.update(client, work.assignment_id, update, "a" * 64)
             assert again == receipt
             with pytest.raises(ProblemError) as excinfo:
-                await service.update(client, work.assignment_id, update, "b" * 64)
+                await service.work.update(client, work.assignment_id, update, "b" * 64)
             assert code(excinfo) == "update_conflict"
             assert (run.state.round, run.state.account.spent.queries) == (1, 4)
 
@@ -205,7 +205,7 @@ class TestUpdates:
             client, work = await working(service, await enrol(service, 1))
             receipts = await asyncio.gather(
                 *(
-                    service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                    service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
                     for _ in range(5)
                 )
             )
@@ -220,9 +220,9 @@ class TestUpdates:
             clock.advance(100)
             await service.tick()
             calls: list[Callable[[], Any]] = [
-                lambda: service.update(client, work.assignment_id, update_for(work), "a" * 64),
-                lambda: service.renew(client, work.assignment_id),
-                lambda: service.decline(client, work.assignment_id, Decline(reason="late")),
+                lambda: service.work.update(client, work.assignment_id, update_for(work), "a" * 64),
+                lambda: service.work.renew(client, work.assignment_id),
+                lambda: service.work.decline(client, work.assignment_id, Decline(reason="late")),
             ]
             for call in calls:
                 with pytest.raises(ProblemError, match="has ended") as excinfo:
@@ -238,10 +238,10 @@ class TestUpdates:
             owner, work = await working(service, clients)
             (other,) = [client for client in clients if client is not owner]
             calls: list[Callable[[], Any]] = [
-                lambda: service.update(other, work.assignment_id, update_for(work), "a" * 64),
-                lambda: service.renew(other, work.assignment_id),
-                lambda: service.decline(other, work.assignment_id, Decline(reason="x")),
-                lambda: service.update(owner, "unknown", update_for(work), "a" * 64),
+                lambda: service.work.update(other, work.assignment_id, update_for(work), "a" * 64),
+                lambda: service.work.renew(other, work.assignment_id),
+                lambda: service.work.decline(other, work.assignment_id, Decline(reason="x")),
+                lambda: service.work.update(owner, "unknown", update_for(work), "a" * 64),
             ]
             before = run.state
             for _ in range(2):
@@ -251,7 +251,7 @@ class TestUpdates:
                     assert code(excinfo) == "not_found"
                 assert run.state is before
                 # And it stays so when the work is done.
-                await service.update(owner, work.assignment_id, update_for(work), "a" * 64)
+                await service.work.update(owner, work.assignment_id, update_for(work), "a" * 64)
                 before = run.state
 
     async def test_declined_work_passes_to_another_client(self) -> None:
@@ -260,7 +260,7 @@ class TestUpdates:
             clients = await enrol(service, 2)
             owner, work = await working(service, clients)
             (other,) = [client for client in clients if client is not owner]
-            await service.decline(owner, work.assignment_id, Decline(reason="no battery"))
+            await service.work.decline(owner, work.assignment_id, Decline(reason="no battery"))
             assert await claim(service, owner) is None
             taken = await claim(service, other)
             assert taken is not None
@@ -274,13 +274,13 @@ class TestUpdates:
             clients = await enrol(service, 1)
             for _ in range(2):
                 client, work = await working(service, clients)
-                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             first = await store.memory("run", client.index)
         async with serving(store=store) as service:  # also over a restart
             restored = [(await service.access.clients())[client.index]]
             for _ in range(2):
                 client, work = await working(service, restored)
-                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert await store.memory("run", client.index) not in (None, first)
             assert service.runs["run"].state.status == "completed"
 
@@ -363,7 +363,7 @@ class TestRuns:
             result = run.result()
             assert (result.status, result.reason, result.wall_s) == ("stopped", "enough", 7)
             with pytest.raises(ProblemError, match="the run ended as stopped"):
-                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             with pytest.raises(ProblemError) as excinfo:
                 await service.steering.stop(run)
             assert code(excinfo) == "run_conflict"
@@ -376,7 +376,7 @@ class TestRuns:
             assert not run.ended.is_set()
             for _ in range(2):
                 client, work = await working(service, clients)
-                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert run.result().status == "completed"
             with pytest.raises(ProblemError):
                 await service.steering.resume(run)
@@ -418,15 +418,17 @@ class TestRestart:
             client = await service.client(identity.credential)
             assert run.state.account.leased == Usage(queries=4)
             assert await claim(service, client) == work
-            await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
         async with serving(store=store) as service:
             run = service.runs["run"]
             assert [report.client_id for report in run.history] == [identity.client_id]
             client = await service.client(identity.credential)
-            again = await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            again = await service.work.update(
+                client, work.assignment_id, update_for(work), "a" * 64
+            )
             assert again.round == 0
             with pytest.raises(ProblemError) as excinfo:
-                await service.update(client, work.assignment_id, update_for(work), "b" * 64)
+                await service.work.update(client, work.assignment_id, update_for(work), "b" * 64)
             assert code(excinfo) == "update_conflict"
             assert await service.add_run(spec_of(), WORDS) is run
 
@@ -475,7 +477,9 @@ class TestRestart:
                     for client in clients:
                         await claim(service, client)  # all are here again
                     client, work = await working(service, clients)
-                    await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                    await service.work.update(
+                        client, work.assignment_id, update_for(work), "a" * 64
+                    )
                     if restarts:
                         await stack.aclose()
                         service = await stack.enter_async_context(serving(store=kept))
@@ -558,11 +562,11 @@ class TestStoreFailures:
             before = run.state
             store.broken = True
             with pytest.raises(FedOneError, match="disk"):
-                await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+                await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert run.state is before
             assert seen == []
             store.broken = False
-            await service.update(client, work.assignment_id, update_for(work), "a" * 64)
+            await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
             assert run.state.round == 1
 
 

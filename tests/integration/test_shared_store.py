@@ -81,7 +81,7 @@ class Device:
         )
         service = self.service
         client = await service.client(self.credential)
-        receipt = await service.update(client, work.assignment_id, update, body * 32)
+        receipt = await service.work.update(client, work.assignment_id, update, body * 32)
         assert receipt.round == work.round
         self.worked += 1
 

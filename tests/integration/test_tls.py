@@ -23,7 +23,7 @@ from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.http.requests import listening, problems
 from fedone_sdk.aggregator.http.tls import ServerTls, TlsConfig
 from fedone_sdk.client import HttpTransport
-from fedone_sdk.client.network import Network
+from fedone_sdk.client.transport import Network
 from fedone_sdk.errors import ProblemError, SpecError, TransportError
 from fedone_sdk.messages import Enrol
 from tests.certificates import Issued, issue

@@ -12,7 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.rounds.codec import (
+from fedone_sdk.aggregator.rounds.curves import Curves
+from fedone_sdk.aggregator.rounds.state import (
+    RunState,
+    Seat,
     arrays_of,
     decode,
     decode_snapshot,
@@ -20,8 +23,6 @@ from fedone_sdk.aggregator.rounds.codec import (
     encode_document,
     encode_snapshot,
 )
-from fedone_sdk.aggregator.rounds.curves import Curves
-from fedone_sdk.aggregator.rounds.state import RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.messages import Array, MetricReport, Verdict

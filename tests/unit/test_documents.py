@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.http.requests import MAX_PARTS, check_json
+from fedone_sdk.aggregator.http.requests import MAX_PARTS, load_json
 from fedone_sdk.messages import UPDATE, LossesUpdate
 
 VALUES = st.recursive(
@@ -30,13 +31,12 @@ def test_what_a_writer_writes_is_let_through(
 ) -> None:
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
     if not any("\ud800" <= char <= "\udfff" for char in text):
-        check_json(text.encode())
+        assert load_json(text.encode()) == value
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
         b"{}",
         b'{"a":"NaN, Infinity and ]}]}"}',
         b'{"a":{"b":1},"b":2,"c":[{"a":1},{"a":1}]}',
@@ -45,15 +45,10 @@ def test_what_a_writer_writes_is_let_through(
         b'{"a" : "b", "b" : "a"}',
         b"[" * 32 + b"]" * 32,
         b"[" + b"0," * (MAX_PARTS - 1) + b"0]",
-        # Not JSON: that is for the reader to say.
-        b"{{{",
-        b"]]]",
-        b'"open',
-        b'{"a"',
     ],
 )
-def test_the_rest_is_its_reader_s(body: bytes) -> None:
-    check_json(body)
+def test_valid_documents_are_read(body: bytes) -> None:
+    assert load_json(body) == json.loads(body)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +59,9 @@ def test_the_rest_is_its_reader_s(body: bytes) -> None:
         (b"[" * 100_000, "too deep"),
         (b'{"a":' * 100_000, "too deep"),
         (b'{"a":1,"a":2}', "same key twice"),
-        (b'{"b":' + b"9" * 5000 + b',"a":1,"a":2}', "same key twice"),
+        (b"{{{", "Invalid JSON"),
+        (b'{"a"', "Invalid JSON"),
+        (b"9" * 5000, "Invalid JSON"),
         (b'{"a":1,"b":{"c":1,"c":1}}', "same key twice"),
         (b'{"a" \n:1,"a"\t:2}', "same key twice"),
         (b'{"a":1,"\\u0061":2}', "same key twice"),
@@ -78,7 +75,7 @@ def test_the_rest_is_its_reader_s(body: bytes) -> None:
 )
 def test_what_readers_understand_differently_is_refused(body: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_json(body)
+        load_json(body)
 
 
 def test_the_longest_lists_of_messages_are_let_through() -> None:
@@ -91,8 +88,7 @@ def test_the_longest_lists_of_messages_are_let_through() -> None:
         "losses": [0.1 * (number % 7) for number in range(65_536)],
     }
     body = json.dumps(document).encode()
-    check_json(body)
-    update = UPDATE.validate_json(body)
+    update = UPDATE.validate_python(load_json(body))
     assert isinstance(update, LossesUpdate)
     assert len(update.losses) == 65_536
 
@@ -100,7 +96,7 @@ def test_the_longest_lists_of_messages_are_let_through() -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_break_it(body: bytes) -> None:
     try:
-        check_json(body)
+        load_json(body)
     except ValueError:
         return
 
@@ -118,9 +114,7 @@ def test_no_bytes_break_it(body: bytes) -> None:
 )
 def test_the_largest_bodies_are_looked_at_quickly(body: bytes) -> None:
     began = time.process_time()
-    try:
-        check_json(body)
-    except ValueError as exc:
-        assert "more than" in str(exc)  # noqa: PT017 (either is right, time is what matters)
+    with contextlib.suppress(ValueError):  # Either is right: time is what matters.
+        load_json(body)
     # Generous: what must not happen is minutes, from going back and forth.
     assert time.process_time() - began < 10

@@ -11,7 +11,7 @@ DEVICE = "from fedone_sdk import EdgeClient; EdgeClient('http://x', token='t', d
 HEAVY = ("numpy", "torch", "openai", "vllm", "onnxruntime", "sqlalchemy", "tokenizers", "yaml")
 
 NOT_A_DEVICES = (
-    *("aiohttp.web", "sqlite3", "tomllib"),
+    *("aiohttp.web", "tomllib"),
     *(f"fedone_sdk.{name}" for name in ("aggregator", "algorithms", "candidates", "stores")),
     *(
         "fedone_sdk.backends.model_client",
@@ -60,7 +60,7 @@ def test_backends_load_their_libraries_late(statement: str) -> None:
     "statement",
     [
         "import fedone_sdk.calibration",
-        "from fedone_sdk.client.noise import private_losses\n"
+        "from fedone_sdk.client.privacy import private_losses\n"
         "from fedone_sdk.spec.sections import PrivacySpec\n"
         "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))",
     ],

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fedone_sdk.client.lease import Lease
+from fedone_sdk.client.session import Lease
 from fedone_sdk.errors import MessageError, ProblemError, TransportError
 from fedone_sdk.messages import Renewal
 from tests.virtual_time import now, on_virtual_time

@@ -13,8 +13,8 @@ import pytest
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator.rounds.privacy import Accountant
-from fedone_sdk.client import noise
-from fedone_sdk.client.noise import (
+from fedone_sdk.client import privacy as noise
+from fedone_sdk.client.privacy import (
     alpha_sensitivity,
     gaussian,
     losses_sensitivity,
@@ -191,7 +191,6 @@ def test_no_limit() -> None:
         {"clip": 0},
         {"noise_multiplier": 0},
         {"delta": 1},
-        {"mechanism": "laplace"},
         {"target": "prompts"},
         {"max_epsilon": 0},
         {"sigma": 1},

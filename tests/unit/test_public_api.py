@@ -13,7 +13,6 @@ from types import ModuleType
 import pytest
 
 import fedone_sdk
-from fedone_sdk.errors import MissingExtraError
 from tests.interpreter import printed_by
 
 API_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "api.rst"
@@ -37,7 +36,7 @@ def test_all_is_sorted_and_true(name: str) -> None:
     module = importlib.import_module(name)
     names = module.__all__
     assert list(names) == sorted(set(names))
-    assert [missing for missing in names if not _is_there(module, missing)] == []
+    assert [missing for missing in names if not hasattr(module, missing)] == []
     # A module that is loaded must not take the place of a name that its package loads later.
     for clash in [part for part in names if f"{name}.{part}" in MODULES]:
         importlib.import_module(f"{name}.{clash}")
@@ -47,13 +46,6 @@ def test_all_is_sorted_and_true(name: str) -> None:
 def test_the_api_page_lists_all_packages() -> None:
     packages = {info.name for info in pkgutil.iter_modules(fedone_sdk.__path__) if info.ispkg}
     assert {f"fedone_sdk.{name}" for name in packages - {"assets", "cli"}} <= set(MODULES)
-
-
-def _is_there(module: object, name: str) -> bool:
-    try:
-        return hasattr(module, name)
-    except MissingExtraError as exc:  # It needs an extra that conflicts with `all`.
-        return exc.extra == "flwr"
 
 
 def test_names_that_are_not_loaded_yet_are_listed() -> None:

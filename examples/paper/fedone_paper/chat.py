@@ -7,7 +7,7 @@ not show a task's label words gives a result without a metric: a ``refused`` cel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, zip_longest
@@ -22,14 +22,14 @@ from fedone_sdk.evaluation.verdict import label_bias
 from fedone_sdk.glue import glue_task
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec, validate_spec
-from fedone_sdk.task import Bias, Example, form_of
+from fedone_sdk.task import Bias, form_of
 
 
 def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
     """Measure a prompt without training.
 
     Args:
-        options: ``run``, ``task``, ``dev_rows``, ``caps`` of its parts and ``prompt``: ``none``;
+        options: ``run``, ``task``, ``dev_rows``, the cap ``usd`` and ``prompt``: ``none``;
             ``biased``, which is none with a label bias that is fitted on the first ``bias_rows``
             rows of the clients in turn; or ``untrained``.
         workspace: Has the inputs ``train`` and ``dev``.
@@ -37,7 +37,7 @@ def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
     Returns:
         ``metric``, ``prompt``, ``spent`` and what else `_measured` says.
     """
-    federation = chat_federation(options, workspace)
+    federation = _federation(options, workspace)
     prompt = untrained_prompt(federation) if options["prompt"] == "untrained" else ""
 
     async def measure(backend: LLMBackend) -> Result:
@@ -53,7 +53,7 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
     """Tune a prompt in a federation, and measure the deployable prompt.
 
     Args:
-        options: ``run``, ``task``, ``dev_rows``, and ``caps`` of the run and of measuring after it.
+        options: ``run``, ``task``, ``dev_rows`` and the cap ``usd``.
         workspace: Has the inputs ``train`` and ``dev``.
 
     Returns:
@@ -63,14 +63,11 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
         BudgetExhausted: Reservations that were broken off have spent what is left.
         FedOneError: The run could not go on, so that there is nothing to measure.
     """
-    federation = chat_federation(options, workspace)
-    training = federation.spec.model_copy(update={"budget": Budget(**options["caps"][0])})
+    federation = _federation(options, workspace)
 
     async def tune(backend: LLMBackend) -> Result:
         # Without dev rows: the run would measure no prompt and the untrained one again.
-        run = await simulate(
-            replace(federation, spec=training, dev=()), backend=backend, transport="memory"
-        )
+        run = await simulate(replace(federation, dev=()), backend=backend, transport="memory")
         if run.status not in ("completed", "budget_exhausted"):
             raise FedOneError(f"the run ended as {run.status}: {run.reason}")
         found = await _predict(backend, federation, run.prompt.text, run.prompt.bias)
@@ -84,7 +81,7 @@ def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
     return asyncio.run(_paid(options, workspace, federation, tune))
 
 
-def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
+def _federation(options: dict[str, Any], workspace: Workspace) -> Federation:
     """Return a trial's federation, with the first ``dev_rows`` of the dev split."""
     data = {name: str(workspace.inputs[name]) for name in ("train", "dev")}
     task = glue_task(options["task"], "chat").model_dump(mode="json")
@@ -95,21 +92,6 @@ def chat_federation(options: dict[str, Any], workspace: Workspace) -> Federation
     }
     loaded = Federation.load(validate_spec(RunSpec, document, source="trial"))
     return replace(loaded, dev=loaded.dev[: options["dev_rows"]])
-
-
-def row_run(run: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's document with the prompt of a row, and with the row's keys of the method."""
-    return {
-        **run,
-        "prompt": row.get("prompt", run["prompt"]),
-        "method": {**run["method"], **row.get("method", {})},
-    }
-
-
-def bias_examples(federation: Federation, num_rows: int) -> tuple[Example, ...]:
-    """Training rows to fit a label bias on: the first rows of all clients in turn."""
-    in_turn = (row for rows in zip_longest(*federation.shards) for row in rows if row is not None)
-    return tuple(islice(in_turn, num_rows))
 
 
 async def _paid(
@@ -130,7 +112,8 @@ async def _paid(
                 raise
 
     ledger = SqliteLedger(workspace.file("spent.sqlite"), program="reproduce.py")
-    guard = BudgetGuard(_budget(*options["caps"]), ledger=ledger)
+    usd = options["usd"] and Budget(usd=Decimal(options["usd"]))
+    guard = BudgetGuard(usd, ledger=ledger)
     async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:
         try:
             found = await find(Noted(backend))
@@ -143,15 +126,6 @@ async def _paid(
     return {**found, "spent": spent.model_dump(mode="json")}
 
 
-def _budget(*caps: dict[str, Any]) -> Budget:
-    """Return the caps of a trial's parts together, without that of training queries."""
-    usd = [cap["usd"] for cap in caps]
-    return Budget(
-        requests=sum(cap["requests"] for cap in caps),
-        usd=None if None in usd else sum(map(Decimal, usd), Decimal(0)),
-    )
-
-
 async def _predict(
     backend: LLMBackend, federation: Federation, prompt: str, bias: Bias | None = None
 ) -> Prediction:
@@ -162,8 +136,9 @@ async def _predict(
 
 
 async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> Bias:
-    """Return the label bias of no prompt that fits rows of the clients."""
-    rows = bias_examples(federation, num_rows)
+    """Return the label bias of no prompt that fits the first rows of all clients in turn."""
+    in_turn = (row for rows in zip_longest(*federation.shards) for row in rows if row is not None)
+    rows = tuple(islice(in_turn, num_rows))
     found = await _predict(backend, replace(federation, dev=rows), "")
     return label_bias(found.task, found.rows, found.examples)
 

@@ -1,4 +1,4 @@
-"""Runs an experiment: known results are kept, and a failed trial does not stop the others."""
+"""Runs an study: known results are kept, and a failed trial does not stop the others."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedone_paper.experiment import Experiment, Report
 from fedone_paper.report import write_report
 from fedone_paper.settings import Settings
+from fedone_paper.study import Report, Study
 from fedone_sdk.errors import MissingExtraError
 from fedone_sdk.evaluation.engine import Progress, Records, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A finished experiment.
+    """A finished study.
 
     Attributes:
         document: The results as JSON holds them; None without any result, as the report.
@@ -32,8 +32,8 @@ class Finished:
     kept: int
 
 
-def run_experiment(
-    experiment: Experiment,
+def run_study(
+    study: Study,
     settings: Settings,
     *,
     out: Path,
@@ -43,12 +43,12 @@ def run_experiment(
     watch: Callable[[Progress], None] | None = None,
     run_missing: bool = True,
 ) -> Finished:
-    """Run the missing trials of an experiment, and write its report.
+    """Run the missing trials of an study, and write its report.
 
     Args:
-        experiment: What to run.
+        study: What to run.
         settings: What the user asked for.
-        out: The results go to a folder of the experiment's name in it.
+        out: The results go to a folder of the study's name in it.
         workers: Trials at once.
         ray: Address of the Ray cluster that runs them, ``local`` starts one; None uses processes.
         command: The command in the report that makes it again.
@@ -61,10 +61,10 @@ def run_experiment(
     """
     if find_spec("matplotlib") is None:
         raise MissingExtraError("drawing figures", extra="reproduce")
-    session = Session(Records(out, experiment.name), workers=workers, ray=ray, watch=watch)
+    session = Session(Records(out, study.name), workers=workers, ray=ray, watch=watch)
     tried: set[str] = set()
     while new := [
-        trial for trial in experiment.trials(settings, session.results) if trial.key not in tried
+        trial for trial in study.trials(settings, session.results) if trial.key not in tried
     ]:
         tried.update(trial.key for trial in new)
         missing = session.find(new)
@@ -73,10 +73,10 @@ def run_experiment(
     document: dict[str, object] | None = None
     report, files = None, tuple[Path, ...]()
     if session.found:
-        report = experiment.report(settings, session.results)
-        folder = out / experiment.name
+        report = study.report(settings, session.results)
+        folder = out / study.name
         document, files = write_report(
-            experiment, settings, report, session.found, session.failures, folder, command=command
+            study, settings, report, session.found, session.failures, folder, command=command
         )
     return Finished(
         document=document,

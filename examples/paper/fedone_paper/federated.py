@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
-from fedone_paper.settings import Settings, onnx_file
+from fedone_paper.settings import Settings
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.evaluation.engine import Result, Trial, TrialFunction, Workspace, write_whole
@@ -107,13 +106,12 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
     Returns:
         ``metric`` (on the whole dev split: ``no_prompt``, ``before``, ``after``), the ``curve`` of
         the deployable prompt against training queries (``round`` -1 is before the first one),
-        ``losses`` and ``queries_per_round``, what was spent, sent and found, the ``loaded_bytes``
-        of the model (its weights, or on a GPU the most that was in use), and ``resumed``: whether
-        answers of an earlier attempt were at hand, so that times are too short.
+        ``losses`` and ``queries_per_round``, what was spent, sent and found, and ``resumed``:
+        whether answers of an earlier attempt were at hand, so that times are too short.
     """
     resumed = _answers(workspace).exists()
     federation = tuning_federation(options, workspace)
-    result, loaded = asyncio.run(_simulate(federation, workspace))
+    result = asyncio.run(_simulate(federation, workspace))
     parts = ("metric", "evaluation", "cache", "communication", "gateway")
     return {
         **run_facts(federation, result),
@@ -122,7 +120,6 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
         **{name: getattr(result, name).model_dump(mode="json") for name in parts},
         "alpha_sha256": result.alpha_sha256,
         "resumed": resumed,
-        **loaded,
     }
 
 
@@ -142,19 +139,6 @@ def run_facts(federation: Federation, result: RunResult) -> Result:
         "vocab_size": len(federation.vocabulary),
         "wall_s": result.wall_s,
     }
-
-
-def run_timed(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Time the rounds of a federation, without known answers and measurements.
-
-    Returns:
-        ``rounds``, and ``wall_s`` of all of them together; ``loaded_bytes`` and ``device``.
-    """
-    with TemporaryDirectory() as folder:
-        fresh = replace(workspace, folder=Path(folder))
-        federation = replace(tuning_federation(options, fresh), dev=())
-        result, loaded = asyncio.run(_simulate(federation, fresh))
-    return {"rounds": result.rounds, "wall_s": result.wall_s, "model": result.model, **loaded}
 
 
 def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federation:
@@ -231,27 +215,10 @@ def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
     return workspace.file("train.jsonl"), workspace.file("held-out.jsonl")
 
 
-async def _simulate(
-    federation: Federation, workspace: Workspace
-) -> tuple[RunResult, dict[str, Any]]:
-    """Return the run's result, and the memory of its model."""
+async def _simulate(federation: Federation, workspace: Workspace) -> RunResult:
     document = federation.spec.backend.model_dump(mode="json")
     async with trial_backend(document, workspace) as backend:
-        result = await simulate(
-            federation,
-            backend=backend,
-            transport="memory",
-        )
-        return result, _loaded(document["kind"], workspace)
-
-
-def _loaded(kind: str, workspace: Workspace) -> dict[str, Any]:
-    """``loaded_bytes`` of the model, the size of its file, and the ``device`` that has them."""
-    model = workspace.inputs["model"]
-    weights = sorted(model.glob("*.safetensors")) if kind == "transformers" else []
-    file = model if model.is_file() else onnx_file(model)
-    files = weights or ([] if file is None else [file])
-    return {"loaded_bytes": sum(each.stat().st_size for each in files) or None, "device": "cpu"}
+        return await simulate(federation, backend=backend, transport="memory")
 
 
 def _curve(result: RunResult) -> list[dict[str, Any]]:

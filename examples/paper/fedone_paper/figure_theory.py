@@ -6,13 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedone_paper.experiment import Report, Results
 from fedone_paper.figures import Line, Panel, drawing
+from fedone_paper.methods import Method, method_of
 from fedone_paper.paper import about
 from fedone_paper.queries_report import Repeats, finite, interval_text, queries_text
 from fedone_paper.settings import Settings
+from fedone_paper.study import Report, Results
 from fedone_paper.summary import table
-from fedone_paper.table_queries import CONTENDERS, TableQueries
+from fedone_paper.table_queries import TableQueries
 from fedone_paper.theory import optimal_clients_per_round, queries_to_epsilon
 from fedone_sdk.errors import ArgumentError
 
@@ -23,23 +24,9 @@ sigma_alpha^2 = 8 G^2 N / (tau^2 nu^2) is past 1e9 for any G of a cross-entropy,
 part in c1.
 """
 
-_METHOD = (
-    "The curve is Q(K*) = c (c1 sqrt(K*) + c2 / sqrt(K*))^2 (Corollary 3.6, eq. 14). The printed "
-    "constants leave c2 / c1 below (E + 1) / (E + 2), here 2/3, and at the printed "
-    "sigma_alpha^2 = 8 G^2 N / (tau^2 nu^2) they come within 1e-6 of it; so 2/3 is taken. epsilon "
-    "cannot be measured: the curve goes through the measured median of K*=1, and only its shape is "
-    "a prediction.\n\n"
-    "The fit is of sqrt(T(K*)) = c1 + c2 / K* (eq. 44) to the medians that were reached, by least "
-    "squares with c1, c2 >= 0.\n"
-)
-
 
 class FigureTheory(TableQueries):
     """The query analysis next to the stored runs of table-queries."""
-
-    name = "figure-theory"
-    title = "Queries to a target over K*: the formula and the measurement"
-    default_seeds = 5
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
         """Return the contenders whose alpha has an expected loss, which the formula is about.
@@ -48,7 +35,11 @@ class FigureTheory(TableQueries):
             SpecError: None of them has, or an option is wrong.
         """
         grid = super().grid(settings)
-        names = [name for name in grid["contender"] if "expected_loss" in CONTENDERS[name].gains]
+        names = [
+            name
+            for name in grid["contender"]
+            if "expected_loss" in method_of("table-queries", name).gains
+        ]
         if not names:
             raise ArgumentError(
                 "--set methods: the formula is of methods that draw prompts from alpha, and none "
@@ -63,10 +54,14 @@ class FigureTheory(TableQueries):
         sections = [each.markdown() for each in found.values()]
         panels = [each.panel() for each in found.values()]
         return Report(
-            markdown="\n".join([*figure, _METHOD, f"{about(self.name)}\n", *sections]),
+            markdown="\n".join([*figure, self.text("method"), f"{about(self.name)}\n", *sections]),
             data={name: each.data() for name, each in found.items()},
             figures={self.name: drawing(panels)} if found else {},
         )
+
+
+def _contender(name: str) -> Method:
+    return method_of("table-queries", name)
 
 
 def fitted(rounds: Mapping[int, float]) -> tuple[float, float] | None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fedone_paper.digits import find_digits
-from fedone_paper.experiment import Report, Results
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.paper import about
 from fedone_paper.queries_report import Repeats
 from fedone_paper.settings import Settings
-from fedone_paper.study import Design, Point, Study
+from fedone_paper.study import Point, Report, Results, Study
 from fedone_paper.summary import Column, mean_curve, mean_sd_text, table
 from fedone_paper.toy import Toy, run_toy
 from fedone_sdk.evaluation.engine import Result, Trial
@@ -37,19 +36,6 @@ _SPLITS: Mapping[str, tuple[str, float | None]] = {
 class FigureToy(Study):
     """The paper's toy: one network, 100 clients, several K*; a panel per split."""
 
-    name = "figure-toy"
-    title = "Queries against accuracy: a small network on digits, IID clients"
-    needs_data = False
-    default_seeds = 10
-    options = ("learning_rate", "max_queries")
-    design = Design(
-        base={"learning_rate": 0.01, "max_queries": 24_000},
-        small={"max_queries": 2000},
-        axes={"split": ("iid",), "clients_per_round": (1, 5, 10, 20, 40)},
-        small_axes={"clients_per_round": (1, 10, 40)},
-        key="{split}_k{clients_per_round}_s{seed}",
-    )
-
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
         """One per split, K* and seed.
 
@@ -68,7 +54,7 @@ class FigureToy(Study):
             run=run_toy,
             options=asdict(self._toy(settings, point)),
             inputs={} if settings.data is None else {"data": settings.data},
-            home=FigureToy.name if point["split"] == "iid" else None,
+            home="figure-toy" if point["split"] == "iid" else None,
         )
 
     def report(self, settings: Settings, results: Results) -> Report:
@@ -80,7 +66,7 @@ class FigureToy(Study):
             if (runs := self.runs(settings, results, split=split))
         ]
         tables = "\n".join(f"## {repeats.label}\n\n{_section(repeats)}" for repeats in found)
-        caption = f"{_caption(toy, results)} {about(self.name)}"
+        caption = f"{self._caption(toy, results)} {about(self.name)}"
         return Report(
             markdown=f"![{self.title}]({self.name}.svg)\n\n{caption}\n\n{tables}",
             data={"caption": caption, "splits": [_data(repeats) for repeats in found]},
@@ -99,13 +85,14 @@ class FigureToy(Study):
             measure_every=20 if settings.data is None else 200,
         )
 
-
-class FigureHeterogeneity(FigureToy):
-    """The toy under IID, Dirichlet 0.5 and Dirichlet 0.1, side by side."""
-
-    name = "figure-heterogeneity"
-    title = "Queries against accuracy: the toy under IID, Dirichlet 0.5 and Dirichlet 0.1"
-    design = replace(FigureToy.design, axes={**FigureToy.design.axes, "split": tuple(_SPLITS)})
+    def _caption(self, toy: Toy, results: Results) -> str:
+        some = next(iter(results.values()))
+        smallest = min(result["rows"][0] for result in results.values())
+        largest = max(result["rows"][2] for result in results.values())
+        held = f"{smallest} rows" if smallest == largest else f"{smallest} to {largest} rows"
+        facts = {**asdict(toy), "data": some["data"], "pixels": some["pixels"], "held": held}
+        bundled = " " + self.text("bundled", **facts) if some["pixels"] == 64 else ""
+        return self.text("caption", **facts) + bundled
 
 
 def reached(result: Result, target: float) -> int | None:
@@ -170,30 +157,4 @@ def _panel(repeats: Repeats) -> Panel:
         x="queries (mini-batch forward passes)",
         y="test accuracy",
         title=repeats.label,
-    )
-
-
-def _caption(toy: Toy, results: Results) -> str:
-    some = next(iter(results.values()))
-    smallest = min(result["rows"][0] for result in results.values())
-    largest = max(result["rows"][2] for result in results.values())
-    held = f"{smallest} rows" if smallest == largest else f"{smallest} to {largest} rows"
-    bundled = (
-        " The paper uses MNIST (784 pixels, 600 rows a client); --data takes a folder with its "
-        "files. With so few rows a client's epoch is mostly one mini-batch, smaller than "
-        f"{toy.batch_size} rows."
-        if some["pixels"] == 64
-        else ""
-    )
-    return (
-        f"Data: {some['data']}. MLP {some['pixels']}-{toy.num_hidden}-10 with dropout 0.2; "
-        f"{toy.num_clients} clients of {held}; learning rate {toy.learning_rate} for every K*, "
-        f"mini-batches of {toy.batch_size}, {toy.local_epochs} local epochs, FedAvg weighted by "
-        "rows. A query is the forward pass of one mini-batch: a client's visit makes (local "
-        "epochs) x (mini-batches of its rows) of them. Lines are means over seeds, bands one "
-        "standard deviation. Tables: the median over seeds of the queries until the test accuracy, "
-        f"measured every {toy.measure_every} queries or round, first reached a target; runs end at "
-        f"{toy.max_queries:,} queries, and those that had not reached it by then are censored. "
-        "(A curve that swings reaches a target sooner than a smooth one of the same mean.) "
-        "Intervals are of one comparison each." + bundled
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedone_paper.experiment import Draw
+from fedone_paper.study import Draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

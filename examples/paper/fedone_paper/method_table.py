@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
-from fedone_paper.experiment import Report, Results
 from fedone_paper.federated import CURVE_EXAMPLES
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.methods import METHODS, Method, missing, wanted
 from fedone_paper.paper import TASK_COLUMNS, TASK_NAMES, about, printed, score_table
 from fedone_paper.settings import Settings
-from fedone_paper.study import Design, Point, Study
+from fedone_paper.study import Point, Report, Results, Study
 from fedone_paper.summary import mean_curve, mean_sd, mean_sd_text, number, table
 from fedone_sdk.evaluation.engine import Result, Trial
-from fedone_sdk.glue import GLUE_TASKS
-
-PILOT_SEED = 10_007
-"""Of the runs that search a learning rate; none of those that are reported."""
 
 HELD_OUT = 8
 """Learning rates are compared on every eighth training row."""
@@ -26,53 +21,13 @@ HELD_OUT = 8
 _Cells = Mapping[str, Mapping[str, Mapping[int | None, Result]]]
 """Results by the method's title, the task and the seed."""
 
-_SIZES = ("num_clients", "shots", "num_samples", "batch_size", "rounds", "every")
-"""Settings of the runs that the user may give."""
-
-_DESIGN = Design(
-    base={
-        "num_clients": 100,
-        "shots": 16,
-        "prompt_len": 20,
-        "vocab_size": 200,
-        "num_samples": 20,
-        "batch_size": 32,
-        "rounds": 100,
-        "clients_per_round": 1,
-        "every": 10,
-        "searches": True,
-    },
-    small={
-        "num_clients": 10,
-        "shots": 8,
-        "prompt_len": 5,
-        "vocab_size": 50,
-        "num_samples": 5,
-        "batch_size": 16,
-        "rounds": 6,
-        "every": 3,
-        "searches": False,
-    },
-    axes={"task": GLUE_TASKS, "row": tuple(METHODS)},
-    small_axes={"task": ("sst2", "mrpc")},
-    pilot_key="pilot_{task}_{row}_{rate:g}",
-    pilot_seeds=(PILOT_SEED,),
-)
-
 
 class MethodTable(Study):
     """A table with one row per method and one column per task.
 
     Learning rates are compared by the task's metric on training rows that the pilots' clients do
     not hold. The dev split is only reported.
-
-    Attributes:
-        framework: Precedes the names of federated methods.
     """
-
-    framework: ClassVar[str]
-    options: ClassVar[tuple[str, ...]] = ("methods", "learning_rate", *_SIZES)
-    takes: ClassVar[tuple[str, ...]] = ("tasks",)
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
         """With the methods that the user wants and that can run here."""
@@ -101,7 +56,7 @@ class MethodTable(Study):
     def pilot(self, settings: Settings, key: str, point: Point) -> Trial:
         """Return a run at K* = 1 for any K*: ten times the cost would buy little here."""
         pilot = {**point, "held_out": HELD_OUT, "every": 0, "clients_per_round": 1}
-        return replace(self.trial(settings, key, pilot), home=Table1.name)
+        return replace(self.trial(settings, key, pilot), home="table1")
 
     def loss(self, settings: Settings, point: Point, pilots: Sequence[Result]) -> tuple[float, ...]:
         """Return the metric on held-out rows, negated."""
@@ -137,13 +92,15 @@ class MethodTable(Study):
         figure = f"{self.name}-curves"
         parts = [
             score_table(self.name, titles, scores),
-            _legend(settings, self.run(settings)),
+            self._legend(settings),
             f"{about(self.name)}\n",
-            *_cautions(titled, absent),
+            *self._cautions(titled, absent),
         ]
         if federated:
             searched = any(self.rates(settings, {"row": name}) for name in cells)
-            parts.append(_rates_section({titles[name]: rates[name] for name in rates}, searched))
+            parts.append(
+                self._rates_section({titles[name]: rates[name] for name in rates}, searched)
+            )
             parts.append(_cost_section({titles[name]: cells[name] for name in federated}))
         parts.append(f"![The deployable prompt's metric against training queries]({figure}.svg)\n")
         return Report(
@@ -174,40 +131,74 @@ class MethodTable(Study):
 
     def _rows(self, settings: Settings) -> list[Method]:
         """Return the rows that the user wants."""
-        rows = [METHODS[name] for name in self.design.axes["row"]]
+        rows = [METHODS[name] for name in self.said["axes"]["row"]]
         names = wanted(settings, (row.name for row in rows))
         return [row for row in rows if (row.usual if names is None else row.name in names)]
 
     def _title(self, row: Method) -> str:
         # The default has slots; it is no method of the paper's framework.
-        return f"{self.framework}-{row.title}" if row.federated and not row.slots else row.title
+        return (
+            f"{self.said['framework']}-{row.title}"
+            if row.federated and not row.slots
+            else row.title
+        )
 
+    def _legend(self, settings: Settings) -> str:
+        spread = (
+            f"mean ± sample standard deviation over {settings.seeds} seeds, one number where the "
+            "result does not depend on the seed"
+            if settings.seeds > 1
+            else "one seed"
+        )
+        values = {**self.run(settings), "curve_examples": CURVE_EXAMPLES}
+        return self.text("legend", spread=spread, **values) + "\n"
 
-class Table1(MethodTable):
-    """All methods on GLUE, K* = 1."""
+    def _cautions(self, cells: _Cells, absent: Mapping[str, str]) -> list[str]:
+        """Return the notes on single cells."""
+        lines = [f"- {title} is left out: {why}." for title, why in absent.items()]
+        each = [
+            (title, TASK_NAMES[task], seed, result)
+            for title, row in cells.items()
+            for task, cell in row.items()
+            for seed, result in cell.items()
+        ]
+        models: dict[str, dict[str, None]] = {}
+        fitted: dict[tuple[str, str], list[int]] = {}
+        for title, task, _, result in each:
+            if "model" in result:
+                models.setdefault(str(result["model"]), {})[title] = None
+            if "demonstrations" in result:
+                fitted.setdefault((title, task), []).append(result["demonstrations"])
+        if len(models) > 1:
+            lines += [
+                f"- Run by `{model}`: {', '.join(models[model])}." for model in sorted(models)
+            ]
+        if reused := {task for _, task, _, result in each if result.get("reused_rows")}:
+            lines.append(self.text("reused", tasks=", ".join(sorted(reused))))
+        lines += [
+            f"- {title} on {task}, seed {seed}: ended as {result['status']} after "
+            f"{result['rounds']} rounds."
+            for title, task, seed, result in each
+            if result.get("status", "completed") != "completed"
+        ]
+        for (title, task), counts in fitted.items():
+            count = " to ".join(map(str, sorted({min(counts), max(counts)})))
+            lines.append(f"- {title} on {task}: {count} fit before an input.")
+        return ["\n".join(lines) + "\n"] if lines else []
 
-    name = "table1"
-    title = "All methods on the seven tasks, one client per round"
-    framework = "FedOne"
-    design = _DESIGN
-
-
-class TableFedavg(MethodTable):
-    """The federated methods on GLUE, K* = 10; its searches are those of `Table1`."""
-
-    name = "table-fedavg"
-    title = "The federated methods on the seven tasks, ten clients per round"
-    framework = "FedAvg"
-    design = replace(
-        _DESIGN,
-        base={**_DESIGN.base, "clients_per_round": 10},
-        small={**_DESIGN.small, "clients_per_round": 3, "rounds": 3, "every": 1},
-        axes={
-            "task": GLUE_TASKS,
-            "row": tuple(name for name, row in METHODS.items() if row.federated),
-        },
-        small_axes={"task": ("sst2",)},
-    )
+    def _rates_section(
+        self, rates: Mapping[str, Mapping[str, float | None]], searched: bool
+    ) -> str:
+        columns = {
+            TASK_NAMES[task]: lambda _, row, task=task: (
+                "-" if row[task] is None else f"{row[task]:g}"
+            )
+            for task in next(iter(rates.values()))
+        }
+        given = "Not searched: given, or the first of each search."
+        seed = self.said["pilot_seeds"][0]
+        how = self.text("searched", seed=seed, held_out=HELD_OUT) if searched else given
+        return f"## Learning rates\n\n{table('Method', rates, columns)}\n{how}\n"
 
 
 def _values(cell: Mapping[int | None, Result]) -> list[float]:
@@ -219,73 +210,6 @@ def _document(cell: Mapping[int | None, Result]) -> dict[str, Any]:
     values = dict(zip(names, _values(cell), strict=True))
     mean, deviation = mean_sd(values.values()) if values else (None, None)
     return {"values": values, "mean": mean, "sd": deviation}
-
-
-def _legend(settings: Settings, run: Mapping[str, Any]) -> str:
-    spread = (
-        f"mean ± sample standard deviation over {settings.seeds} seeds, one number where the "
-        "result does not depend on the seed"
-        if settings.seeds > 1
-        else "one seed"
-    )
-    return (
-        f"In per cent, on the whole dev split: {spread}. Federated runs: {run['num_clients']} "
-        f"clients with {run['shots']} rows per class, {run['clients_per_round']} per round, "
-        f"{run['rounds']} rounds, {run['prompt_len']} positions, {run['vocab_size']} candidates, "
-        f"{run['num_samples']} prompts per step, mini-batches of {run['batch_size']}. The metric "
-        "is that of the deployable prompt after the last round, never the best of several "
-        "measurements. The curves are measured during training, always on the same "
-        f"{CURVE_EXAMPLES} dev rows; their dashed levels are the table's.\n"
-    )
-
-
-def _cautions(cells: _Cells, absent: Mapping[str, str]) -> list[str]:
-    """Return the notes on single cells."""
-    lines = [f"- {title} is left out: {why}." for title, why in absent.items()]
-    each = [
-        (title, TASK_NAMES[task], seed, result)
-        for title, row in cells.items()
-        for task, cell in row.items()
-        for seed, result in cell.items()
-    ]
-    models: dict[str, dict[str, None]] = {}
-    fitted: dict[tuple[str, str], list[int]] = {}
-    for title, task, _, result in each:
-        if "model" in result:
-            models.setdefault(str(result["model"]), {})[title] = None
-        if "demonstrations" in result:
-            fitted.setdefault((title, task), []).append(result["demonstrations"])
-    if len(models) > 1:
-        lines += [f"- Run by `{model}`: {', '.join(models[model])}." for model in sorted(models)]
-    if reused := {task for _, task, _, result in each if result.get("reused_rows")}:
-        lines.append(
-            f"- Clients share rows, drawn with replacement, in {', '.join(sorted(reused))}: there "
-            "are too few for disjoint shards."
-        )
-    lines += [
-        f"- {title} on {task}, seed {seed}: ended as {result['status']} after "
-        f"{result['rounds']} rounds."
-        for title, task, seed, result in each
-        if result.get("status", "completed") != "completed"
-    ]
-    for (title, task), counts in fitted.items():
-        count = " to ".join(map(str, sorted({min(counts), max(counts)})))
-        lines.append(f"- {title} on {task}: {count} fit before an input.")
-    return ["\n".join(lines) + "\n"] if lines else []
-
-
-def _rates_section(rates: Mapping[str, Mapping[str, float | None]], searched: bool) -> str:
-    columns = {
-        TASK_NAMES[task]: lambda _, row, task=task: "-" if row[task] is None else f"{row[task]:g}"
-        for task in next(iter(rates.values()))
-    }
-    how = (
-        f"The best of a run each with seed {PILOT_SEED} and one client per round, by the task's "
-        f"metric on every {HELD_OUT}th training row, which its clients did not have."
-        if searched
-        else "Not searched: given, or the first of each search."
-    )
-    return f"## Learning rates\n\n{table('Method', rates, columns)}\n{how}\n"
 
 
 def _cost_section(cells: _Cells) -> str:

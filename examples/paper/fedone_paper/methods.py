@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -12,22 +12,13 @@ from fedone_paper.fine_tuned import run_fine_tuning
 from fedone_paper.settings import Settings
 from fedone_paper.soft_trials import SOFT, soft_trial
 from fedone_paper.standalone import (
-    MANUAL_PROMPTS,
     demonstrations_trial,
     prompt_trial,
     run_untrained,
 )
+from fedone_paper.study import declared
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import Trial
-
-RATES = (3e-4, 1e-4, 3e-5, 1e-5)
-"""The learning rates that the paper searches."""
-
-SOFT_RATES = (1e-1, 3e-2, 1e-2, 3e-3)
-"""Of soft prompts, which need larger steps than distributions over tokens."""
-
-FULL_RATES = (3e-4, 5e-5)
-"""Of all weights."""
 
 _TUNING = {each.name for each in fields(Tuning)}
 
@@ -45,8 +36,7 @@ class Method:
         kind: Who must run the model; None takes any.
         packages: Packages that it needs in addition to the model's own.
         usual: Whether it is run by default.
-        standing: Makes the trial of (key, settings, run, whether rates are searched) if it has no
-            federation.
+        standing: How it is measured if it has no federation.
         method: The ``method`` of the run, without the learning rate.
         rates: The learning rates to be searched; empty for methods without one.
         samples: Whether the method draws prompts.
@@ -61,13 +51,13 @@ class Method:
     access: Literal["black box", "white box"] = "black box"
     seeded: bool = True
     kind: Literal["onnx", "transformers"] | None = None
-    packages: tuple[str, ...] = ()
+    packages: Sequence[str] = ()
     usual: bool = True
-    standing: Callable[[str, Settings, Tuning, bool], Trial] | None = None
+    standing: str | None = None
     method: Mapping[str, Any] = field(default_factory=dict)
-    rates: tuple[float, ...] = ()
+    rates: Sequence[float] = ()
     samples: bool = True
-    slots: tuple[Mapping[str, Any], ...] = ()
+    slots: Sequence[Mapping[str, Any]] = ()
     gains: Mapping[str, float] = field(default_factory=dict)
     cap: int = 2400
 
@@ -80,13 +70,6 @@ class Method:
     def federated(self) -> bool:
         """Whether it is a method of a federation."""
         return self.standing is None
-
-    def variant(self, title: str, *, changes: Mapping[str, Any], **fields: Any) -> Method:
-        """Return the method with other settings and attributes, by default no row of the paper."""
-        method = {**self.method, **changes}
-        return replace(
-            self, **{"title": title, "paper": "", "rates": (), **fields, "method": method}
-        )
 
     def tuning(self, **attributes: Any) -> Tuning:
         """Return a run of it; `attributes` are those of `Tuning`."""
@@ -109,10 +92,22 @@ class Method:
         attributes = {name: run[name] for name in _TUNING & run.keys()}
         tuning = self.tuning(**attributes, method=method)
         if self.standing is not None:
-            return self.standing(key, settings, tuning, run["searches"])
+            return self._standing(key, settings, tuning, run["searches"])
         return (
             soft_trial(key, settings, tuning) if self.soft else tuning_trial(key, settings, tuning)
         )
+
+    def _standing(self, key: str, settings: Settings, run: Tuning, searches: bool) -> Trial:
+        if self.standing == "demonstrations":
+            return demonstrations_trial(key, settings, run.task, run.seed)
+        if self.standing == "untrained":
+            return run_trial(key, settings, run, run_untrained)
+        if self.standing == "fine-tuning":
+            rates = declared()["full_rates"][: None if searches else 1]
+            epochs = 20 if searches else 1
+            return run_trial(key, settings, run, run_fine_tuning, rates=rates, max_epochs=epochs)
+        prompt = declared()["manual_prompts"][run.task] if self.standing == "manual" else ""
+        return prompt_trial(key, settings, run.task, prompt)
 
 
 def missing(row: Method, settings: Settings) -> str | None:
@@ -140,88 +135,18 @@ def wanted(settings: Settings, known: Iterable[str]) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-_BBT: dict[str, Any] = {"kind": "transformers", "packages": ("cmaes",)}
-_TRAINED: dict[str, Any] = {
-    **{"kind": "transformers", "access": "white box"},
-    **{"rates": SOFT_RATES, "samples": False},
-}
-_GS_BDPL = {"name": "gs-bdpl"}
+def method_of(study: str, name: str) -> Method:
+    """Return a method as a study has it: a variant, or the method of that name."""
+    variant = dict(declared()["variants"].get(study, {}).get(name, {}))
+    if not variant:
+        return METHODS[name]
+    base = METHODS[variant.pop("of")]
+    method = {**base.method, **variant.pop("method", {})}
+    fields = {"paper": "", "rates": (), **variant, "method": method, "name": name}
+    return replace(base, **fields)
 
-_METHODS = (
-    Method(
-        name="no-prompt",
-        title="No prompt",
-        standing=lambda key, settings, run, _: prompt_trial(key, settings, run.task, ""),
-        seeded=False,
-    ),
-    Method(
-        name="manual",
-        title="Manual prompt",
-        standing=lambda key, settings, run, _: prompt_trial(
-            key, settings, run.task, MANUAL_PROMPTS[run.task]
-        ),
-        seeded=False,
-    ),
-    Method(
-        name="in-context",
-        title="In-context learning",
-        standing=lambda key, settings, run, _: demonstrations_trial(
-            key, settings, run.task, run.seed
-        ),
-    ),
-    Method(
-        name="untrained",
-        title="Prompt without training",
-        standing=lambda key, settings, run, _: run_trial(key, settings, run, run_untrained),
-        method=_GS_BDPL,
-    ),
-    Method(
-        name="fine-tuning",
-        title="Fine-tuning",
-        access="white box",
-        kind="transformers",
-        standing=lambda key, settings, run, searches: run_trial(
-            key,
-            settings,
-            run,
-            run_fine_tuning,
-            rates=list(FULL_RATES if searches else FULL_RATES[:1]),
-            max_epochs=20 if searches else 1,
-        ),
-        method=_GS_BDPL,
-        samples=False,
-    ),
-    Method(
-        name="prompt-tuning",
-        title="Prompt tuning",
-        method={"name": "prompt-tuning"},
-        **_TRAINED,
-    ),
-    Method(
-        name="p-tuning-v2",
-        title="P-tuning v2",
-        method={"name": "p-tuning-v2"},
-        **_TRAINED,
-    ),
-    Method(name="bbt", title="BBT", method={"name": "bbt"}, **_BBT),
-    Method(
-        name="bbt-200",
-        title="BBT (population 200)",
-        paper="bbt",
-        usual=False,
-        method={"name": "bbt", "num_samples": 200},
-        **_BBT,
-    ),
-    Method(name="bdpl", title="BDPL", method={"name": "bdpl"}, rates=RATES),
-    Method(name="gs-bdpl", title="GS-BDPL", method=_GS_BDPL, rates=RATES),
-    Method(
-        name="default",
-        title="The SDK's default: instructions, label bias",
-        paper="",
-        usual=False,
-        method={"name": "thompson"},
-        slots=({"name": "instruction", "candidates": "instructions"},),
-    ),
-)
-METHODS: Mapping[str, Method] = {row.name: row for row in _METHODS}
+
+METHODS: Mapping[str, Method] = {
+    name: Method(name=name, **said) for name, said in declared()["methods"].items()
+}
 """By name: first those without a federation."""

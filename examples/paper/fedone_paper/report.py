@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import fedone_sdk
-from fedone_paper.experiment import Experiment, Report
 from fedone_paper.figures import images_of
 from fedone_paper.settings import Settings
+from fedone_paper.study import Report, Study
 from fedone_sdk.evaluation.engine import Record, write_whole
 
 
 def write_report(
-    experiment: Experiment,
+    study: Study,
     settings: Settings,
     report: Report,
     records: Mapping[str, Record],
@@ -31,8 +31,8 @@ def write_report(
         The JSON document, and the files.
     """
     document: dict[str, Any] = {
-        "name": experiment.name,
-        "title": experiment.title,
+        "name": study.name,
+        "title": study.title,
         "command": command,
         "version": fedone_sdk.__version__,
         "quick": settings.quick,
@@ -50,8 +50,8 @@ def write_report(
     }
     text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     files: dict[Path, str | bytes] = {
-        folder / f"{experiment.name}.md": _markdown(document, report.markdown, records),
-        folder / f"{experiment.name}.json": text,
+        folder / f"{study.name}.md": _markdown(document, report.markdown, records),
+        folder / f"{study.name}.json": text,
     }
     for name, draw in report.figures.items():
         files.update({folder / f"{name}.{kind}": data for kind, data in images_of(draw)})

@@ -68,7 +68,7 @@ class SoftModel:
         self._torch = torch = import_module("torch")
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        checkpoint = find_checkpoint(str(folder), None)
+        checkpoint = find_checkpoint(str(folder))
         self.fingerprint = f"transformers:{checkpoint.name}:{hash_folder(folder)}:float32"
         self._folder, self._max_length = folder, read_max_length(folder, causal=False)
         self._encoders: dict[int, ClozeEncoder] = {}
@@ -95,16 +95,6 @@ class SoftModel:
     def num_layers(self) -> int:
         """L."""
         return int(self.module.config.num_hidden_layers)
-
-    @property
-    def loaded(self) -> dict[str, Any]:
-        """``loaded_bytes`` of the model, on CUDA the most that was in use, and its ``device``."""
-        device = self.module.device
-        if device.type == "cuda":
-            size = self._torch.cuda.max_memory_allocated(device)
-        else:
-            size = sum(part.numel() * part.element_size() for part in self.module.parameters())
-        return {"loaded_bytes": int(size), "device": str(device)}
 
     def log_probs(
         self, task: TaskSpec, examples: Sequence[Example], soft: Soft | None = None

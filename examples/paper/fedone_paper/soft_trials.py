@@ -54,11 +54,6 @@ def run_soft(options: dict[str, Any], workspace: Workspace) -> Result:
     return _tuned(tuning_federation(options, workspace), options, workspace)
 
 
-def run_soft_timed(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Do the same without measurements."""
-    return _tuned(replace(tuning_federation(options, workspace), dev=()), options, workspace)
-
-
 def _tuned(federation: Federation, options: dict[str, Any], workspace: Workspace) -> Result:
     spec, task, dev = federation.spec, federation.spec.task, federation.dev
     model, method = _method(federation, options, workspace)
@@ -95,7 +90,6 @@ def _tuned(federation: Federation, options: dict[str, Any], workspace: Workspace
         ),
         "alpha_sha256": alpha_sha256(alpha),
         "wall_s": wall_s,
-        **model.loaded,
     }
 
 

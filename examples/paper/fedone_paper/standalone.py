@@ -22,17 +22,6 @@ from fedone_sdk.task import Example, TaskSpec, form_of, render, target_of
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
 
-MANUAL_PROMPTS: dict[str, str] = {
-    "mnli": "Say whether the second sentence follows from the first: yes, maybe, or no.",
-    "qqp": "Say whether the two questions ask the same: yes or no.",
-    "sst2": "Say whether the movie is great or terrible.",
-    "mrpc": "Say whether the two sentences mean the same: yes or no.",
-    "cola": "Say whether the sentence is grammatical: yes or no.",
-    "qnli": "Say whether the sentence answers the question: yes or no.",
-    "rte": "Say whether the second sentence follows from the first: yes or no.",
-}
-"""What a person would write, with the label words in it; nothing was tried out on any data."""
-
 _BATCH_SIZE = 32
 _TRIED = 500
 """Training rows that are tried as demonstrations, in the order of the draw."""

@@ -1,17 +1,30 @@
-"""An experiment as a declaration: one run, what differs along its axes, seeds, learning rates."""
+"""Studies: tables and figures as `studies.yaml` declares them, with their trials and reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
 from itertools import product
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from fedone_paper.experiment import Experiment, Results
 from fedone_paper.federated import Tuning, tuning_trial
 from fedone_paper.settings import Settings
 from fedone_paper.summary import number
+from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import Result, Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Results = Mapping[str, Result]
+"""Results by the keys of their trials. One that failed is absent."""
+
+Draw = Callable[["Figure"], None]
+"""Draws on an empty figure and may set its size."""
 
 Point = Mapping[str, Any]
 """A value on each axis; for a trial also its ``seed`` and its learning ``rate`` (None: none)."""
@@ -20,41 +33,72 @@ Runs = Mapping[Any, Mapping[Any, Result]]
 """Results by a value on the last axis, and by seed."""
 
 
+@cache
+def declared() -> Mapping[str, Any]:
+    """Return what `studies.yaml` says."""
+    import yaml
+
+    text = (files("fedone_paper") / "studies.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def find_study(name: str) -> Study:
+    """Return a study by its name.
+
+    Raises:
+        SpecError: There is none of that name.
+    """
+    studies = declared()["studies"]
+    if name not in studies:
+        raise ArgumentError(f"NAME: there is no study {name!r}; {', '.join(studies)}")
+    module, _, kind = studies[name]["class"].partition(":")
+    found: Study = getattr(import_module(f"fedone_paper.{module}"), kind)(name)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Design:
-    """What a study runs.
+class Report:
+    """A study's results for readers and programs.
 
     Attributes:
-        axes: What differs: values by attribute of the run, the outermost axis first.
-        key: Names a trial by its point, as `str.format` does.
-        base: Attributes that all runs share (of `Tuning`, where the study has no `trial` of its
-            own).
-        small_axes: Axes of ``--quick``.
-        small: What ``--quick`` changes of `base`.
-        pilot_key: Names a pilot: a run that learning rates are compared by.
-        pilot_seeds: Seeds of the pilots; they are never reported.
+        markdown: Tables and sentences, without a title. A figure is shown by
+            ``![what it shows](NAME.svg)``.
+        data: The same numbers for programs, as JSON holds them.
+        figures: The figures by their names; each becomes NAME.svg and NAME.png.
     """
 
-    axes: Mapping[str, Sequence[Any]]
-    key: str = ""
-    base: Mapping[str, Any] = field(default_factory=dict)
-    small_axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    small: Mapping[str, Any] = field(default_factory=dict)
-    pilot_key: str = ""
-    pilot_seeds: Sequence[int] = ()
+    markdown: str
+    data: dict[str, Any]
+    figures: Mapping[str, Draw] = field(default_factory=dict)
 
 
-class Study(Experiment):
+class Study(ABC):
     """One run at every point of a grid, repeated over seeds.
 
     Where a point has several learning rates, pilots with other seeds run first, and the repeats
     use the best of these rates.
 
     Attributes:
-        design: The runs. The user's tasks replace the values of an axis ``task``.
+        said: What `studies.yaml` says of it; the keys are explained there.
     """
 
-    design: ClassVar[Design]
+    def __init__(self, name: str) -> None:
+        self.name, self.said = name, declared()["studies"][name]
+        self.title: str = self.said["title"]
+        self.needs_data: bool = self.said.get("needs_data", True)
+        self.default_seeds: int = self.said.get("seeds", 3)
+        self.options: Sequence[str] = self.said.get("options", ())
+        self.takes: Sequence[str] = self.said.get("takes", ())
+
+    def text(self, name: str, /, **values: Any) -> str:
+        """Return one of its texts with values."""
+        text: str = self.said["texts"][name]
+        return text.format(**values)
+
+    @abstractmethod
+    def report(self, settings: Settings, results: Results) -> Report:
+        """Return the report. Trials that failed are absent from `results`."""
 
     def run(self, settings: Settings) -> dict[str, Any]:
         """Return what all runs share, with the numbers that the user gives.
@@ -62,7 +106,7 @@ class Study(Experiment):
         Raises:
             SpecError: One is not positive, or not whole where it must be.
         """
-        run = changed(self.design.base, self.design.small if settings.quick else {})
+        run = changed(self.said["base"], self.said["small"] if settings.quick else {})
         method, options = run.get("method", {}), settings.options
         asked = {name: number(options, name, run[name]) for name in options.keys() & run.keys()}
         inner = {name: number(options, name, method[name]) for name in options.keys() & method}
@@ -70,7 +114,7 @@ class Study(Experiment):
 
     def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
         """Return the values on each axis."""
-        grid = {**self.design.axes, **(self.design.small_axes if settings.quick else {})}
+        grid = {**self.said["axes"], **(self.said["small_axes"] if settings.quick else {})}
         return {**grid, "task": settings.tasks} if "task" in grid and settings.tasks else grid
 
     def seeds(self, settings: Settings, point: Point) -> Iterable[int | None]:
@@ -79,7 +123,8 @@ class Study(Experiment):
 
     def key(self, point: Point) -> str:
         """Return the key of the trial of a point."""
-        return self.design.key.format(**point)
+        key: str = self.said["key"].format(**point)
+        return key
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """Return the trial of a point: by default a tuning run of its attributes."""
@@ -108,9 +153,13 @@ class Study(Experiment):
         return min(losses, key=lambda rate: losses[rate], default=None)
 
     def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """Return the pilots, then one trial per seed and point.
+        """Return the trials that are known so far: the pilots, then one trial per seed and point.
 
-        An interrupted study has whole rows of its table.
+        Called again when they are done, until it returns no new ones. An interrupted study has
+        whole rows of its table.
+
+        Raises:
+            SpecError: The settings are wrong.
         """
         pilots: list[Trial] = []
         repeats: list[Point] = []
@@ -143,9 +192,9 @@ class Study(Experiment):
         return {value: runs for value, runs in found.items() if runs}
 
     def _pilots(self, point: Point, rate: float) -> Iterator[tuple[str, Point]]:
-        for seed in self.design.pilot_seeds:
+        for seed in self.said.get("pilot_seeds", ()):
             pilot = {**point, "seed": seed, "rate": rate}
-            yield self.design.pilot_key.format(**pilot), pilot
+            yield self.said["pilot_key"].format(**pilot), pilot
 
     def _points(self, settings: Settings) -> Iterator[dict[str, Any]]:
         grid = self.grid(settings)

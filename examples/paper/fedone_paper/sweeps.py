@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from fedone_paper.experiment import Report, Results
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.paper import about, paper_row, printed
 from fedone_paper.settings import Settings
 from fedone_paper.statistics import compared
-from fedone_paper.study import Design, Runs, Study
+from fedone_paper.study import Report, Results, Runs, Study
 from fedone_paper.summary import Column, mean_sd, mean_sd_text, table
 from fedone_sdk.evaluation.engine import Result
 
-_GS_BDPL = {"name": "gs-bdpl", "learning_rate": 3e-4}
-_SMALL: Mapping[str, Any] = {"method": {"num_samples": 4, "batch_size": 8}, "rounds": 3}
-
 
 class Sweep(Study):
-    """The metric of the tuned prompt along the last axis, a table and a panel per task.
-
-    Attributes:
-        axis: The axis in words, in which the paper's value is `usual`.
-        usual: The value that the others are compared with; with ``--quick`` the first one.
-        log: Whether the figure's axis is logarithmic.
-    """
-
-    axis: ClassVar[str]
-    usual: ClassVar[int]
-    log: ClassVar[bool] = False
+    """The metric of the tuned prompt along the last axis, a table and a panel per task."""
 
     def report(self, settings: Settings, results: Results) -> Report:
         """One table, one comparison and one panel per task."""
@@ -39,17 +25,13 @@ class Sweep(Study):
             for task in self.grid(settings)["task"]
             if (runs := self.runs(settings, results, task=task))
         }
-        head = (
-            f"GS-BDPL, one client per round, {run['rounds']} rounds, learning rate "
-            f"{run['method']['learning_rate']:g} for all; the metric (x 100) of the deployable "
-            "prompt on the whole dev split. Lines are means over seeds, bars one standard "
-            f"deviation; p values are of one comparison each. {about(self.name)}\n"
-        )
+        rate = run["method"]["learning_rate"]
+        head = self.text("head", rounds=run["rounds"], learning_rate=rate, about=about(self.name))
         return Report(
             markdown="\n".join(
                 [
                     f"![{self.title}]({self.name}.svg)\n",
-                    head,
+                    f"{head}\n",
                     *(self._section(task, runs) for task, runs in tasks.items()),
                 ]
             ),
@@ -77,12 +59,12 @@ class Sweep(Study):
             columns["the paper"] = lambda value, _: paper_row(self.name, "gs-bdpl", [value])[0]
         columns["clients share rows"] = lambda _, found: _shared(found)
         columns["seeds"] = lambda _, found: str(len(found))
-        rows = table(self.axis, runs, columns)
+        rows = table(self.said["axis"], runs, columns)
         return f"## {task} ({_any(runs)['name']})\n\n{rows}\n{self._verdict(runs)}\n"
 
     def _verdict(self, runs: Runs) -> str:
         """Each value against the usual one, over the seeds that both have."""
-        usual = self.usual if self.usual in runs else next(iter(runs))
+        usual = self.said["usual"] if self.said["usual"] in runs else next(iter(runs))
         parts = []
         for value, found in runs.items():
             if value == usual:
@@ -98,7 +80,9 @@ class Sweep(Study):
                 f"in {against.fewer} and worse in {against.more} of {len(seeds)} seeds (sign test "
                 f"p = {against.p_value:.2g})"
             )
-        text = f"{self.axis.capitalize()}, by seed: {'; '.join(parts)}. " if parts else ""
+        text = (
+            f"{str(self.said['axis']).capitalize()}, by seed: {'; '.join(parts)}. " if parts else ""
+        )
         each = [run["metric"] for found in runs.values() for run in found.values()]
         improved = sum(metric["after"] > metric["before"] for metric in each)
         return f"{text}Tuning improved on the untrained prompt in {improved} of {len(each)} runs."
@@ -115,52 +99,12 @@ class Sweep(Study):
             lines=lines,
             level=float(_any(runs)["no_prompt"]),
             level_label="no prompt",
-            x=self.axis,
+            x=self.said["axis"],
             y=str(_any(runs)["name"]),
             title=task,
             ticks={value: f"{value:,}" for value in runs},
-            log="x" if self.log else "",
+            log=self.said["log"],
         )
-
-
-class TableClients(Sweep):
-    """One client per round, chosen from an increasing number of clients.
-
-    Where there are too few rows for disjoint shards, clients share rows, which are drawn with
-    replacement over clients, never twice for one client.
-    """
-
-    name = "table-clients"
-    title = "100, 1,000 and 10,000 clients"
-    axis, usual, log = "clients", 100, True
-    design = Design(
-        base={"method": _GS_BDPL, "shots": 16, "rounds": 100},
-        small={**_SMALL, "prompt_len": 5, "every": 1},
-        axes={"task": ("sst2",), "num_clients": (100, 1000, 10_000)},
-        small_axes={"num_clients": (10, 100, 1000)},
-        key="c{num_clients}_s{seed}",
-    )
-
-
-class FigurePromptLength(Sweep):
-    """Prompts of several lengths.
-
-    If a long prompt leaves too little of the model's context, the ends of the example's text are
-    truncated.
-    """
-
-    name = "figure-prompt-length"
-    title = "The metric after training against the length of the prompt"
-    default_seeds = 5
-    takes = ("tasks",)
-    axis, usual = "positions", 20
-    design = Design(
-        base={"method": _GS_BDPL, "rounds": 100, "every": 0},
-        small={**_SMALL, "num_clients": 10},
-        axes={"task": ("sst2", "cola", "mrpc"), "prompt_len": (10, 20, 40, 60)},
-        small_axes={"task": ("sst2",), "prompt_len": (5, 10)},
-        key="{task}_n{prompt_len}_s{seed}",
-    )
 
 
 def _any(runs: Runs) -> Mapping[str, Any]:

@@ -17,8 +17,6 @@ import {
   UnsupportedError,
 } from "./errors.js";
 import type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
-import { Identity } from "./identity.js";
-import { Journal } from "./journal.js";
 import { KnownRuns } from "./known.js";
 import { keepLease } from "./lease.js";
 import { Link } from "./link.js";
@@ -27,13 +25,12 @@ import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment } from "./messages.js";
 import { gatewayOracle, ownOracle } from "./oracle.js";
 import type { Oracle } from "./oracle.js";
-import { Outbox } from "./outbox.js";
-import type { Unsent } from "./outbox.js";
 import { Backoff, MAX_WAIT_S, PATIENCE_S } from "./patience.js";
 import { platformRandom } from "./random.js";
 import type { Random } from "./random.js";
+import { CurrentWork, Identity } from "./state.js";
+import type { EdgeStorage, Unsent } from "./state.js";
 import { mismatch } from "./step.js";
-import type { EdgeStorage } from "./storage.js";
 import type { Example, Run } from "./task.js";
 import { Transport } from "./transport.js";
 import type { Fetch } from "./transport.js";
@@ -92,8 +89,8 @@ export interface Status {
   readonly clientId?: string;
   /** Whether the aggregator answered last. */
   readonly online: boolean;
-  /** Finished updates that wait to be sent. */
-  readonly unsent: number;
+  /** Whether a finished update waits to be sent. */
+  readonly unsent: boolean;
   /** The current work, and how many of its prompts have their losses. */
   readonly work?: WorkFacts & { readonly done: number; readonly total: number };
   /** What the last turn came to. */
@@ -130,8 +127,7 @@ export class EdgeClient {
   readonly #clock: Clock;
   readonly #random: () => Random;
   readonly #link: Link;
-  readonly #outbox: Outbox;
-  readonly #journal: Journal;
+  readonly #current: CurrentWork;
   readonly #known: KnownRuns;
   readonly #backoff = new Backoff();
   /** Fingerprint of the device's own model, once it has answered. */
@@ -162,8 +158,7 @@ export class EdgeClient {
       this.#clock,
       tell,
     );
-    this.#outbox = new Outbox(storage, server);
-    this.#journal = new Journal(storage, server);
+    this.#current = new CurrentWork(storage, server);
     this.#known = new KnownRuns(this.#link);
   }
 
@@ -211,7 +206,7 @@ export class EdgeClient {
     const { clientId } = this.#link.identity;
     return {
       online: this.#link.online,
-      unsent: this.#outbox.size,
+      unsent: this.#current.unsent !== undefined,
       nextTurnS: this.#nextTurnS,
       ...(clientId !== undefined && { clientId }),
       ...(this.#work && { work: this.#work }),
@@ -246,8 +241,7 @@ export class EdgeClient {
       if (error.code !== "unauthorized" || !this.#link.mayEnrolAgain) throw error;
       // The server has lost its clients, or revoked this one: enrol as a new one.
       await this.#link.identity.forget();
-      await this.#outbox.clear();
-      await this.#journal.drop();
+      await this.#current.clear();
       this.#known.forget();
       this.#nextTurnS = this.#backoff.nextS();
       return "idle";
@@ -303,28 +297,25 @@ export class EdgeClient {
     const { assignment_id: assignmentId, run_id: runId, round } = assignment;
     const facts: WorkFacts = { runId, assignmentId, round };
     this.#tell({ kind: "assigned", ...facts });
-    await this.#journal.begin(assignmentId);
     if (assignment.exchange !== "losses") return this.#unsupported(facts, signal);
     const renew = (ended: AbortSignal) => this.#link.renew(assignmentId, ended);
     const endLease = keepLease(assignment.deadline_s, renew, this.#clock);
     try {
-      let update: string;
+      let unsent: Unsent;
       try {
-        update = await this.#done(assignment, held, facts, signal);
+        unsent = await this.#done(assignment, held, facts, signal);
       } catch (error) {
         if (isNotDeclined(error)) throw error;
         return await this.#declined(facts, error, signal);
       }
-      const unsent: Unsent = { ...facts, body: update };
-      // Kept before it is sent, and the losses only then given up: a device that dies here has one
-      // of them.
-      await this.#outbox.put(unsent);
-      await this.#journal.drop();
+      // Kept before it is sent.
+      if (unsent !== this.#current.unsent) await this.#current.put(unsent);
       await this.#handIn(unsent, signal);
     } catch (error) {
       const gone = error instanceof ProblemError && !isRetryable(error);
       if (!gone || error.code === "unauthorized") throw error;
-      if (error.code !== "run_conflict") await this.#journal.drop();
+      if (error.code === "model_mismatch") this.#known.forget();
+      if (error.code !== "run_conflict") await this.#current.drop(assignmentId);
       this.#tell({ kind: "refused", reason: error.message, ...facts });
       return "refused";
     } finally {
@@ -340,7 +331,10 @@ export class EdgeClient {
     held: readonly Example[],
     facts: WorkFacts,
     signal: AbortSignal | undefined,
-  ): Promise<string> {
+  ): Promise<Unsent> {
+    const kept = this.#current.unsent;
+    if (kept?.assignmentId === facts.assignmentId) return kept;
+    await this.#current.begin(facts.assignmentId);
     const version = assignment.vocabulary_version ?? 0;
     let run: Run;
     try {
@@ -360,11 +354,12 @@ export class EdgeClient {
     const { beforeSend, score, backend } = this.#options;
     const work = {
       ...{ run, assignment, held, beforeSend, score, onScored },
-      journal: this.#journal,
+      journal: this.#current,
       ownModel: backend !== undefined,
       random: this.#random,
     };
-    return JSON.stringify(await lossesUpdate(work, await this.#oracle(run, assignment, signal)));
+    const update = await lossesUpdate(work, await this.#oracle(run, assignment, signal));
+    return { ...facts, body: JSON.stringify(update) };
   }
 
   async #oracle(
@@ -418,11 +413,11 @@ export class EdgeClient {
     const unfit = error instanceof Declining && error.unfit;
     const message = {
       reason: reason.slice(0, 500),
-      usage: this.#journal.usage,
+      usage: this.#current.usage,
       ...(unfit && { unfit }),
     };
     await this.#link.decline(facts.assignmentId, message, signal);
-    await this.#journal.drop();
+    await this.#current.drop(facts.assignmentId);
     this.#tell({ kind: "declined", reason: message.reason, ...facts });
     return "declined";
   }
@@ -431,15 +426,16 @@ export class EdgeClient {
 
   /** Hands in what was finished before this device stopped or went offline. */
   async #handInWaiting(signal: AbortSignal | undefined): Promise<void> {
-    for (const unsent of await this.#outbox.waiting()) {
-      try {
-        await this.#handIn(unsent, signal);
-      } catch (error) {
-        const gone = error instanceof ProblemError && !isRetryable(error);
-        if (!gone || error.code === "unauthorized") throw error;
-        const { body: _, ...facts } = unsent;
-        this.#tell({ kind: "refused", reason: error.message, ...facts });
-      }
+    await this.#current.load();
+    const { unsent } = this.#current;
+    if (unsent === undefined) return;
+    try {
+      await this.#handIn(unsent, signal);
+    } catch (error) {
+      const gone = error instanceof ProblemError && !isRetryable(error);
+      if (!gone || error.code === "unauthorized") throw error;
+      const { body: _, ...facts } = unsent;
+      this.#tell({ kind: "refused", reason: error.message, ...facts });
     }
   }
 
@@ -451,10 +447,10 @@ export class EdgeClient {
     } catch (error) {
       const gone = error instanceof ProblemError && !isRetryable(error);
       const kept = gone && ["unauthorized", "run_conflict"].includes(error.code);
-      if (gone && !kept) await this.#outbox.drop(unsent.assignmentId);
+      if (gone && !kept) await this.#current.drop(unsent.assignmentId);
       throw error;
     }
-    await this.#outbox.drop(unsent.assignmentId);
+    await this.#current.drop(unsent.assignmentId);
     this.#tell({ kind: "updated", ...facts });
   }
 

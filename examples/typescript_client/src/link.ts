@@ -1,7 +1,6 @@
 import type { Clock } from "./clock.js";
 import { ArgumentError, MessageError, TransportError } from "./errors.js";
 import type { OnEvent } from "./events.js";
-import type { Identity } from "./identity.js";
 import type {
   AlphaAssignment,
   Claim,
@@ -14,7 +13,7 @@ import type {
   Scores,
   VocabularyList,
 } from "./messages.js";
-import type { Unsent } from "./outbox.js";
+import type { Identity, Unsent } from "./state.js";
 import { persist } from "./patience.js";
 import { readRun } from "./task.js";
 import type { Run } from "./task.js";

@@ -1,9 +1,9 @@
 import type { Minibatch } from "./batch.js";
 import { Declining } from "./errors.js";
-import type { Journal, Row } from "./journal.js";
 import { exampleLoss } from "./loss.js";
 import type { ModelOutput, ScoreFunction } from "./loss.js";
 import type { PackedArray, Usage } from "./messages.js";
+import type { CurrentWork, Row } from "./state.js";
 import type { Run } from "./task.js";
 
 /** Why a device cannot work for a run of another model. */
@@ -19,7 +19,7 @@ export class Step {
     readonly batch: Minibatch,
     readonly prompts: readonly number[][],
     readonly dtype: PackedArray["dtype"],
-    readonly journal: Journal,
+    readonly journal: CurrentWork,
     readonly score: ScoreFunction | undefined,
     readonly onScored: (count: number) => void,
   ) {}

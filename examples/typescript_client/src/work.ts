@@ -2,7 +2,6 @@ import { pack, rowsOf } from "./array.js";
 import { Minibatch } from "./batch.js";
 import type { BeforeSend } from "./batch.js";
 import { Declining } from "./errors.js";
-import type { Journal } from "./journal.js";
 import { classLosses, hasBiasGrid } from "./loss.js";
 import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment, LossesUpdate } from "./messages.js";
@@ -11,6 +10,7 @@ import { privateLosses } from "./noise.js";
 import { fingerprint, mean } from "./numbers.js";
 import type { Oracle } from "./oracle.js";
 import type { Random } from "./random.js";
+import type { CurrentWork } from "./state.js";
 import { Step } from "./step.js";
 import type { Example, Run } from "./task.js";
 import { sizesOf } from "./vocabulary.js";
@@ -23,7 +23,7 @@ export interface Work {
   readonly held: readonly Example[];
   readonly beforeSend: BeforeSend | undefined;
   readonly score: ScoreFunction | undefined;
-  readonly journal: Journal;
+  readonly journal: CurrentWork;
   /** Whether the device asks a model of its own, whose queries it must report. */
   readonly ownModel: boolean;
   readonly random: () => Random;

@@ -13,7 +13,7 @@ import { burst, EdgeClient, MemoryStorage } from "../src/index.js";
 import type { EdgeStorage } from "../src/index.js";
 import { assignment, json, never, problem, ScriptedServer } from "./server.js";
 
-const KEY = "fedone.https___fedone.example.outbox";
+const KEY = "fedone.https___fedone.example.work";
 
 /** A double of `@capacitor/preferences`. */
 function preferences() {

@@ -68,7 +68,7 @@ test("it enrols, scores through the gateway and returns one loss for each prompt
     ["enrolled", "waiting", "assigned", "updated", "waiting", "ended"],
   );
   assert.deepEqual(client.status(), {
-    ...{ clientId: "client-1", online: true, unsent: 0, nextTurnS: 0, outcome: "ended" },
+    ...{ clientId: "client-1", online: true, unsent: false, nextTurnS: 0, outcome: "ended" },
   });
 });
 
@@ -110,14 +110,14 @@ test("a longer wait ends the turn, and the update is kept across a restart", asy
   );
   const { client, storage } = clientOf(server);
   assert.equal(await client.runOnce(), "offline");
-  assert.equal(client.status().unsent, 1);
+  assert.equal(client.status().unsent, true);
   assert.ok(client.status().nextTurnS >= 40);
   const again = clientOf(server, { storage });
   await again.client.run();
   const bodies = server.bodies("update");
   assert.equal(bodies.length, 2);
   assert.equal(bodies[0], bodies[1]);
-  assert.equal(again.client.status().unsent, 0);
+  assert.equal(again.client.status().unsent, false);
   assert.equal(server.bodies("score").length, 1);
 });
 
@@ -125,11 +125,11 @@ test("work that the server gave up is dropped", async () => {
   const server = new ScriptedServer().next("update", () => problem("assignment_expired", 409));
   const { client, events } = clientOf(server);
   assert.equal(await client.runOnce(), "refused");
-  assert.equal(client.status().unsent, 0);
+  assert.equal(client.status().unsent, false);
   assert.ok(events.some((event) => event.kind === "refused"));
 });
 
-test("a paused run's update waits while others are worked for", async () => {
+test("a paused run's update waits until other work is finished", async () => {
   const server = new ScriptedServer()
     .next(
       "update",
@@ -143,9 +143,10 @@ test("a paused run's update waits while others are worked for", async () => {
     );
   const { client } = clientOf(server);
   assert.equal(await client.runOnce(), "refused");
-  assert.equal(client.status().unsent, 1);
+  assert.equal(client.status().unsent, true);
   assert.equal(await client.runOnce(), "worked");
-  assert.equal(client.status().unsent, 1);
+  assert.equal(server.bodies("update").length, 3); // the paused run's twice
+  assert.equal(client.status().unsent, false);
 });
 
 test("no work: it comes back when the server says", async () => {
@@ -351,13 +352,13 @@ test("noise is drawn once, and the same after a restart", async () => {
     get: (key: string) => storage.get(key),
     set: (key: string, value: string) => {
       // The power fails before the update is kept.
-      if (fails && key.endsWith(".outbox")) throw new DOMException("full", "QuotaExceededError");
+      if (fails && value.includes("unsent")) throw new DOMException("full", "QuotaExceededError");
       storage.set(key, value);
     },
     remove: (key: string) => storage.remove(key),
   };
   await assert.rejects(clientOf(server, { storage: failing }).client.runOnce(), /full/);
-  const journal = JSON.parse(String(storage.get("fedone.https___fedone.example.journal")));
+  const { journal } = JSON.parse(String(storage.get("fedone.https___fedone.example.work")));
   fails = false;
   assert.equal(await clientOf(server, { storage: failing }).client.runOnce(), "worked");
   const { losses } = JSON.parse(server.bodies("update")[0]!);

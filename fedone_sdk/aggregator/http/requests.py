@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import html
 import json
 import logging
 import math
@@ -20,14 +19,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler
 from pydantic import ValidationError
 
-from fedone_sdk.aggregator.http.docs_page import PAGE_HEADERS
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.errors import ProblemError, StoreUnavailable
 from fedone_sdk.messages import (
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     Message,
-    Parse,
     Problem,
     encode,
     first_error,
@@ -51,26 +48,6 @@ PROBLEM: Any = web.ResponseKey("problem", str) if hasattr(web, "ResponseKey") el
 _ACTIVE: WeakSet[asyncio.Transport] = WeakSet()
 """Connections that have sent a request."""
 
-_NOT_FOUND_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>No such page</title>
-<link rel="stylesheet" href="{home}dashboard/style.css">
-</head>
-<body>
-<main>
-<h1>There is no such page</h1>
-<p>Nothing is at <code>{path}</code>.</p>
-<p><a href="{home}">To the dashboard</a></p>
-</main>
-</body>
-</html>
-"""
-
 JSON = "application/json"
 """Content type of messages."""
 
@@ -90,8 +67,6 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPRequestEntityTooLarge:
         return problem(_too_large(request.client_max_size))
     except web.HTTPNotFound:
-        if request.method == "GET" and "text/html" in request.headers.get("Accept", ""):
-            return _not_found_page(request.path)
         return problem(ProblemError("not_found", f"there is nothing at {request.path}"))
     except web.HTTPMethodNotAllowed as exc:
         allowed = exc.headers["Allow"]
@@ -112,16 +87,6 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
             traceback=traceback.format_exc(),
         )
         return problem(ProblemError("internal", "see the server's log"))
-
-
-def _not_found_page(path: str) -> web.Response:
-    """Return a "not found" page for browsers, with a link to the dashboard."""
-    # Relative paths also work behind a proxy that adds a prefix.
-    home = "../" * (path.count("/") - 1) or "./"
-    text = _NOT_FOUND_PAGE.format(path=html.escape(path), home=home)
-    response = web.Response(status=404, text=text, content_type="text/html", headers=PAGE_HEADERS)
-    response[PROBLEM] = "not_found"
-    return response
 
 
 def problem(error: ProblemError, document: Problem | None = None) -> web.Response:
@@ -205,7 +170,7 @@ async def body_of(request: web.Request, *, max_bytes: int | None = None) -> byte
 
 async def read(
     request: web.Request,
-    parse: Parse[T],
+    validate: Callable[[Any], T],
     *,
     max_bytes: int | None = None,
 ) -> tuple[T, bytes]:
@@ -213,7 +178,7 @@ async def read(
 
     Args:
         request: The request.
-        parse: Parses the message; validation errors become `invalid_message`.
+        validate: Makes a message of the document; its errors become `invalid_message`.
         max_bytes: Maximal size of the body; the application's limit by default.
 
     Raises:
@@ -223,26 +188,23 @@ async def read(
         raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
     body = await body_of(request, max_bytes=max_bytes)
     try:
-        return await in_thread_if_large(len(body), _parsed, parse, body), body
+        return await in_thread_if_large(len(body), _parsed, validate, body), body
     except ValidationError as exc:
         raise ProblemError("invalid_message", first_error(exc)) from None
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from None
 
 
-def _parsed(parse: Parse[T], body: bytes) -> T:
-    check_json(body)
-    return parse(body)
+def _parsed(validate: Callable[[Any], T], body: bytes) -> T:
+    return validate(load_json(body))
 
 
-def check_json(body: bytes) -> None:
-    """Refuse documents that are ambiguous or too expensive to parse.
-
-    Does not check the syntax, which the parser does.
+def load_json(body: bytes) -> Any:
+    """Return the document of a body, which is parsed only here.
 
     Raises:
-        ValueError: The document is not UTF-8, is nested too deeply, has too many parts, a duplicate
-            key, or NaN or Infinity.
+        ValueError: The document is not JSON in UTF-8, is nested too deeply, has too many parts, a
+            duplicate key, or NaN or Infinity.
     """
     if sum(map(body.count, (b",", b"[", b"{"))) > MAX_PARTS:
         raise ValueError(f"more than {MAX_PARTS} commas, lists and objects")
@@ -251,23 +213,24 @@ def check_json(body: bytes) -> None:
     except UnicodeDecodeError as exc:
         raise ValueError("the body is not UTF-8") from exc
     try:
-        # Not parsed as integers: long numbers would raise another error and end the check.
-        json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_int=float)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except _Refused:
         raise
     except RecursionError as exc:
         raise ValueError("lists and objects are nested too deeply") from exc
-    except ValueError:
-        return
+    except ValueError as exc:
+        raise ValueError("Invalid JSON") from exc
 
 
 class _Refused(ValueError):
     pass
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
         raise _Refused("an object has the same key twice")
+    return document
 
 
 def _no_number(_name: str) -> NoReturn:

@@ -334,13 +334,10 @@ class RoundMachine:
 
     def initial_state(self) -> RunState:
         """Return the initial state of the run."""
-        evaluation_cap = self.spec.evaluation.queries
         return RunState(
             method=self.method.init(),
             account=Account(cap=self.spec.budget),
-            evaluation=Account(
-                cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
-            ),
+            evaluation=Account(),
             model=self.required_model or None,
             metric=MetricReport(name=self.spec.task.metric),
         )
@@ -394,21 +391,6 @@ class RoundMachine:
             self.drawn.clear()
         self.drawn[key] = (base, drawn)
         return drawn
-
-    def told(
-        self, state: RunState, seat: Seat, losses: Sequence[float], curves: Curves | None = None
-    ) -> State:
-        """Return a client's method state after the losses of its step (losses exchange).
-
-        Args:
-            state: The run.
-            seat: The seat.
-            losses: One per prompt.
-            curves: Losses by class and label bias, in runs with label calibration.
-        """
-        asked = self.candidates(state, seat)
-        base = seat.local or state.method
-        return self.method.tell(base, asked, self.as_losses(losses, curves))
 
     # Seeds: all draws are reproducible and not stored
 
@@ -473,7 +455,6 @@ def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
         trust_region=None if method.shares_memory else wanted.trust_region,
         outliers=wanted.outliers,
         quarantine=wanted.quarantine,
-        max_influence=None if method.shares_memory else wanted.max_influence,
     )
 
 

@@ -132,7 +132,11 @@ def _step_result(
             )
         curves = _curves(machine, update)
         return _StepResult(
-            local=machine.told(state, seat, update.losses, curves),
+            local=machine.method.tell(
+                seat.local or state.method,
+                machine.candidates(state, seat),
+                machine.as_losses(update.losses, curves),
+            ),
             mean_loss=float(np.mean(machine.clipped(update.losses))),
             losses=(update.losses,),
             curves=() if curves is None else (curves,),

@@ -32,7 +32,7 @@ async def create_token(request: web.Request) -> web.Response:
 
     The response contains its secret, of which the server only stores a digest.
     """
-    message, _ = await message_of(request, NewToken.model_validate_json)
+    message, _ = await message_of(request, NewToken.model_validate)
     record, secret = await request.app[SERVICE].access.create_token(message)
     return answer(CreatedToken.model_validate({**_facts(record), "token": secret}), status=201)
 
@@ -128,41 +128,29 @@ def _info(client: ClientRecord) -> ClientInfo:
 
 ACCESS = (
     Route(
-        method="POST",
-        path="/v1/enrolment-tokens",
-        handler=create_token,
+        "POST /v1/enrolment-tokens",
+        create_token,
         access="admin",
         tag="access",
-        summary="Create an enrolment token",
         request=NewToken,
         answers={201: CreatedToken},
         problems=("token_conflict",),
     ),
     Route(
-        method="GET",
-        path="/v1/enrolment-tokens",
-        handler=tokens,
-        access="admin",
-        tag="access",
-        summary="List enrolment tokens",
-        answers={200: TokenList},
+        "GET /v1/enrolment-tokens", tokens, access="admin", tag="access", answers={200: TokenList}
     ),
     Route(
-        method="DELETE",
-        path="/v1/enrolment-tokens/{token_name}",
-        handler=revoke_token,
+        "DELETE /v1/enrolment-tokens/{token_name}",
+        revoke_token,
         access="admin",
         tag="access",
-        summary="Revoke an enrolment token",
         answers={200: TokenInfo},
     ),
     Route(
-        method="GET",
-        path="/v1/clients",
-        handler=clients,
+        "GET /v1/clients",
+        clients,
         access="admin",
         tag="access",
-        summary="List clients",
         answers={200: ClientList},
         query={
             "limit": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
@@ -171,21 +159,17 @@ ACCESS = (
         problems=("invalid_message",),
     ),
     Route(
-        method="POST",
-        path="/v1/clients/{client_id}/revoke",
-        handler=revoke_client,
+        "POST /v1/clients/{client_id}/revoke",
+        revoke_client,
         access="admin",
         tag="access",
-        summary="Revoke a client",
         answers={200: ClientInfo},
     ),
     Route(
-        method="POST",
-        path="/v1/clients/me/credential",
-        handler=rotate,
+        "POST /v1/clients/me/credential",
+        rotate,
         access="device",
         tag="access",
-        summary="Renew a device's credential",
         answers={200: Rotated},
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -32,7 +33,6 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import Parse
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
@@ -173,6 +173,9 @@ async def authorize(request: web.Request, route: Route) -> None:
         context.set_client(client)
         request.app[LIMITER].client(client.index)
         await service.wait_until_open()
+        if "assignment_id" in request.match_info:
+            work = request.match_info["assignment_id"]
+            context.set_run(service.traffic_run(assignment_id=work))
 
 
 def client_of(request: web.Request) -> ClientRecord:
@@ -197,7 +200,7 @@ async def run_of(request: web.Request) -> ServedRun:
     return run
 
 
-async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
+async def message_of(request: web.Request, validate: Callable[[Any], T]) -> tuple[T, bytes]:
     """Return the message of the body, and the raw body.
 
     Raises:
@@ -209,7 +212,7 @@ async def message_of(request: web.Request, parse: Parse[T]) -> tuple[T, bytes]:
     limit = None if route is None else route.max_body
     if request.content_type == JSON:
         context.upload = len(await body_of(request, max_bytes=limit))
-    found = await read(request, parse, max_bytes=limit)
+    found = await read(request, validate, max_bytes=limit)
     if context.client is not None:
         await request.app[SERVICE].access.check_active(context.client)
     return found

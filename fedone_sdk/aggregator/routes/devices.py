@@ -41,7 +41,7 @@ async def enrol(request: web.Request) -> web.Response:
     """
     service = request.app[SERVICE]
     CONTEXT.get().set_run(service.traffic_run())
-    message, _ = await message_of(request, Enrol.model_validate_json)
+    message, _ = await message_of(request, Enrol.model_validate)
     return answer(await service.enrol(bearer_token(request), message), status=201)
 
 
@@ -51,7 +51,7 @@ async def claim(request: web.Request) -> web.Response:
     A repeated claim returns the same open assignment. 204 means that there is no work now.
     """
     service, client = request.app[SERVICE], client_of(request)
-    message, _ = await message_of(request, Claim.model_validate_json)
+    message, _ = await message_of(request, Claim.model_validate)
     concerned = service.traffic_run(run_id=message.run_id)
     if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
         CONTEXT.get().set_run(concerned)
@@ -68,10 +68,9 @@ async def update(request: web.Request) -> web.Response:
     """Send an update. The same body again gets the same receipt."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
-    message, body = await message_of(request, UPDATE.validate_json)
+    message, body = await message_of(request, UPDATE.validate_python)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
-    return answer(await service.update(client, assignment_id, message, body_sha256))
+    return answer(await service.work.update(client, assignment_id, message, body_sha256))
 
 
 def _sha256(body: bytes) -> str:
@@ -82,8 +81,7 @@ async def renew(request: web.Request) -> web.Response:
     """Give a device a full new deadline."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
-    return answer(await service.renew(client, assignment_id))
+    return answer(await service.work.renew(client, assignment_id))
 
 
 async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
@@ -97,19 +95,18 @@ async def decline(request: web.Request) -> web.Response:
     """Decline an assignment."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=assignment_id))
-    message, _ = await message_of(request, Decline.model_validate_json)
-    await service.decline(client, assignment_id, message)
+    message, _ = await message_of(request, Decline.model_validate)
+    await service.work.decline(client, assignment_id, message)
     return web.Response(status=204)
 
 
 async def score(request: web.Request) -> web.Response:
     """Score prompts with the server's model, under the lease of the device's assignment."""
     service, client = request.app[SERVICE], client_of(request)
-    message, body = await message_of(request, Score.model_validate_json)
+    message, body = await message_of(request, Score.model_validate)
     CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
-    return answer(await service.score(client, message, body_sha256))
+    return answer(await service.work.score(client, message, body_sha256))
 
 
 async def task(request: web.Request) -> web.Response:
@@ -127,23 +124,19 @@ async def vocabulary(request: web.Request) -> web.Response:
 
 DEVICE_ROUTES = (
     Route(
-        method="POST",
-        path="/v1/clients",
-        handler=enrol,
+        "POST /v1/clients",
+        enrol,
         access="enrolment",
         tag="devices",
-        summary="Enrol a device",
         request=Enrol,
         answers={201: Enrolled},
         problems=("forbidden",),
     ),
     Route(
-        method="POST",
-        path="/v1/assignments/claim",
-        handler=claim,
+        "POST /v1/assignments/claim",
+        claim,
         access="device",
         tag="devices",
-        summary="Claim work (long poll)",
         waits=True,
         request=Claim,
         answers={200: Assignment, 204: None},
@@ -151,45 +144,37 @@ DEVICE_ROUTES = (
         problems=("not_found", "model_mismatch", "run_ended", "backend_unavailable"),
     ),
     Route(
-        method="POST",
-        path="/v1/assignments/{assignment_id}/update",
-        handler=update,
+        "POST /v1/assignments/{assignment_id}/update",
+        update,
         access="device",
         tag="devices",
-        summary="Send an update",
         request=Update,
         max_body=MAX_BODY_BYTES,
         answers={200: Receipt},
         problems=("assignment_expired", "update_conflict", "model_mismatch"),
     ),
     Route(
-        method="POST",
-        path="/v1/assignments/{assignment_id}/renew",
-        handler=renew,
+        "POST /v1/assignments/{assignment_id}/renew",
+        renew,
         access="device",
         tag="devices",
-        summary="Renew a deadline",
         answers={200: Renewal},
         problems=("assignment_expired", "renewal_refused"),
     ),
     Route(
-        method="POST",
-        path="/v1/assignments/{assignment_id}/decline",
-        handler=decline,
+        "POST /v1/assignments/{assignment_id}/decline",
+        decline,
         access="device",
         tag="devices",
-        summary="Decline an assignment",
         request=Decline,
         answers={204: None},
         problems=("assignment_expired",),
     ),
     Route(
-        method="POST",
-        path="/v1/score",
-        handler=score,
+        "POST /v1/score",
+        score,
         access="device",
         tag="devices",
-        summary="Score prompts through the gateway",
         request=Score,
         max_body=MAX_BODY_BYTES,
         answers={200: Scores},
@@ -205,21 +190,13 @@ DEVICE_ROUTES = (
         ),
     ),
     Route(
-        method="GET",
-        path="/v1/runs/{run_id}/task",
-        handler=task,
-        access="member",
-        tag="devices",
-        summary="Get the task of a run",
-        answers={200: RunTask},
+        "GET /v1/runs/{run_id}/task", task, access="member", tag="devices", answers={200: RunTask}
     ),
     Route(
-        method="GET",
-        path="/v1/runs/{run_id}/vocabulary",
-        handler=vocabulary,
+        "GET /v1/runs/{run_id}/vocabulary",
+        vocabulary,
         access="member",
         tag="devices",
-        summary="Get the candidates, in index order",
         query={"after": {"type": "integer", "minimum": 0}},
         answers={200: VocabularyList},
     ),

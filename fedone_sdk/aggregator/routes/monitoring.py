@@ -98,31 +98,13 @@ def likeliest(
 
 
 MONITORING_ROUTES = (
+    Route("GET /v1/me", me, access="viewer", tag="access", answers={200: Me}),
+    Route("GET /v1/runs/{run_id}/seats", seats, access="viewer", tag="runs", answers={200: Seats}),
     Route(
-        method="GET",
-        path="/v1/me",
-        handler=me,
-        access="viewer",
-        tag="access",
-        summary="Get the caller's token",
-        answers={200: Me},
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}/seats",
-        handler=seats,
+        "GET /v1/runs/{run_id}/probabilities",
+        probabilities,
         access="viewer",
         tag="runs",
-        summary="Get the seats of a run",
-        answers={200: Seats},
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}/probabilities",
-        handler=probabilities,
-        access="viewer",
-        tag="runs",
-        summary="Get the most probable tokens of each position",
         answers={200: TokenProbabilities},
         problems=("invalid_message",),
         query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},

@@ -131,11 +131,12 @@ def _is_message(kind: object) -> bool:
 
 
 def _operation(route: Route, schemas: dict[_Key, Any]) -> dict[str, Any]:
+    text = inspect.getdoc(route.handler) or ""
     operation: dict[str, Any] = {
         "operationId": route.handler.__name__,
         "tags": [route.tag],
-        "summary": route.summary,
-        "description": inspect.getdoc(route.handler),
+        "summary": text.partition("\n")[0].rstrip("."),
+        "description": text,
         "security": [{scheme: []} for scheme in _SECURITY[route.access]],
     }
     if route.access in ("viewer", "operator", "admin"):

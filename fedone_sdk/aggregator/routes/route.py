@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from fedone_sdk.aggregator.http.docs_page import ASSETS, FILES
@@ -32,17 +32,15 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 """JSON Schema of each path parameter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Route:
     """A route of the HTTP API.
 
     Attributes:
-        method: HTTP method.
-        path: Path with parameters in braces.
+        endpoint: HTTP method and path, with parameters in braces.
         handler: The handler; its docstring is the description.
         access: Required access.
         tag: Group in the documentation.
-        summary: Summary in the documentation.
         answers: HTTP status -> message type, media type, a tuple of these, or None for no body.
         request: Message type or media type of the body, or None.
         max_body: Maximal size of the body, bytes.
@@ -54,12 +52,11 @@ class Route:
         query: Query parameters: name -> JSON Schema.
     """
 
-    method: Literal["GET", "POST", "DELETE", "PUT"]
-    path: str
+    endpoint: str
     handler: Handler
+    _: KW_ONLY
     access: Access
     tag: str
-    summary: str
     answers: Mapping[int, Any]
     request: Any = None
     max_body: int = SMALL_BODY_BYTES
@@ -67,6 +64,16 @@ class Route:
     headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     waits: bool = False
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def method(self) -> str:
+        """HTTP method."""
+        return self.endpoint.partition(" ")[0]
+
+    @property
+    def path(self) -> str:
+        """Path with parameters in braces."""
+        return self.endpoint.partition(" ")[2]
 
     @property
     def names(self) -> list[str]:

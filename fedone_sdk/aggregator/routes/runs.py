@@ -45,7 +45,7 @@ _KEEPALIVE_S = 15.0
 async def add_run(request: web.Request) -> web.Response:
     """Start a run. Its vocabulary must be a list; its backend is the server's."""
     service = request.app[SERVICE]
-    document, _ = await message_of(request, _JSON.validate_json)
+    document, _ = await message_of(request, _JSON.validate_python)
     try:
         spec = validate_spec(RunSpec, document, source="run")
         if spec.data is not None:
@@ -189,7 +189,7 @@ async def raise_caps(request: web.Request) -> web.Response:
     Omitted caps stay the same. Caps can only be raised, so the same body again has no effect.
     """
     raised = await run_of(request)
-    caps, _ = await message_of(request, Budget.model_validate_json)
+    caps, _ = await message_of(request, Budget.model_validate)
     await request.app[SERVICE].steering.raise_caps(raised, caps)
     return answer(raised.result())
 
@@ -215,7 +215,7 @@ def _flag(request: web.Request, name: str, *, default: bool) -> bool:
 async def roll_back(request: web.Request) -> web.Response:
     """Roll a run back to an earlier round. Spending of later rounds stays counted."""
     rolled = await run_of(request)
-    message, _ = await message_of(request, RollBack.model_validate_json)
+    message, _ = await message_of(request, RollBack.model_validate)
     await request.app[SERVICE].steering.roll_back(rolled, message.to_round, message.reason)
     return answer(rolled.result())
 
@@ -229,7 +229,7 @@ async def run_clients(request: web.Request) -> web.Response:
 async def quarantine(request: web.Request) -> web.Response:
     """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
     watched = await run_of(request)
-    message, _ = await message_of(request, Quarantine.model_validate_json)
+    message, _ = await message_of(request, Quarantine.model_validate)
     client_id = request.match_info["client_id"]
     await request.app[SERVICE].steering.quarantine(watched, client_id, message.reason)
     return web.Response(status=204)
@@ -244,144 +244,110 @@ async def release(request: web.Request) -> web.Response:
 
 RUN_ROUTES = (
     Route(
-        method="POST",
-        path="/v1/runs",
-        handler=add_run,
+        "POST /v1/runs",
+        add_run,
         access="operator",
         tag="runs",
-        summary="Start a run",
         request=RunSpec,
         max_body=MAX_BODY_BYTES,
         answers={201: RunResult},
         headers={201: {"Location": "Path of the run"}},
         problems=("invalid_run", "run_conflict"),
     ),
+    Route("GET /v1/runs", runs, access="member", tag="runs", answers={200: list[RunSummary]}),
     Route(
-        method="GET",
-        path="/v1/runs",
-        handler=runs,
+        "GET /v1/runs/{run_id}",
+        run,
         access="member",
         tag="runs",
-        summary="List runs",
-        answers={200: list[RunSummary]},
-    ),
-    Route(
-        method="GET",
-        path="/v1/runs/{run_id}",
-        handler=run,
-        access="member",
-        tag="runs",
-        summary="Get a run",
         answers={200: RunResult},
         query={"history": {"type": "boolean", "default": True}},
     ),
     Route(
-        method="DELETE",
-        path="/v1/runs/{run_id}",
-        handler=delete_run,
+        "DELETE /v1/runs/{run_id}",
+        delete_run,
         access="admin",
         tag="runs",
-        summary="Delete a run",
         answers={200: Removal},
         query={"dry_run": {"type": "boolean", "default": False}},
         problems=("run_conflict", "invalid_message"),
     ),
     Route(
-        method="GET",
-        path="/v1/runs/{run_id}/prompt",
-        handler=prompt,
+        "GET /v1/runs/{run_id}/prompt",
+        prompt,
         access="member",
         tag="runs",
-        summary="Get the deployable prompt",
         answers={200: PromptReport},
     ),
     Route(
-        method="GET",
-        path="/v1/runs/{run_id}/log",
-        handler=log,
+        "GET /v1/runs/{run_id}/log",
+        log,
         access="operator",
         tag="runs",
-        summary="Export a run",
         answers={200: "application/jsonl"},
     ),
     Route(
-        method="GET",
-        path="/v1/runs/{run_id}/events",
-        handler=events,
+        "GET /v1/runs/{run_id}/events",
+        events,
         access="member",
         tag="runs",
-        summary="Watch a run",
         answers={200: "text/event-stream"},
     ),
     Route(
-        method="POST",
-        path="/v1/runs/{run_id}/stop",
-        handler=stop,
+        "POST /v1/runs/{run_id}/stop",
+        stop,
         access="operator",
         tag="runs",
-        summary="Stop a run",
         answers={200: RunResult},
         problems=("run_conflict",),
     ),
     Route(
-        method="POST",
-        path="/v1/runs/{run_id}/resume",
-        handler=resume,
+        "POST /v1/runs/{run_id}/resume",
+        resume,
         access="operator",
         tag="runs",
-        summary="Resume a run",
         answers={200: RunResult},
         problems=("run_conflict", "backend_blocked", "backend_unavailable"),
     ),
     Route(
-        method="POST",
-        path="/v1/runs/{run_id}/budget",
-        handler=raise_caps,
+        "POST /v1/runs/{run_id}/budget",
+        raise_caps,
         access="operator",
         tag="runs",
-        summary="Raise caps of a run",
         request=Budget,
         answers={200: RunResult},
         problems=("run_conflict", "backend_blocked", "backend_unavailable"),
     ),
     Route(
-        method="POST",
-        path="/v1/runs/{run_id}/rollback",
-        handler=roll_back,
+        "POST /v1/runs/{run_id}/rollback",
+        roll_back,
         access="operator",
         tag="runs",
-        summary="Roll back a run",
         request=RollBack,
         answers={200: RunResult},
         problems=("run_conflict",),
     ),
     Route(
-        method="GET",
-        path="/v1/runs/{run_id}/clients",
-        handler=run_clients,
+        "GET /v1/runs/{run_id}/clients",
+        run_clients,
         access="viewer",
         tag="runs",
-        summary="List the clients' influence on a run",
         answers={200: list[ClientInfluence]},
     ),
     Route(
-        method="POST",
-        path="/v1/runs/{run_id}/clients/{client_id}/quarantine",
-        handler=quarantine,
+        "POST /v1/runs/{run_id}/clients/{client_id}/quarantine",
+        quarantine,
         access="operator",
         tag="runs",
-        summary="Put a client in quarantine",
         request=Quarantine,
         answers={204: None},
         problems=("run_conflict",),
     ),
     Route(
-        method="POST",
-        path="/v1/runs/{run_id}/clients/{client_id}/release",
-        handler=release,
+        "POST /v1/runs/{run_id}/clients/{client_id}/release",
+        release,
         access="operator",
         tag="runs",
-        summary="Release a client from quarantine",
         answers={204: None},
         problems=("run_conflict",),
     ),

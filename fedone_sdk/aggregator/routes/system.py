@@ -104,67 +104,39 @@ async def docs_asset(request: web.Request) -> web.StreamResponse:
 
 SYSTEM_ROUTES = (
     Route(
-        method="GET",
-        path="/",
-        handler=about,
+        "GET /",
+        about,
         access="public",
         tag="machines",
-        summary="Get the server's name and version",
         answers={200: (About, "text/html"), 304: None},
     ),
     Route(
-        method="GET",
-        path="/dashboard/{page_file}",
-        handler=dashboard_file,
+        "GET /dashboard/{page_file}",
+        dashboard_file,
         access="public",
         tag="machines",
-        summary="Get a file of the dashboard",
         answers={200: ("text/javascript", "text/css", "image/svg+xml"), 304: None},
     ),
+    Route("GET /healthz", healthz, access="public", tag="machines", answers={200: Health}),
     Route(
-        method="GET",
-        path="/healthz",
-        handler=healthz,
-        access="public",
-        tag="machines",
-        summary="Liveness",
-        answers={200: Health},
+        "GET /readyz", readyz, access="public", tag="machines", answers={200: Health, 503: Health}
     ),
     Route(
-        method="GET",
-        path="/readyz",
-        handler=readyz,
-        access="public",
-        tag="machines",
-        summary="Readiness",
-        answers={200: Health, 503: Health},
+        "GET /openapi.json", openapi, access="public", tag="machines", answers={200: dict[str, Any]}
     ),
     Route(
-        method="GET",
-        path="/openapi.json",
-        handler=openapi,
+        "GET /docs",
+        docs,
         access="public",
         tag="machines",
-        summary="OpenAPI document",
-        answers={200: dict[str, Any]},
-    ),
-    Route(
-        method="GET",
-        path="/docs",
-        handler=docs,
-        access="public",
-        tag="machines",
-        summary="API documentation",
         answers={200: "text/html"},
         problems=("not_found",),
     ),
     Route(
-        method="GET",
-        path="/docs/{asset}",
-        handler=docs_asset,
+        "GET /docs/{asset}",
+        docs_asset,
         access="public",
         tag="machines",
-        summary="Get a file of the API documentation",
         answers={200: ("text/javascript", "text/css", "image/png")},
     ),
 )
@@ -173,12 +145,10 @@ SYSTEM_ROUTES = (
 def metrics_route(*, public: bool) -> Route:
     """Return the route of the metrics; it requires a viewer's token unless public."""
     return Route(
-        method="GET",
-        path="/metrics",
-        handler=metrics,
+        "GET /metrics",
+        metrics,
         access="public" if public else "viewer",
         tag="machines",
-        summary="Prometheus metrics",
         answers={200: "text/plain"},
         problems=("not_found",),
     )

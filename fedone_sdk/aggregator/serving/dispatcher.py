@@ -19,7 +19,6 @@ from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.open_work import Offers
 from fedone_sdk.aggregator.serving.registry import StoredRun
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.clock import Clock
@@ -38,6 +37,39 @@ _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
 _RETRY_NOW = RetryLater(retry_after_s=0.0)
 """No other client waits for the place: retry immediately."""
+
+
+class Offers:
+    """The runs that may have a seat for a client, and the clients of each run.
+
+    An offer may outlive its seat; the state of the run decides.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[int, set[str]] = {}
+        self._clients: dict[str, set[int]] = {}
+
+    def add(self, client: int, run_id: str) -> None:
+        """Record that a run may have a seat for a client."""
+        self._runs.setdefault(client, set()).add(run_id)
+        self._clients.setdefault(run_id, set()).add(client)
+
+    def remove(self, run_id: str, clients: Iterable[int]) -> None:
+        """Remove the offers of a run to some clients."""
+        for client in tuple(clients):
+            runs = self._runs.get(client, set())
+            runs.discard(run_id)
+            if not runs:
+                self._runs.pop(client, None)
+            self._clients.get(run_id, set()).discard(client)
+
+    def runs_of(self, client: int) -> tuple[str, ...]:
+        """Return the ids of the runs that may have a seat for a client."""
+        return tuple(self._runs.get(client, ()))
+
+    def clients_of(self, run_id: str) -> frozenset[int]:
+        """Return the enrolment indices of the clients that a run may have a seat for."""
+        return frozenset(self._clients.get(run_id, ()))
 
 
 class _Poll:

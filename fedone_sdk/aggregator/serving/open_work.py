@@ -1,52 +1,21 @@
-"""Work of clients: offers of seats, and open assignments with updates, renewals and declines."""
+"""Open assignments of clients: calls of the model, updates, renewals and declines."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.aggregator.serving.dispatcher import Offers
+from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, Receipt, Renewal
+from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, Receipt, Renewal, Score, Scores
 from fedone_sdk.stores import ClientRecord, ClosedWork, Store
 
 _MAX_REASON_CHARS = 200
 """Maximal length of an unfit client's reason."""
-
-
-class Offers:
-    """The runs that may have a seat for a client, and the clients of each run.
-
-    An offer may outlive its seat; the state of the run decides.
-    """
-
-    def __init__(self) -> None:
-        self._runs: dict[int, set[str]] = {}
-        self._clients: dict[str, set[int]] = {}
-
-    def add(self, client: int, run_id: str) -> None:
-        """Record that a run may have a seat for a client."""
-        self._runs.setdefault(client, set()).add(run_id)
-        self._clients.setdefault(run_id, set()).add(client)
-
-    def remove(self, run_id: str, clients: Iterable[int]) -> None:
-        """Remove the offers of a run to some clients."""
-        for client in tuple(clients):
-            runs = self._runs.get(client, set())
-            runs.discard(run_id)
-            if not runs:
-                self._runs.pop(client, None)
-            self._clients.get(run_id, set()).discard(client)
-
-    def runs_of(self, client: int) -> tuple[str, ...]:
-        """Return the ids of the runs that may have a seat for a client."""
-        return tuple(self._runs.get(client, ()))
-
-    def clients_of(self, run_id: str) -> frozenset[int]:
-        """Return the enrolment indices of the clients that a run may have a seat for."""
-        return frozenset(self._clients.get(run_id, ()))
 
 
 class OpenWork:
@@ -58,6 +27,7 @@ class OpenWork:
         offers: Offers of seats, among which an assignment is found.
         refresh: Loads other replicas' changes of all runs.
         on_finished: Called with the enrolment index of a client whose update was accepted.
+        gateway: The gateway, if the service has a model.
     """
 
     def __init__(
@@ -68,12 +38,14 @@ class OpenWork:
         offers: Offers,
         refresh: Callable[[], Awaitable[None]],
         on_finished: Callable[[int], Awaitable[None]],
+        gateway: ModelGateway | None,
     ) -> None:
         self._store = store
         self._runs = runs
         self._offers = offers
         self._refresh = refresh
         self._on_finished = on_finished
+        self._gateway = gateway
 
     async def update(
         self,
@@ -129,6 +101,15 @@ class OpenWork:
             usage=message.usage,
             unfit=message.unfit,
         )
+
+    async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
+        """Score prompts through the gateway, under the client's lease."""
+        run, seat = await self.find(client, message.assignment_id)
+        if self._gateway is None:
+            raise ProblemError("not_found", "this server has no gateway; score on the device")
+        if message.prompts is None:
+            await run.prefetch_prompts(seat)  # It may not be cached here.
+        return await self._gateway.score(run, seat, message, body_sha256)
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
         """Return the seat of a client's open assignment.

@@ -7,7 +7,7 @@ import json
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import structlog
 
@@ -60,7 +60,33 @@ class StoredRun:
         """
         document = json.loads(head.document)
         try:
-            return cls._of(head, document)
+            status, account = document["status"], document["account"]
+            open_work = document["seats"] or account["leases"] or document["evaluation"]["leases"]
+            return cls(
+                version=head.version,
+                live=status == "running" or document["paused"] or bool(open_work),
+                final=status not in ("running", "stopped", "failed"),
+                clients=frozenset(
+                    [
+                        *(seat["client"] for seat in document["seats"]),
+                        *document["quarantined"],
+                        *(client for client, _ in document["releases"]),
+                    ]
+                ),
+                summary=RunSummary(
+                    run_id=head.run_id,
+                    status=status,
+                    round=document["round"],
+                    rounds=json.loads(head.spec).get("rounds", _ROUNDS),
+                    cap=Cap.model_validate(account["cap"] or {}),
+                    spent=Usage.model_validate(account["spent"]),
+                    priced=not document["counters"]["unpriced"],
+                    created_at=head.created_at,
+                    ended_at=document["ended_at"],
+                    metric=document["metric"]["after"],
+                    metric_name=document["metric"]["name"],
+                ),
+            )
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"not a run's state: {exc}") from exc
 
@@ -76,36 +102,6 @@ class StoredRun:
                 {*(seat.client for seat in state.seats), *state.quarantined, *state.releases}
             ),
             summary=run.summary,
-        )
-
-    @classmethod
-    def _of(cls, head: RunHead, document: dict[str, Any]) -> Self:
-        status, account = document["status"], document["account"]
-        open_work = document["seats"] or account["leases"] or document["evaluation"]["leases"]
-        return cls(
-            version=head.version,
-            live=status == "running" or document["paused"] or bool(open_work),
-            final=status not in ("running", "stopped", "failed"),
-            clients=frozenset(
-                [
-                    *(seat["client"] for seat in document["seats"]),
-                    *document["quarantined"],
-                    *(client for client, _ in document["releases"]),
-                ]
-            ),
-            summary=RunSummary(
-                run_id=head.run_id,
-                status=status,
-                round=document["round"],
-                rounds=json.loads(head.spec).get("rounds", _ROUNDS),
-                cap=Cap.model_validate(account["cap"] or {}),
-                spent=Usage.model_validate(account["spent"]),
-                priced=not document["counters"]["unpriced"],
-                created_at=head.created_at,
-                ended_at=document["ended_at"],
-                metric=document["metric"]["after"],
-                metric_name=document["metric"]["name"],
-            ),
         )
 
 

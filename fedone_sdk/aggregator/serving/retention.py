@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Set
 from typing import Annotated
@@ -18,6 +19,7 @@ _log = structlog.get_logger(__name__)
 
 _DAY_S = 86_400.0
 _CLIENTS_AT_ONCE = 500
+_INTERVAL_S = 3600.0
 
 Days = Annotated[float, Field(gt=0, le=36_500)]
 
@@ -65,6 +67,17 @@ class Sweeper:
         self._retire = retire
         # Run id -> version, log and closed work that were trimmed.
         self._trimmed: dict[str, tuple[int, bool, bool]] = {}
+
+    async def run(self, is_leader: Callable[[], bool]) -> None:
+        """Sweep now and then, on the replica that is the leader."""
+        while True:
+            if is_leader():
+                try:
+                    await self.sweep()
+                except Exception:
+                    # The store may recover.
+                    _log.error("retention sweep failed", traceback=traceback.format_exc())
+            await asyncio.sleep(_INTERVAL_S)
 
     async def sweep(self) -> None:
         """Remove expired data; a failure for one run does not stop the others."""

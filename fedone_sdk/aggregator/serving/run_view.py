@@ -6,12 +6,11 @@ import json
 import math
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedone_sdk.aggregator.rounds import RoundMachine
-from fedone_sdk.aggregator.rounds.codec import decode
-from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
@@ -68,37 +67,25 @@ class Counters:
 
     def plus(self, other: Counters) -> Counters:
         """Return the sum."""
+        names = ("cache_hits", "values", "censored", "unpriced")
         return Counters(
             communication=self.communication.sum(other.communication),
             gateway=self.gateway.sum(other.gateway),
-            cache_hits=self.cache_hits + other.cache_hits,
-            values=self.values + other.values,
-            censored=self.censored + other.censored,
-            unpriced=self.unpriced + other.unpriced,
+            **{name: getattr(self, name) + getattr(other, name) for name in names},
         )
 
     def dump(self) -> dict[str, Any]:
         """Return the counters as JSON values."""
-        return {
-            "communication": self.communication.model_dump(),
-            "gateway": self.gateway.model_dump(),
-            "cache_hits": self.cache_hits,
-            "values": self.values,
-            "censored": self.censored,
-            "unpriced": self.unpriced,
-        }
+        traffic = {"communication": self.communication, "gateway": self.gateway}
+        return {**asdict(self), **{name: one.model_dump() for name, one in traffic.items()}}
 
     @classmethod
     def load(cls, document: Mapping[str, Any]) -> Counters:
         """Return the counters of a `dump`."""
-        return cls(
-            communication=Traffic.model_validate(document["communication"]),
-            gateway=Traffic.model_validate(document["gateway"]),
-            cache_hits=document["cache_hits"],
-            values=document["values"],
-            censored=document["censored"],
-            unpriced=document["unpriced"],
-        )
+        traffic = {
+            name: Traffic.model_validate(document[name]) for name in ("communication", "gateway")
+        }
+        return cls(**{**document, **traffic})
 
 
 @dataclass(frozen=True, slots=True)

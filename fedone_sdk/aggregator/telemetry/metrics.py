@@ -16,6 +16,7 @@ from fedone_sdk.errors import (
     BudgetExhausted,
     needs_extra,
 )
+from fedone_sdk.messages import RunDevices
 from fedone_sdk.stores import VersionConflict
 
 with needs_extra("metrics", "server"):
@@ -191,38 +192,20 @@ class _ServiceFigures(Collector):
         yield from self._of_runs()
 
     def _of_clients(self) -> Iterator[Metric]:
-        service = self._service
-        pool = service.dispatcher.pool
-        for name, text, value in (
-            (
-                "enrolled",
-                "Enrolled devices known to this replica",
-                service.access.num_clients,
-            ),
-            ("waiting", "Devices that wait for work", len(pool)),
-            (
-                "away",
-                "Devices that got a Retry-After and have not returned",
-                pool.num_away,
-            ),
-        ):
-            yield GaugeMetricFamily(f"fedone_clients_{name}", text, value)
-        yield GaugeMetricFamily(
-            "fedone_long_polls",
-            "Open long polls on this replica",
-            service.dispatcher.num_polls,
-        )
+        service, pool = self._service, self._service.dispatcher.pool
+        enrolled = service.access.num_clients
+        yield _gauge("clients_enrolled", "Enrolled devices known to this replica", enrolled)
+        yield _gauge("clients_waiting", "Devices that wait for work", len(pool))
+        away = "Devices that got a Retry-After and have not returned"
+        yield _gauge("clients_away", away, pool.num_away)
+        polls = service.dispatcher.num_polls
+        yield _gauge("long_polls", "Open long polls on this replica", polls)
 
     def _of_replicas(self) -> Iterator[Metric]:
         replicas = self._service.replicas
-        yield GaugeMetricFamily(
-            "fedone_replicas",
-            "Replicas on this store, including this one",
-            replicas.num_alive,
-        )
-        yield GaugeMetricFamily(
-            "fedone_leader", "Whether this replica is the leader", replicas.is_leader
-        )
+        count = replicas.num_alive
+        yield _gauge("replicas", "Replicas on this store, including this one", count)
+        yield _gauge("leader", "Whether this replica is the leader", replicas.is_leader)
 
     def _of_runs(self) -> Iterator[Metric]:
         runs = list(self._service.runs.values())
@@ -233,73 +216,64 @@ class _ServiceFigures(Collector):
             by_status.add_metric((status,), count)
         yield by_status
         families = {
-            name: family(f"fedone_run_{name}", text, labels=("run", *labels))
+            name: family(f"fedone_{name}", text, labels=("run", *labels))
             for name, family, text, labels in _RUN_FIGURES
         }
-        quarantined = GaugeMetricFamily(
-            "fedone_clients_quarantined",
-            "Devices in quarantine, by the run's defences or by a user",
-            labels=("run",),
-        )
-        connected = GaugeMetricFamily(
-            "fedone_run_devices_connected",
-            "Connected devices that may work for a run",
-            labels=("run",),
-        )
-        fit = GaugeMetricFamily(
-            "fedone_run_devices_fit",
-            "Connected devices that have not declined the run as unfit",
-            labels=("run",),
-        )
         recently = time.time() - _AN_HOUR_S
         for run in runs:
             ended_at = run.state.ended_at
             if run.state.running or run.state.paused or ended_at is None or ended_at > recently:
-                quarantined.add_metric((run.run_id,), len(run.state.quarantined))
                 devices = self._service.dispatcher.count_devices(run, reasons=False)
-                connected.add_metric((run.run_id,), devices.connected)
-                fit.add_metric((run.run_id,), devices.fit)
-                for name, labels, value in _figures_of(run):
+                for name, labels, value in _figures_of(run, devices):
                     families[name].add_metric((run.run_id, *labels), value)
-        yield from (quarantined, connected, fit)
         yield from families.values()
 
 
 _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], str, Labels], ...] = (
-    ("rounds", CounterMetricFamily, "Finished rounds", ()),
+    ("run_rounds", CounterMetricFamily, "Finished rounds", ()),
     (
-        "spent",
+        "run_spent",
         CounterMetricFamily,
         "Usage; queries are training only",
         ("unit",),
     ),
-    ("leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
-    ("left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
-    ("label_values", CounterMetricFamily, "Scored label log-probabilities", ()),
+    ("run_leased", GaugeMetricFamily, "Usage reserved for open work", ("unit",)),
+    ("run_left", GaugeMetricFamily, "Remaining usage under the caps, by capped unit", ("unit",)),
+    ("run_label_values", CounterMetricFamily, "Scored label log-probabilities", ()),
     (
-        "label_values_censored",
+        "run_label_values_censored",
         CounterMetricFamily,
         "Scored label log-probabilities that are only upper bounds",
         (),
     ),
-    ("cache_hits", CounterMetricFamily, "Queries answered from a cache", ()),
-    ("mean_loss", GaugeMetricFamily, "Mean loss of the newest round", ()),
+    ("run_cache_hits", CounterMetricFamily, "Queries answered from a cache", ()),
+    ("run_mean_loss", GaugeMetricFamily, "Mean loss of the newest round", ()),
+    ("clients_quarantined", GaugeMetricFamily, "Devices in quarantine", ()),
+    ("run_devices_connected", GaugeMetricFamily, "Connected devices that may work for a run", ()),
+    ("run_devices_fit", GaugeMetricFamily, "Connected devices that have not declined it", ()),
 )
 
 
-def _figures_of(run: ServedRun) -> Iterator[tuple[str, Labels, float]]:
+def _figures_of(run: ServedRun, devices: RunDevices) -> Iterator[tuple[str, Labels, float]]:
     account, counters = run.state.account, run.counters
-    yield "rounds", (), run.state.round
-    for name, usage in (("spent", account.spent), ("leased", account.leased)):
+    yield "run_rounds", (), run.state.round
+    for name, usage in (("run_spent", account.spent), ("run_leased", account.leased)):
         for unit in Usage.model_fields:
             yield name, (unit,), float(getattr(usage, unit))
         # Unit of a cap on prompt and completion tokens together.
         yield name, ("tokens",), float(usage.prompt_tokens + usage.completion_tokens)
     if account.cap is not None:
         for unit, cap, held in account.cap.pairs(account.held):
-            yield "left", (unit,), float(cap - held)
-    yield "label_values", (), counters.values
-    yield "label_values_censored", (), counters.censored
-    yield "cache_hits", (), counters.cache_hits
+            yield "run_left", (unit,), float(cap - held)
+    yield "run_label_values", (), counters.values
+    yield "run_label_values_censored", (), counters.censored
+    yield "run_cache_hits", (), counters.cache_hits
     if run.history:
-        yield "mean_loss", (), run.history[-1].mean_loss
+        yield "run_mean_loss", (), run.history[-1].mean_loss
+    yield "clients_quarantined", (), len(run.state.quarantined)
+    yield "run_devices_connected", (), devices.connected
+    yield "run_devices_fit", (), devices.fit
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"fedone_{name}", text, value)

@@ -418,11 +418,6 @@ class TestFile:
         with closing(sqlite3.connect(ledger)) as db:
             db.execute("CREATE TABLE spent (used TEXT)")
         refused(ledger, "something else")
-        with closing(sqlite3.connect(tmp_path / "newer")) as db:
-            db.execute(f"PRAGMA application_id = {answers._APPLICATION_ID}")
-            db.execute("PRAGMA user_version = 2")
-            db.execute("CREATE TABLE replies (key BLOB)")
-        refused(tmp_path / "newer", "schema 2, this version of the SDK reads 1")
         refused(tmp_path, "directory")
         refused(tmp_path / "no" / "folder", "No such file")
 

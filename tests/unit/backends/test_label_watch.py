@@ -168,7 +168,7 @@ def test_score_shows_the_same_line(tmp_path: Path) -> None:
                 },
             }
             (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-            command = ["score", str(tmp_path / "run.yaml"), "--prompt", "", "--batch-size", "8"]
+            command = ["score", str(tmp_path / "run.yaml"), "--prompt", ""]
             try:
                 found = await asyncio.to_thread(CliRunner().invoke, app, command)
             finally:

@@ -302,19 +302,10 @@ async def test_out_of_memory_names_the_setting(
         await ours.check(())
         with monkeypatch.context() as patch:
             patch.setattr(ours._loaded().module, "forward", run_out)
-            with pytest.raises(
-                BackendError, match=r"lower backend\.max_batch \(now 64\)"
-            ) as caught:
+            with pytest.raises(BackendError, match="out of memory at 64 rows") as caught:
                 await ours.score(ask("x"))
         assert "\n" not in str(caught.value)
         assert len((await ours.score(ask("x"))).log_probs) == 1
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_a_device_that_is_not_there(llama: Path, device: str) -> None:
-    with pytest.raises(SpecError, match=r"backend\.device: 'cuda.*0 CUDA devices"):
-        backend(llama, device=device)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -348,8 +339,6 @@ def test_a_folder_that_holds_no_model_is_refused_at_once(llama: Path, tmp_path: 
 
 
 def test_settings_that_do_not_fit(llama: Path, roberta: Path) -> None:
-    with pytest.raises(SpecError, match=r"backend\.revision: is for names on the hub"):
-        backend(llama, revision="main")
     with pytest.raises(SpecError, match=r"backend\.multi_token_labels: must be false"):
         backend(roberta, multi_token_labels=True)
     with pytest.raises(ValueError, match="max_batch"):
@@ -413,7 +402,7 @@ async def main():
         print(backend.fingerprint)
         query = Query(inputs=((Part("field", "a film"),),), label_words=(" great",))
         print((await backend.score(query)).log_probs[0][0])
-    for options in ({"model": "org/absent"}, {"model": "org/tiny", "revision": "v2"}):
+    for options in ({"model": "org/absent"},):
         try:
             TransformersBackend(**options)
         except SpecError as exc:
@@ -435,9 +424,8 @@ def test_a_name_on_the_hub(llama: Path, tmp_path: Path) -> None:
     run = [sys.executable, "-W", "error", "-c", HUB]
     done = subprocess.run(run, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    fingerprint, log_prob, absent, revision = done.stdout.splitlines()
+    fingerprint, log_prob, absent = done.stdout.splitlines()
     assert fingerprint == "transformers:org/tiny:0123456789abcdef:float32"
     expected = Naive(llama).log_prob((Part("field", "a film"),), " great")
     assert float(log_prob) == pytest.approx(expected, abs=2e-5)
-    for line, name in ((absent, "org/absent"), (revision, "org/tiny")):
-        assert f"backend.model: '{name}' is no folder, and the hub does not give it" in line
+    assert "backend.model: 'org/absent' is no folder, and the hub does not give it" in absent

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 import fedone_sdk
 from fedone_sdk.budget import NOTHING, Account, Budget, BudgetGuard, MemoryLedger, SqliteLedger
 from fedone_sdk.budget import ledger as module
-from fedone_sdk.budget.account import Usage
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
+from fedone_sdk.usage import Usage
 
 ONE = Usage(requests=1)
 

@@ -12,10 +12,18 @@ import numpy as np
 import pytest
 
 from fedone_sdk.aggregator.rounds import ONE_QUERY, RoundMachine
-from fedone_sdk.aggregator.rounds.codec import arrays_of, decode, encode_arrays, encode_document
 from fedone_sdk.aggregator.rounds.seats import assign, assignment, expire, fill
 from fedone_sdk.aggregator.rounds.spending import reserve_call, settle_call
-from fedone_sdk.aggregator.rounds.state import Closed, FinishedRound, Result, RunState
+from fedone_sdk.aggregator.rounds.state import (
+    Closed,
+    FinishedRound,
+    Result,
+    RunState,
+    arrays_of,
+    decode,
+    encode_arrays,
+    encode_document,
+)
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.algorithms import State, stream
 from fedone_sdk.budget import NOTHING, Account, Usage

@@ -58,7 +58,6 @@ class AnyOrder(RuleBasedStateMachine):
         queries=st.none() | st.integers(0, 60),
         requests=st.none() | st.integers(0, 90),
         usd=st.none() | st.decimals("0", "0.5", places=3),
-        evaluation=st.none() | st.integers(1, 9),
     )
     def begin(
         self,
@@ -76,7 +75,6 @@ class AnyOrder(RuleBasedStateMachine):
         queries: int | None,
         requests: int | None,
         usd: Decimal | None,
-        evaluation: int | None,
     ) -> None:
         options: dict[str, Any] = {"name": method, "local_steps": local_steps}
         if method != "random":
@@ -100,7 +98,6 @@ class AnyOrder(RuleBasedStateMachine):
                     "trusted_clients": trusted,
                     "min_clients": 1,
                 },
-                evaluation={"queries": evaluation},
                 **options,
             ),
             gateway=gateway,

@@ -73,7 +73,8 @@ def test_both_exchanges_agree_while_nothing_is_held_back() -> None:
     """Only the trust region: it depends on steps, which are the same in both."""
     found = []
     for exchange in ("alpha", "losses"):
-        game = Game(defended(exchange, defence={"trust_region": 1.5}, rounds=12))
+        defence = {"kind": "standard", "loss_clip": None, "outliers": None}
+        game = Game(defended(exchange, defence=defence, rounds=12))
         play(game)
         assert any(line["scale"] < 1 for one in records(game) for line in one["defence"])
         found.append(alpha_sha256(game.state.method.alpha))
@@ -108,13 +109,12 @@ def test_honest_clients_are_left_alone(exchange: str) -> None:
 
 @both
 def test_what_is_held_back_moves_nothing(exchange: str) -> None:
-    game = Game(defended(exchange, defence={"outliers": 3.0}))
+    game = Game(defended(exchange))
     play(game, attackers=(ATTACKER,))
     digests = [record["alpha_sha256"] for record in records(game)]
     held = [r["round"] for r in records(game) if r["defence"][0]["outlier"]]
     assert held
     assert all(digests[number] == digests[number - 1] for number in held)
-    assert game.state.quarantined == frozenset()  # no defence is configured
 
 
 def test_a_released_client_returns_to_quarantine_only_at_the_next_attack() -> None:
@@ -227,8 +227,8 @@ def test_a_majority_is_never_put_out() -> None:
     ("changes", "line"),
     [
         ({"defence": "strict"}, "defence.kind: "),
-        ({"defence": {"quarantine": 2}}, "defence.quarantine: needs outliers"),
-        ({"defence": {"trust_region": 0}}, "defence.trust_region: "),
+        ({"defence": {"outliers": 2}}, "defence.outliers: needs kind standard"),
+        ({"defence": {"trust_region": 0}}, "defence.trust_region: unknown key"),
         (
             {"defence": "standard", "participation": {"selection": "proportional"}},
             "participation.selection: must be uniform",
@@ -261,7 +261,7 @@ def test_impossible_specs(changes: dict[str, Any], line: str) -> None:
 
 
 def test_the_standard_fills_in_what_is_not_named() -> None:
-    spec = defended(defence={"kind": "standard", "outliers": None, "quarantine": None}).defence
+    spec = defended(defence={"kind": "standard", "outliers": None}).defence
     assert (spec.loss_clip, spec.trust_region, spec.outliers) == (20.0, 1.5, None)
     again = RunSpec.model_validate_json(defended(defence=spec.model_dump()).model_dump_json())
     assert again.defence == spec

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedone_paper import Settings
-from fedone_paper.method_table import PILOT_SEED, Table1, TableFedavg
-from fedone_paper.methods import RATES
+from fedone_paper import Settings, declared, find_study
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.engine import Result, Workspace
+
+RATES = declared()["rates"]
+PILOT_SEED = 10_007
 
 
 def measured(value: float, **more: Any) -> Result:
@@ -44,7 +45,7 @@ def settings(glue: Path) -> Settings:
 
 
 def test_rates_are_searched_before_they_are_used(settings: Settings) -> None:
-    table = Table1()
+    table = find_study("table1")
     first = {trial.key: trial for trial in table.trials(settings, {})}
     pilots = {key: trial for key, trial in first.items() if key.startswith("pilot_")}
     assert len(pilots) == 2 * len(RATES)
@@ -89,16 +90,18 @@ def test_rates_are_searched_before_they_are_used(settings: Settings) -> None:
 
 
 def test_no_run_without_a_rate(settings: Settings) -> None:
-    keys = {trial.key for trial in Table1().trials(settings, {"sst2_manual": measured(0.5)})}
+    keys = {
+        trial.key for trial in find_study("table1").trials(settings, {"sst2_manual": measured(0.5)})
+    }
     assert not {key for key in keys if key.startswith(("sst2_bdpl", "sst2_gs-bdpl"))}
 
 
 def test_the_supplement_has_ten_clients_per_round(settings: Settings) -> None:
-    table = TableFedavg()
+    table = find_study("table-fedavg")
     pilots = table.trials(settings, {})
     assert {trial.options["run"]["participation"]["clients_per_round"] for trial in pilots} == {1}
     # The very trials of table1: their answers are paid once.
-    same = {trial.key: trial.options for trial in Table1().trials(settings, {})}
+    same = {trial.key: trial.options for trial in find_study("table1").trials(settings, {})}
     assert all(same[trial.key] == trial.options for trial in pilots)
     found = {trial.key: measured(0.5) for trial in pilots}
     runs = [trial for trial in table.trials(settings, found) if trial.key not in found]
@@ -113,14 +116,14 @@ def test_a_row_that_cannot_run_is_left_out_and_it_is_said(
     def named(settings: Settings) -> set[str]:
         return {
             row
-            for trial in Table1().trials(settings, {})
+            for trial in find_study("table1").trials(settings, {})
             for row in white
             if f"sst2_{row}_" in trial.key
         }
 
     settings = Settings(data=glue, tasks=("sst2",))
     assert named(settings) == set()  # the SDK's own model comes without weights
-    report = Table1().report(settings, {})
+    report = find_study("table1").report(settings, {})
     assert "- FedOne-BBT is left out: the model's folder has no config.json" in report.markdown
     assert set(report.data["left_out"]) == {
         "Fine-tuning",
@@ -135,7 +138,7 @@ def test_a_row_that_cannot_run_is_left_out_and_it_is_said(
     for name in ("torch", "transformers", "cmaes"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__spec__=object()))
     assert named(settings) == white
-    trials = {trial.key: trial for trial in Table1().trials(settings, {})}
+    trials = {trial.key: trial for trial in find_study("table1").trials(settings, {})}
     soft = trials["pilot_sst2_p-tuning-v2_0.01"].options["soft"]
     assert soft == {"name": "p-tuning-v2", "batch_size": 32, "learning_rate": 0.01}
     assert trials["sst2_bbt_s0"].options["run"]["backend"]["kind"] == "transformers"
@@ -143,14 +146,17 @@ def test_a_row_that_cannot_run_is_left_out_and_it_is_said(
     assert named(settings) == white - {"bbt"}
     monkeypatch.setitem(sys.modules, "torch", None)
     assert named(settings) == set()
-    assert "left out: the extra torch is not installed" in Table1().report(settings, {}).markdown
+    assert (
+        "left out: the extra torch is not installed"
+        in find_study("table1").report(settings, {}).markdown
+    )
 
 
 def test_methods_can_be_chosen(glue: Path) -> None:
     settings = Settings(data=glue, tasks=("sst2",), options={"methods": "manual,bdpl"})
-    keys = {trial.key for trial in Table1().trials(settings, {})}
+    keys = {trial.key for trial in find_study("table1").trials(settings, {})}
     assert keys == {"sst2_manual", *(f"pilot_sst2_bdpl_{rate:g}" for rate in RATES)}
-    markdown = Table1().report(settings, {"sst2_manual": measured(0.5)}).markdown
+    markdown = find_study("table1").report(settings, {"sst2_manual": measured(0.5)}).markdown
     assert "GS-BDPL" not in markdown
 
 
@@ -159,7 +165,7 @@ def test_a_gguf_model_continues_a_template(glue: Path) -> None:
     model = glue / "model.gguf"
     model.touch()
     settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=model, options=options)
-    trials = {trial.key: trial for trial in Table1().trials(settings, {})}
+    trials = {trial.key: trial for trial in find_study("table1").trials(settings, {})}
     assert set(trials) == {"sst2_no-prompt", "sst2_gs-bdpl_s0", "sst2_default_s0"}
     assert trials["sst2_no-prompt"].options["task"] == "sst2/causal"
     for name, method in ("gs-bdpl", "gs-bdpl"), ("default", "thompson"):
@@ -179,7 +185,7 @@ def test_a_trial_on_a_real_gguf_model(glue: Path, smollm2: Path, tmp_path: Path)
     sizes = {"rounds": "1", "num_samples": "2", "batch_size": "2", "num_clients": "2", "shots": "2"}
     options = {"methods": "untrained,default", "learning_rate": "0.01", **sizes}
     settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=smollm2, options=options)
-    for trial in Table1().trials(settings, {}):
+    for trial in find_study("table1").trials(settings, {}):
         found = trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
         assert 0 <= found["metric"]["after"] <= 1
         assert found["model"].startswith("llama_cpp:SmolLM2")
@@ -190,7 +196,7 @@ def test_models_are_told_apart(settings: Settings) -> None:
         "sst2_manual": measured(0.5, model="onnx:a"),
         "sst2_no-prompt": measured(0.5, model="transformers:a"),
     }
-    markdown = Table1().report(settings, found).markdown
+    markdown = find_study("table1").report(settings, found).markdown
     assert "- Run by `onnx:a`: Manual prompt.\n" in markdown
     assert "- Run by `transformers:a`: No prompt.\n" in markdown
 
@@ -206,7 +212,7 @@ def test_the_report_says_what_was_found(settings: Settings) -> None:
         "sst2_gs-bdpl_s2": {**federated(0.78), "status": "stopped", "reused_rows": True},
         **{f"pilot_sst2_gs-bdpl_{rate:g}": measured(rate) for rate in RATES},
     }
-    report = Table1().report(settings, found)
+    report = find_study("table1").report(settings, found)
     rows = dict(re.findall(r"^\| ([\w -]+?) \| (.*?) \|", report.markdown, re.MULTILINE))
     assert rows["No prompt"] == "80.0"
     assert rows["In-context learning"] == "65.0 ± 7.1"
@@ -229,7 +235,7 @@ def test_an_average_needs_every_task(glue: Path) -> None:
     settings = Settings(data=glue, tasks=("sst2", "rte"), seeds=1)
     found = {"sst2_manual": measured(0.5), "sst2_no-prompt": measured(0.5)}
     found["rte_manual"] = measured(0.7)
-    report = Table1().report(settings, found)
+    report = find_study("table1").report(settings, found)
     assert "| Manual prompt | 50.0 | 70.0 | 60.0 |" in report.markdown
     assert "| No prompt | 50.0 | - | - |" in report.markdown
 
@@ -239,7 +245,7 @@ def test_the_curves_are_the_seeds_means(settings: Settings) -> None:
 
     found = {"sst2_gs-bdpl_s0": federated(0.70), "sst2_gs-bdpl_s1": federated(0.74)}
     found["sst2_manual"] = measured(0.75)
-    (draw,) = Table1().report(settings, found).figures.values()
+    (draw,) = find_study("table1").report(settings, found).figures.values()
     figure = Figure()
     draw(figure)
     lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
@@ -251,4 +257,4 @@ def test_the_curves_are_the_seeds_means(settings: Settings) -> None:
 
 def test_data_is_needed() -> None:
     with pytest.raises(SpecError, match="--data: is required"):
-        Table1().trials(Settings(), {})
+        find_study("table1").trials(Settings(), {})

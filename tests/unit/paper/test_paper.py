@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedone_paper import Settings
-from fedone_paper.experiment import EXPERIMENTS, find_experiment
-from fedone_paper.methods import RATES
+from fedone_paper import Settings, declared, find_study
 from fedone_paper.paper import about, paper_row, printed
 from fedone_paper.soft_prompts import BBT
 from fedone_sdk.glue import GLUE_TASKS, glue_task
-from fedone_sdk.spec import GsBdplSpec
+from fedone_sdk.spec import GradientSpec
 
 ELEMENTS = {
     "prompt-tuning": 20 * 1024,
@@ -33,7 +31,7 @@ def rounded(number: float, digits: str) -> Decimal:
     return Decimal(number).quantize(Decimal(digits), ROUND_HALF_UP)
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", declared()["studies"])
 def test_every_experiment_has_its_place_in_the_paper(name: str) -> None:
     assert about(name).startswith(f"The paper: {printed(name)['place']}; ")
 
@@ -79,9 +77,9 @@ def test_epochs_of_the_table_of_queries_count_from_0() -> None:
 
 def test_defaults_are_the_papers() -> None:
     setup = printed("setup")
-    assert tuple(setup["learning_rates"]) == RATES
-    method = GsBdplSpec()
-    assert method.learning_rate in RATES
+    assert setup["learning_rates"] == declared()["rates"]
+    method = GradientSpec()
+    assert method.learning_rate in declared()["rates"]
     assert (method.optimizer, method.batch_size) == (setup["optimizer"], setup["batch_size"])
     assert BBT.num_samples == setup["bbt_population"]
     assert BBT.intrinsic_dim == setup["bbt_intrinsic_dim"]
@@ -135,7 +133,7 @@ def test_a_cell_that_is_not_printed_is_a_dash() -> None:
 )
 def test_reports_have_the_papers_rows_below_ours(name: str, lines: list[str]) -> None:
     paid: dict[str, Any] = {"base_url": "http://localhost", "api_model": "m"}
-    report = find_experiment(name).report(Settings(**(paid if name == "table3" else {})), {})
+    report = find_study(name).report(Settings(**(paid if name == "table3" else {})), {})
     for line in lines:
         assert line in report.markdown
     assert report.data["paper"] == printed(name)

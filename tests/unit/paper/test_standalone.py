@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedone_paper import Settings
+from fedone_paper import Settings, declared
 from fedone_paper.federated import Tuning, run_trial, tuning_trial
 from fedone_paper.standalone import (
-    MANUAL_PROMPTS,
     demonstrations_trial,
     prompt_trial,
     run_untrained,
@@ -19,6 +18,8 @@ from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
 from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.glue import GLUE_TASKS, glue_task
+
+MANUAL_PROMPTS = declared()["manual_prompts"]
 
 
 def run(trial: Trial, folder: Path) -> Result:

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from fedone_paper import Settings, find_study
 from fedone_paper.federated import run_tuning
-from fedone_paper.settings import Settings
-from fedone_paper.sweeps import FigurePromptLength, TableClients
 from fedone_sdk.evaluation.engine import Result, Workspace
 from tests.unit.paper.glue import sst2_folder
 
@@ -47,8 +46,10 @@ class TestTableClients:
             for seed in range(3)
         }
         settings = Settings(data=data, seeds=3)
-        assert results.keys() == {trial.key for trial in TableClients().trials(settings, {})}
-        report = TableClients().report(settings, results)
+        assert results.keys() == {
+            trial.key for trial in find_study("table-clients").trials(settings, {})
+        }
+        report = find_study("table-clients").report(settings, results)
         text = report.markdown
         assert "| 100 | 80.0 ± 0.0 | 70.0 ± 0.0 | 76.0 ± 1.0 | 80.8 ± 0.4 | no |" in text
         assert "| 10,000 | 80.0 ± 0.0 | 70.0 ± 0.0 | 76.0 ± 1.0 | 79.8 ± 1.0 | yes |" in text
@@ -58,7 +59,9 @@ class TestTableClients:
         assert [axes.get_xscale() for axes in figure.axes] == ["log"]
 
     def test_compares_nothing_where_there_is_one(self, data: Path) -> None:
-        report = TableClients().report(Settings(data=data, seeds=1), {"c100_s0": result(0.8)})
+        report = find_study("table-clients").report(
+            Settings(data=data, seeds=1), {"c100_s0": result(0.8)}
+        )
         assert "by seed" not in report.markdown
         assert "in 1 of 1 runs" in report.markdown
 
@@ -68,11 +71,11 @@ class TestTableClients:
             trial.key: run_tuning(
                 trial.options, Workspace(inputs=trial.inputs, folder=tmp_path / trial.key)
             )
-            for trial in TableClients().trials(settings, {})
+            for trial in find_study("table-clients").trials(settings, {})
         }
         assert [run["num_clients"] for run in results.values()] == [10, 100, 1000]
         assert results["c1000_s0"]["reused_rows"]
-        assert "| yes | 1 |" in TableClients().report(settings, results).markdown
+        assert "| yes | 1 |" in find_study("table-clients").report(settings, results).markdown
 
 
 class TestFigurePromptLength:
@@ -83,10 +86,10 @@ class TestFigurePromptLength:
             for seed in range(5)
         }
         settings = Settings(data=data, seeds=5)
-        keys = {trial.key for trial in FigurePromptLength().trials(settings, {})}
+        keys = {trial.key for trial in find_study("figure-prompt-length").trials(settings, {})}
         assert results.keys() < keys
         assert len(keys) == 3 * 4 * 5
-        report = FigurePromptLength().report(settings, results)
+        report = find_study("figure-prompt-length").report(settings, results)
         assert (
             "10 against 20: -10.0 ± 0.0 points, better in 0 and worse in 5 of 5" in report.markdown
         )
@@ -97,7 +100,7 @@ class TestFigurePromptLength:
         assert [axes.get_title() for axes in figure.axes] == ["sst2"]  # the others failed
 
     def test_lengths_differ_in_nothing_else(self, data: Path) -> None:
-        trials = FigurePromptLength().trials(Settings(data=data, seeds=1), {})
+        trials = find_study("figure-prompt-length").trials(Settings(data=data, seeds=1), {})
         runs = [trial.options["run"] for trial in trials if trial.key.startswith("sst2")]
         assert [run["prompt"].pop("length") for run in runs] == [10, 20, 40, 60]
         assert all(run == runs[0] for run in runs)

@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from fedone_paper.chat import chat_federation
-from fedone_paper.experiment import Report
-from fedone_paper.settings import Settings
-from fedone_paper.table3 import BIAS_ROWS, Table3
+from fedone_paper import Report, Settings, find_study
 from fedone_sdk import assets
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, SpecError
@@ -65,20 +62,15 @@ def run(trial: Trial, folder: Path) -> Result:
 
 
 def run_all(settings: Settings, folder: Path) -> tuple[dict[str, Result], Report]:
-    results: dict[str, Result] = {}
-    for _ in range(2):
-        for trial in Table3().trials(settings, results):
-            if trial.key not in results:
-                results[trial.key] = run(trial, folder)
-    assert {trial.key for trial in Table3().trials(settings, results)} == set(results)
+    study = find_study("table3")
+    results = {trial.key: run(trial, folder) for trial in study.trials(settings, {})}
     structlog.reset_defaults()
-    return results, Table3().report(settings, results)
+    return results, study.report(settings, results)
 
 
 def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Path) -> None:
     results, report = run_all(changed(settings, prices=PRICES, cap_usd=10.0), tmp_path)
     assert list(results) == [
-        "quote",
         "sst2_no-prompt_s0",
         "sst2_no-prompt-bias_s0",
         "sst2_untrained_s0",
@@ -102,14 +94,6 @@ def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Pa
     assert total.queries == 3 * 3 * 3  # methods, rounds, prompts
     tokens = total.prompt_tokens + 2 * total.completion_tokens
     assert total.usd == Decimal(tokens).scaleb(-6)
-    # And it is within the quote.
-    quote = report.data["quote"]
-    assert total.requests <= quote["worst"]["requests"] == 3 * 36 + 6 * 16 + BIAS_ROWS
-    assert total.requests == pytest.approx(quote["expected"]["requests"], rel=0.2)
-    # Bytes bound the tokens of a model whose tokeniser is not known.
-    assert total.usd < quote["expected"]["usd"] < quote["worst"]["usd"]
-    assert quote["note"] in report.markdown
-    assert "27 training queries in 3 runs, 6 measurements of 16 rows" in quote["note"]
     assert results["sst2_no-prompt_s0"]["prompt"] == ""
     assert results["sst2_bdpl_s0"]["status"] == "completed"
     assert "3 rounds were paid for. The first 16 dev rows" in report.markdown
@@ -117,112 +101,69 @@ def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Pa
     assert "GPT-3.5 Turbo" in report.markdown
 
 
-def test_the_quote_asks_the_model_nothing(
-    settings: Settings, provider: FakeProcess, tmp_path: Path
-) -> None:
-    (quote,) = Table3().trials(settings, {})
-    assert "none in money: the price is not known" in run(quote, tmp_path)["note"]
-    assert len(provider.received) == 0
-
-
-async def spend(workspace: Workspace, requests: int) -> None:
-    ledger = SqliteLedger(workspace.file("spent.sqlite"))
-    async with BudgetGuard(Budget(requests=requests), ledger=ledger).reserve(
-        Usage(requests=requests)
-    ):
+async def spend(workspace: Workspace, usd: Decimal) -> None:
+    ledger, worst = SqliteLedger(workspace.file("spent.sqlite")), Usage(usd=usd)
+    async with BudgetGuard(Budget(usd=usd), ledger=ledger).reserve(worst):
         pass  # Never settled, as by an attempt that was broken off: it counts in full.
-
-
-def test_the_quote_says_what_is_in_the_way(settings: Settings, tmp_path: Path) -> None:
-    (quote,) = Table3().trials(changed(settings, api_model="fake-9"), {})
-    assert "\nbackend: " in (note := run(quote, tmp_path)["note"])
-    assert "model 'fake-9' does not exist" in note
 
 
 class TestCaps:
     def test_queries_are_divided_among_the_runs(self, settings: Settings, tmp_path: Path) -> None:
-        (quote,) = Table3().trials(changed(settings, cap_queries=20), {})
-        result = run(quote, tmp_path)
-        assert result["caps"]["sst2"]["run"]["queries"] == 6
-        tuned = Table3().trials(settings, {"quote": result})[-1]
+        tuned = find_study("table3").trials(changed(settings, cap_queries=20), {})[-1]
         found = run(tuned, tmp_path)
         assert (found["spent"]["queries"], found["rounds"]) == (6, 2)
         assert found["status"] == "budget_exhausted"
 
-    def test_money_of_all_trials_together(self, settings: Settings, tmp_path: Path) -> None:
-        most = changed(settings, prices=PRICES)
-        (quote,) = Table3().trials(most, {})
-        worst = run(quote, tmp_path)["worst"]["usd"]
-        for cap in worst * 0.8, worst * 2:
-            (quote,) = Table3().trials(changed(most, cap_usd=cap), {})
-            caps = run(quote, tmp_path / str(cap))["caps"]["sst2"]
-            total = 3 * Decimal(caps["run"]["usd"]) + 6 * Decimal(caps["measuring"]["usd"])
-            total += Decimal(caps["bias"]["usd"])
-            assert total == pytest.approx(Decimal(min(cap, worst)), abs=Decimal("1e-5"))
-            assert total <= Decimal(str(min(cap, worst)))
+    def test_money_is_divided_among_the_trials(self, settings: Settings, tmp_path: Path) -> None:
+        paid = changed(settings, prices=PRICES, cap_usd=6e-4)
+        trials = find_study("table3").trials(paid, {})
+        assert {trial.options["usd"] for trial in trials} == {"0.0001"}
+        with pytest.raises(FedOneError, match=r"budget of 0\.0001 usd exhausted"):
+            run(trials[0], tmp_path)
 
-    @pytest.mark.parametrize(
-        ("values", "named"),
-        [
-            ({"cap_queries": 5}, "--cap: 5 queries do not pay for one round of 3 of each of the 3"),
-            ({"cap_usd": 1.0}, "the price of this model is not known; say it with --prices"),
-            ({"cap_usd": 0.001, "prices": PRICES}, "--cap-usd: 0.001 is too little"),
-        ],
-        ids=["queries", "no price", "money"],
-    )
-    def test_what_pays_for_nothing_is_refused(
-        self, settings: Settings, provider: FakeProcess, tmp_path: Path, values: Any, named: str
-    ) -> None:
-        with pytest.raises(SpecError, match=named):
-            run(Table3().trials(changed(settings, **values), {})[0], tmp_path)
-        assert len(provider.received) == 0
+    def test_what_pays_for_nothing_is_refused(self, settings: Settings) -> None:
+        with pytest.raises(SpecError, match="--cap: 5 queries do not pay for one round of 3 of"):
+            find_study("table3").trials(changed(settings, cap_queries=5), {})
 
     def test_what_broken_attempts_have_spent_counts(
         self, settings: Settings, provider: FakeProcess, tmp_path: Path
     ) -> None:
-        (quote,) = Table3().trials(settings, {})
-        result = run(quote, tmp_path)
-        tuned = Table3().trials(settings, {"quote": result})[-1]
-        cap = result["caps"]["sst2"]
-        whole = cap["run"]["requests"] + cap["measuring"]["requests"]
+        paid = changed(settings, prices=PRICES, cap_usd=6.0)
+        tuned = find_study("table3").trials(paid, {})[-1]
         workspace = Workspace(inputs=tuned.inputs, folder=tmp_path / tuned.key)
-        asyncio.run(spend(workspace, whole - 10))
-        with pytest.raises(FedOneError, match=f"budget of {whole} requests exhausted"):
+        asyncio.run(spend(workspace, Decimal("0.9999")))
+        with pytest.raises(FedOneError, match=r"budget of 1\.0 usd exhausted: 0\.9999 held"):
             tuned.run(tuned.options, workspace)
-        assert len(provider.received) == 10
 
 
 def test_a_cell_whose_label_words_are_not_shown_says_so(
     settings: Settings, provider: FakeProcess, tmp_path: Path
 ) -> None:
     settings = changed(settings, options={"dev_rows": "100"})
-    (quote,) = Table3().trials(settings, {})
-    results = {"quote": run(quote, tmp_path)}
-    trials = {trial.key: trial for trial in Table3().trials(settings, results)}
+    results: dict[str, Result] = {}
+    trials = {trial.key: trial for trial in find_study("table3").trials(settings, {})}
     unknown = {"labels": {"0": " zyx", "1": " wvu"}}
     for key in "sst2_no-prompt_s0", "sst2_bdpl_s0":
         trial = replace(trials[key], options={**trials[key].options, "question": unknown})
         results[key] = run(trial, tmp_path)
         assert results[key]["metric"] is None
         assert "show none of the label words ' zyx', ' wvu'" in results[key]["refused"]
-    spent = [results[key]["spent"]["requests"] for key in list(results)[1:]]
+    spent = [results[key]["spent"]["requests"] for key in results]
     assert sum(spent) == len(provider.received) >= 2 * 33
-    text = Table3().report(settings, results).markdown
+    text = find_study("table3").report(settings, results).markdown
     assert "| No prompt | - | - |" in text
     assert "Cells without a number:\n\n- No prompt on sst2: http" in text
 
 
 def test_a_yes_or_no_question(settings: Settings, provider: FakeProcess, tmp_path: Path) -> None:
     settings = changed(settings, options={"question": "yes-no", "concurrency": "4"})
-    (quote,) = Table3().trials(settings, {})
-    results = {"quote": run(quote, tmp_path)}
-    trial = Table3().trials(settings, results)[1]
+    trial = find_study("table3").trials(settings, {})[0]
     assert trial.options["run"]["backend"]["limits"] == {"concurrency": 4}
     assert run(trial, tmp_path)["metric"] is not None
-    federation = chat_federation(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
-    assert federation.spec.task.chat is not None
-    assert federation.spec.task.chat.user == "{prompt} {sentence} great? yes or no:"
-    assert federation.spec.task.label_words == (" no", " yes")
+    assert trial.options["question"] == {
+        "chat": {"user": "{prompt} {sentence} great? yes or no:"},
+        "labels": {"0": " no", "1": " yes"},
+    }
 
 
 class TestSettings:
@@ -236,20 +177,18 @@ class TestSettings:
     )
     def test_options_that_are_none(self, settings: Settings, option: Any, named: str) -> None:
         with pytest.raises(SpecError, match=named):
-            Table3().trials(changed(settings, options=option), {})
+            find_study("table3").trials(changed(settings, options=option), {})
 
     @pytest.mark.parametrize("missing", ["base_url", "api_model"])
     def test_nobody_is_asked_who_was_not_named(self, settings: Settings, missing: str) -> None:
         with pytest.raises(SpecError, match="--base-url and --api-model: are required"):
-            Table3().trials(changed(settings, **{missing: None}), {})
+            find_study("table3").trials(changed(settings, **{missing: None}), {})
 
     def test_an_address_that_is_none(self, settings: Settings) -> None:
         with pytest.raises(SpecError, match=r"backend\.base_url: must be http"):
-            Table3().trials(changed(settings, base_url="localhost:8000"), {})
+            find_study("table3").trials(changed(settings, base_url="localhost:8000"), {})
 
-    def test_a_failed_trial_leaves_a_gap(self, settings: Settings, tmp_path: Path) -> None:
-        (quote,) = Table3().trials(settings, {})
-        report = Table3().report(settings, {"quote": run(quote, tmp_path)})
+    def test_failed_trials_leave_gaps(self, settings: Settings) -> None:
+        report = find_study("table3").report(settings, {})
         assert "| FedOne-BDPL | - | - |" in report.markdown
-
         assert "Nothing was tuned." in report.markdown

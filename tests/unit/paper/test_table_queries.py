@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from fedone_paper.figure_theory import FigureTheory, fitted
+from fedone_paper import Settings, find_study
+from fedone_paper.figure_theory import fitted
+from fedone_paper.methods import method_of
 from fedone_paper.queries_report import Repeats
-from fedone_paper.settings import Settings
-from fedone_paper.table_queries import CONTENDERS, PILOTS, TableQueries
 from fedone_paper.time_to_target import run_to_target
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.engine import Result, Workspace
@@ -115,14 +115,14 @@ class TestRepeats:
 
 class TestTableQueries:
     def test_pilots_are_never_reported(self, data: Path) -> None:
-        trials = TableQueries().trials(Settings(data=data, seeds=20), {})
+        trials = find_study("table-queries").trials(Settings(data=data, seeds=20), {})
         assert len(trials) == 2 * 4 * 20
-        assert not {trial.options["seed"] for trial in trials} & set(PILOTS)
+        assert not {trial.options["seed"] for trial in trials} & {9001, 9002}
 
     def test_only_k_differs_between_the_runs_of_a_seed(self, data: Path) -> None:
-        trials = TableQueries().trials(Settings(data=data, seeds=1), {})
+        trials = find_study("table-queries").trials(Settings(data=data, seeds=1), {})
         for name in ("gs-bdpl", "bdpl"):
-            contender = CONTENDERS[name]
+            contender = method_of("table-queries", name)
             runs = [t.options["run"] for t in trials if t.key.startswith(f"{name}_k")]
             clients = [run["participation"].pop("clients_per_round") for run in runs]
             rounds = [run.pop("rounds") for run in runs]
@@ -132,7 +132,9 @@ class TestTableQueries:
 
     def test_options_change_all_alike(self, data: Path) -> None:
         options = {"methods": "bdpl", "learning_rate": "0.0003", "gain": "0.1", "cap": "600"}
-        trials = TableQueries().trials(Settings(data=data, seeds=1, options=options), {})
+        trials = find_study("table-queries").trials(
+            Settings(data=data, seeds=1, options=options), {}
+        )
         assert [t.key for t in trials] == [f"bdpl_k{k}_s0" for k in (1, 3, 10, 30)]
         assert [t.options["run"]["rounds"] for t in trials] == [30, 10, 3, 1]
         for trial in trials:
@@ -141,12 +143,15 @@ class TestTableQueries:
 
     def test_pilots_choose_a_rate_for_each_k(self, data: Path) -> None:
         options = {"methods": "bdpl-tuned", "clients": "1,10"}
-        settings, experiment = Settings(data=data, seeds=2, options=options), TableQueries()
+        settings, experiment = (
+            Settings(data=data, seeds=2, options=options),
+            find_study("table-queries"),
+        )
         pilots = experiment.trials(settings, {})
         rates = {trial.key: trial.options["run"]["method"]["learning_rate"] for trial in pilots}
         assert len(rates) == 2 * 4 * 2
         assert rates["bdpl-tuned_k10_rate0.3_s9002"] == 0.3
-        assert {trial.options["seed"] for trial in pilots} == set(PILOTS)
+        assert {trial.options["seed"] for trial in pilots} == {9001, 9002}
         # K*=1 needs the fewest queries at 0.03; K*=10 gets nearest to its target at 0.1.
         results = {
             key: run(None, clients=10, missed_by=0.01 if "rate0.1_" in key else 0.03)
@@ -177,11 +182,11 @@ class TestTableQueries:
     def test_refuses_other_options(self, data: Path, option: tuple[str, str]) -> None:
         settings = Settings(data=data, options=dict([option]))
         with pytest.raises(SpecError, match=f"--set {option[0]}"):
-            TableQueries().trials(settings, {})
+            find_study("table-queries").trials(settings, {})
 
     def test_a_small_one_runs(self, data: Path, tmp_path: Path) -> None:
         settings = Settings(data=data, seeds=1, quick=True, options={"methods": "bdpl"})
-        experiment = TableQueries()
+        experiment = find_study("table-queries")
         trials = experiment.trials(settings, {})
         results = {
             trial.key: run_to_target(
@@ -218,7 +223,7 @@ class TestFigureTheory:
 
     def test_reports_the_formula_beside_the_measurement(self, data: Path) -> None:
         settings = Settings(data=data, seeds=6, options={"methods": "bdpl"})
-        experiment = FigureTheory()
+        experiment = find_study("figure-theory")
         results: dict[str, Result] = {
             f"bdpl_k{k}_s{seed}": run(100 * k + seed, clients=k)
             for k in (1, 3, 10)

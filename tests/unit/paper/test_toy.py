@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from fedone_paper import Settings, find_study
 from fedone_paper.digits import Digits, load_digits
-from fedone_paper.figure_toy import FigureHeterogeneity, FigureToy, reached
-from fedone_paper.settings import Settings
+from fedone_paper.figure_toy import reached
 from fedone_paper.toy import Toy, ToyClients, run_toy
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.evaluation.engine import Result, Workspace
@@ -129,7 +129,7 @@ class TestRun:
 
     def test_what_holds_no_digits_is_refused_before_the_work(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="has no train-images-idx3-ubyte"):
-            FigureToy().trials(Settings(data=tmp_path), {})
+            find_study("figure-toy").trials(Settings(data=tmp_path), {})
 
     def test_a_folder_of_mnist(self, tmp_path: Path) -> None:
         images = np.random.default_rng(0).integers(0, 256, (40, 28, 28), dtype=np.uint8)
@@ -139,7 +139,7 @@ class TestRun:
                 header = struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
                 (tmp_path / f"{stem}-{name}-ubyte").write_bytes(header + values.tobytes())
         settings = Settings(data=tmp_path, seeds=1, quick=True)
-        trial = FigureToy().trials(settings, {})[0]
+        trial = find_study("figure-toy").trials(settings, {})[0]
         options = {**trial.options, "max_queries": 10, "num_clients": 10, "measure_every": 10}
         found = run_toy(options, Workspace(inputs=trial.inputs, folder=tmp_path))
         assert (found["data"], found["pixels"], found["rows"]) == ("MNIST", 784, [4, 4, 4])
@@ -164,7 +164,7 @@ def small_report(one: list[int | None], other: list[int | None]) -> str:
         for seed, at in enumerate(reaches)
     }
     settings = Settings(seeds=len(one), options={"max_queries": "1000"})
-    return FigureToy().report(settings, results).markdown
+    return find_study("figure-toy").report(settings, results).markdown
 
 
 class TestReport:
@@ -187,11 +187,14 @@ class TestReport:
 
 
 @pytest.mark.parametrize(
-    ("kind", "labels"),
-    [(FigureToy, ["IID"]), (FigureHeterogeneity, ["IID", "Dirichlet 0.5", "Dirichlet 0.1"])],
+    ("name", "labels"),
+    [
+        ("figure-toy", ["IID"]),
+        ("figure-heterogeneity", ["IID", "Dirichlet 0.5", "Dirichlet 0.1"]),
+    ],
 )
-def test_the_quick_figure(kind: type[FigureToy], labels: list[str], tmp_path: Path) -> None:
-    experiment, settings = kind(), Settings(seeds=1, quick=True)
+def test_the_quick_figure(name: str, labels: list[str], tmp_path: Path) -> None:
+    experiment, settings = find_study(name), Settings(seeds=1, quick=True)
     trials = experiment.trials(settings, {})
     assert len(trials) == len({trial.key for trial in trials}) == 3 * len(labels)
     results = {
@@ -217,26 +220,26 @@ def test_the_quick_figure(kind: type[FigureToy], labels: list[str], tmp_path: Pa
 
 
 def test_the_figures_share_their_iid_runs() -> None:
-    trials = FigureHeterogeneity().trials(Settings(seeds=1), {})
-    shared = [trial for trial in trials if trial.home == FigureToy.name]
-    assert shared == list(FigureToy().trials(Settings(seeds=1), {}))
+    trials = find_study("figure-heterogeneity").trials(Settings(seeds=1), {})
+    shared = [trial for trial in trials if trial.home == "figure-toy"]
+    assert shared == list(find_study("figure-toy").trials(Settings(seeds=1), {}))
     assert {trial.home for trial in trials if trial not in shared} == {None}
 
 
 def test_options_change_the_trials() -> None:
     options = {"learning_rate": "0.1", "max_queries": "500"}
-    (trial, *_) = FigureToy().trials(Settings(seeds=1, options=options), {})
+    (trial, *_) = find_study("figure-toy").trials(Settings(seeds=1, options=options), {})
     assert (trial.options["learning_rate"], trial.options["max_queries"]) == (0.1, 500)
 
 
 @pytest.mark.parametrize("value", ["fast", "0", "-1", "nan", "inf"])
 def test_an_option_that_is_no_rate(value: str) -> None:
     with pytest.raises(SpecError, match="--set learning_rate: must be a positive number"):
-        FigureToy().trials(Settings(seeds=1, options={"learning_rate": value}), {})
+        find_study("figure-toy").trials(Settings(seeds=1, options={"learning_rate": value}), {})
 
 
 def test_the_whole_figure_is_the_papers() -> None:
-    trials = FigureHeterogeneity().trials(Settings(seeds=2), {})
+    trials = find_study("figure-heterogeneity").trials(Settings(seeds=2), {})
     assert len(trials) == 3 * 5 * 2
     assert {trial.options["clients_per_round"] for trial in trials} == {1, 5, 10, 20, 40}
     assert {trial.options["dirichlet_alpha"] for trial in trials} == {None, 0.5, 0.1}

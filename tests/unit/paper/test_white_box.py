@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="the extra torch is not installed")
 pytest.importorskip("transformers", reason="the extra torch is not installed")
 
-from fedone_paper import Settings, find_experiment, run_experiment
+from fedone_paper import Settings, find_study, run_study
 from fedone_paper.methods import METHODS
 from fedone_sdk.evaluation.engine import Result, Workspace
 from tests.acceptance import golden_paper
@@ -55,7 +55,7 @@ def test_pinned_numbers(tmp_path: Path, name: str, methods: str) -> None:
         tasks=tasks,
         options={"methods": methods},
     )
-    finished = run_experiment(find_experiment(name), settings, out=tmp_path, workers=1)
+    finished = run_study(find_study(name), settings, out=tmp_path, workers=1)
     assert finished.failures == {}
     results = {
         file.stem: json.loads(file.read_text())["result"]

@@ -1,1 +1,0 @@
-"""FedOne in Flower."""

@@ -1,0 +1,332 @@
+import { Declining } from "./errors.js";
+import type { Enrolled, Usage } from "./messages.js";
+import { secret } from "./random.js";
+import type { Random } from "./random.js";
+
+/**
+ * Where a device keeps its identity, its unsent update and paid losses: texts by key.
+ *
+ * Keys have the characters `A-Z a-z 0-9 . _ -` only. What `set` was given must be there after a
+ * crash; values hold a credential, so the place must be private to the app and out of backups.
+ */
+export interface EdgeStorage {
+  get(key: string): string | null | undefined | Promise<string | null | undefined>;
+  set(key: string, value: string): void | Promise<void>;
+  remove(key: string): void | Promise<void>;
+}
+
+/** Keeps texts as long as the process lives; the device then enrols at each start. */
+export class MemoryStorage implements EdgeStorage {
+  readonly #values = new Map<string, string>();
+
+  get(key: string): string | undefined {
+    return this.#values.get(key);
+  }
+
+  set(key: string, value: string): void {
+    this.#values.set(key, value);
+  }
+
+  remove(key: string): void {
+    this.#values.delete(key);
+  }
+}
+
+/** One JSON document of a device for one server, read once; a damaged one counts as absent. */
+class Stored<T extends object> {
+  readonly #key: string;
+  #loaded = false;
+
+  /**
+   * @param storage Where it lies.
+   * @param server The server that it concerns.
+   * @param name Which document.
+   * @param value The document while nothing is stored.
+   * @param fits Whether what was stored is one.
+   */
+  constructor(
+    readonly storage: EdgeStorage,
+    server: string,
+    name: string,
+    public value: T,
+    readonly fits: (found: Record<string, unknown>) => boolean,
+  ) {
+    const place = server.replace(/\/+$/, "").replace(/[^A-Za-z0-9.-]/g, "_");
+    this.#key = `fedone.${place}.${name}`;
+  }
+
+  async load(): Promise<void> {
+    if (this.#loaded) return;
+    const text = (await this.storage.get(this.#key)) ?? "null";
+    this.#loaded = true;
+    try {
+      const found: unknown = JSON.parse(text);
+      const isDocument = found !== null && typeof found === "object";
+      if (isDocument && this.fits(found as Record<string, unknown>)) this.value = found as T;
+    } catch {
+      // Damaged.
+    }
+  }
+
+  async save(value: T): Promise<void> {
+    this.value = value;
+    this.#loaded = true;
+    await this.storage.set(this.#key, JSON.stringify(value));
+  }
+}
+
+interface Secrets {
+  readonly server: string;
+  readonly client_id?: string;
+  readonly credential?: string;
+  readonly nonce?: string;
+}
+
+/** A device's identity at one server: credential and enrolment nonce, kept across restarts. */
+export class Identity {
+  readonly #stored: Stored<Secrets>;
+
+  constructor(
+    storage: EdgeStorage,
+    readonly server: string,
+    readonly random: () => Random,
+  ) {
+    this.#stored = new Stored<Secrets>(storage, server, "identity", { server }, (found) => {
+      const texts = ["client_id", "credential", "nonce"].filter((key) => key in found);
+      // Another server's, whose name differs in characters that keys do not have, does not fit.
+      return found["server"] === server && texts.every((key) => typeof found[key] === "string");
+    });
+  }
+
+  /** The device's public name; undefined until it has enrolled. */
+  get clientId(): string | undefined {
+    return this.#stored.value.client_id;
+  }
+
+  /** Its secret; undefined until it has enrolled. */
+  get credential(): string | undefined {
+    return this.#stored.value.credential;
+  }
+
+  /** Reads what was kept, once. */
+  load(): Promise<void> {
+    return this.#stored.load();
+  }
+
+  /**
+   * The secret to enrol with, kept before it is used: sent again with it, after an answer that was
+   * lost or a restart, the enrolment gives the same client.
+   */
+  async nonce(): Promise<string> {
+    const nonce = this.#stored.value.nonce ?? secret(this.random());
+    await this.#stored.save({ server: this.server, nonce });
+    return nonce;
+  }
+
+  /** Keeps a new identity. */
+  enrolled({ client_id, credential }: Enrolled): Promise<void> {
+    return this.#stored.save({ server: this.server, client_id, credential });
+  }
+
+  /** Removes an identity that the server refuses. */
+  forget(): Promise<void> {
+    return this.#stored.save({ server: this.server });
+  }
+}
+
+/** One prompt's losses on each example of its mini-batch; null where the model failed. */
+export type Row = readonly (number | null)[];
+
+/** The label log-probabilities that a row is of; null where the model failed. */
+export type LogProbs = readonly (readonly number[] | null)[];
+
+/** Finished work on its way to the server. */
+export interface Unsent {
+  readonly runId: string;
+  readonly assignmentId: string;
+  readonly round: number;
+  /** The update as it is sent: a retry has the same bytes, so that it gets the same receipt. */
+  readonly body: string;
+}
+
+interface Journal {
+  readonly assignmentId: string;
+  /** What the device's own model has spent. */
+  readonly usage: Required<Usage>;
+  /** Names prompts and mini-batch, so that losses on other examples never mix. */
+  readonly digest: string;
+  readonly rows: (Row | null)[];
+  readonly answers: (LogProbs | null)[];
+  readonly model?: string;
+  readonly noised?: readonly number[];
+}
+
+interface Work {
+  readonly journal?: Journal;
+  readonly unsent?: Unsent;
+  /** Assignments whose noise was drawn, the oldest first. */
+  readonly noised: readonly string[];
+}
+
+const NOTHING: Required<Usage> = {
+  queries: 0,
+  requests: 0,
+  prompt_tokens: 0,
+  completion_tokens: 0,
+  usd: 0,
+};
+
+const MOST_NOISED = 1000;
+
+/**
+ * The paid losses of the current assignment, and the update until the server has it, in one
+ * document: a device that dies has one or the other. It holds numbers and digests, no text.
+ */
+export class CurrentWork {
+  readonly #stored: Stored<Work>;
+  #writing: Promise<void> = Promise.resolve();
+
+  constructor(storage: EdgeStorage, server: string) {
+    this.#stored = new Stored<Work>(storage, server, "work", { noised: [] }, (found) => {
+      const { journal, unsent, noised } = found as Partial<Work>;
+      const texts = [unsent?.runId, unsent?.assignmentId, unsent?.body];
+      return (
+        Array.isArray(noised) &&
+        (journal === undefined ||
+          (Array.isArray(journal.rows) && Array.isArray(journal.answers))) &&
+        (unsent === undefined || texts.every((text) => typeof text === "string"))
+      );
+    });
+  }
+
+  /** The finished update that waits to be sent, as far as it has been read. */
+  get unsent(): Unsent | undefined {
+    return this.#stored.value.unsent;
+  }
+
+  /** Reads what was kept, once. */
+  load(): Promise<void> {
+    return this.#stored.load();
+  }
+
+  /**
+   * Turns to an assignment; the losses of another one are given up.
+   *
+   * @throws Declining Its noise was drawn before, and is not known any more.
+   */
+  async begin(assignmentId: string): Promise<void> {
+    await this.load();
+    const { journal, noised } = this.#stored.value;
+    if (journal?.assignmentId === assignmentId) return;
+    this.#set({ journal: blank(assignmentId) });
+    if (noised.includes(assignmentId)) {
+      throw new Declining("the noise of this work was drawn before, and its update is gone");
+    }
+  }
+
+  /** Turns to the losses of a mini-batch; of those on another one, what they cost remains. */
+  open(digest: string): void {
+    const { assignmentId, usage } = this.#journal;
+    if (this.#journal.digest !== digest) {
+      this.#set({ journal: { ...blank(assignmentId), usage, digest } });
+    }
+  }
+
+  /** The model that the rows are of; undefined while there are none. */
+  get model(): string | undefined {
+    return this.#journal.model;
+  }
+
+  /** What the device's own model has spent on the work, queries apart. */
+  get usage(): Required<Usage> {
+    return this.#journal.usage;
+  }
+
+  row(place: number): Row | null {
+    return this.#journal.rows[place] ?? null;
+  }
+
+  answers(place: number): LogProbs {
+    return this.#journal.answers[place] ?? [];
+  }
+
+  /** Keeps the losses of a prompt, and what they have cost. */
+  async keep(
+    places: readonly number[],
+    found: { row: Row; answers: LogProbs | null; model: string; usage?: Usage },
+  ): Promise<void> {
+    const { rows, answers } = this.#journal;
+    for (const place of places) {
+      rows[place] = found.row;
+      answers[place] = found.answers;
+    }
+    const usage = sum(this.#journal.usage, found.usage ?? NOTHING);
+    this.#set({ journal: { ...this.#journal, model: found.model, usage } });
+    await this.#save();
+  }
+
+  /** The losses with noise: drawn once, or a server that asks twice could average it away. */
+  async noised(draw: () => readonly number[]): Promise<readonly number[]> {
+    const { assignmentId } = this.#journal;
+    const losses = this.#journal.noised ?? draw();
+    if (this.#journal.noised === undefined) {
+      const noised = [...this.#stored.value.noised, assignmentId].slice(-MOST_NOISED);
+      this.#set({ journal: { ...this.#journal, noised: losses }, noised });
+      await this.#save();
+    }
+    return losses;
+  }
+
+  /** Keeps finished work in place of its losses, until it is dropped. */
+  async put(unsent: Unsent): Promise<void> {
+    this.#set({ unsent, journal: undefined });
+    await this.#save();
+  }
+
+  /** Removes all about work that is over. */
+  async drop(assignmentId: string): Promise<void> {
+    const { journal, unsent, noised } = this.#stored.value;
+    this.#set({
+      ...(journal?.assignmentId === assignmentId && { journal: undefined }),
+      ...(unsent?.assignmentId === assignmentId && { unsent: undefined }),
+      noised: noised.filter((other) => other !== assignmentId),
+    });
+    await this.#save();
+  }
+
+  /** Removes all. */
+  async clear(): Promise<void> {
+    this.#set({ journal: undefined, unsent: undefined, noised: [] });
+    await this.#save();
+  }
+
+  get #journal(): Journal {
+    return this.#stored.value.journal ?? blank("");
+  }
+
+  #set(changes: { [key in keyof Work]?: Work[key] | undefined }): void {
+    this.#stored.value = { ...this.#stored.value, ...changes } as Work;
+  }
+
+  /** Writes in the order of the calls, also where the storage answers out of order. */
+  #save(): Promise<void> {
+    const before = this.#writing.catch(() => undefined);
+    this.#writing = before.then(() => this.#stored.save(this.#stored.value));
+    return this.#writing;
+  }
+}
+
+function blank(assignmentId: string): Journal {
+  return { assignmentId, usage: NOTHING, digest: "", rows: [], answers: [] };
+}
+
+function sum(one: Required<Usage>, other: Usage): Required<Usage> {
+  const add = (unit: keyof Usage): number => one[unit] + Number(other[unit] ?? 0);
+  return {
+    queries: 0,
+    requests: add("requests"),
+    prompt_tokens: add("prompt_tokens"),
+    completion_tokens: add("completion_tokens"),
+    usd: add("usd"),
+  };
+}
