@@ -15,8 +15,9 @@ from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import MAX_LABELS, class_losses
-from fedone_sdk.client.examples import BeforeSend, Declining, Minibatch, reason_of
+from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
+from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.privacy import private_losses
 from fedone_sdk.client.session import Session
 from fedone_sdk.client.state import Change
@@ -371,7 +372,7 @@ def _declining(what: str, usage: Usage) -> Iterator[None]:
         raise Declining(f"{what}: {one_line(reason)}"[:500], usage) from exc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Work:
     """One assignment of a device.
 
@@ -379,17 +380,26 @@ class Work:
         run: The run's task.
         assignment: The work.
         examples: The device's examples that fit the task.
-        before_send: Gets every text before it leaves the device.
-        score: Scores the prompts of a local step (its number, its mini-batch, shape (P, n)).
-        before_noise: Called with the cost of the work before noise is added to its alpha.
+        journal: Keeps the losses as they arrive.
+        oracle: Scores the prompts.
+        hooks: The app's functions.
+        memory: The method's memory on this device; after the work, the one to keep.
+        charge: Checks that noise is allowed after a cost, and returns what counts it.
+        on_scored: Called with the number of prompts that have their losses, and of all.
+        charged: What counts the noise on alpha; it is stored with the update.
     """
 
     run: RunTask
     assignment: Assigned
     examples: Sequence[Example]
-    before_send: BeforeSend | None
-    score: Callable[[int, Minibatch, Array], Awaitable[Losses]]
-    before_noise: Callable[[Usage], None] = lambda usage: None
+    journal: Journal
+    oracle: Oracle
+    hooks: Hooks
+    memory: bytes
+    charge: Callable[[Usage], Sequence[Change]]
+    on_scored: Callable[[int, int], None]
+    charged: Sequence[Change] = ()
+    _num_scored: int = 0
 
     @property
     def num_prompts(self) -> int:
@@ -442,13 +452,8 @@ class Work:
         run = self.run
         return run.layout or ((run.prompt_len, run.vocab_size, run.blank),)
 
-    async def update(
-        self, remembered: Callable[[], bytes | None]
-    ) -> tuple[AlphaUpdate | LossesUpdate, bytes]:
-        """Do the work, with the method's memory on this device.
-
-        Returns:
-            The update, and the method's memory once it is accepted (empty for none).
+    async def update(self) -> AlphaUpdate | LossesUpdate:
+        """Do the work; return its update.
 
         Raises:
             Declining: The work cannot be done well enough.
@@ -456,10 +461,11 @@ class Work:
         """
         self.check()
         if isinstance(self.assignment, LossesAssignment):
-            return await self._losses_update(self.assignment), b""  # the memory is the server's
-        return await self._alpha_update(self.assignment, remembered)
+            return await self._losses_update(self.assignment)
+        return await self._alpha_update(self.assignment)
 
     async def _losses_update(self, assignment: LossesAssignment) -> LossesUpdate:
+        self.memory = b""  # the memory is the server's
         losses = await self._losses(0, assignment.minibatch_seed, assignment.prompts)
         return LossesUpdate(
             num_examples=len(self.examples),
@@ -471,9 +477,7 @@ class Work:
             class_counts=losses.class_counts,
         )
 
-    async def _alpha_update(
-        self, assignment: AlphaAssignment, remembered: Callable[[], bytes | None]
-    ) -> tuple[AlphaUpdate, bytes]:
+    async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
         with needs_extra("the alpha exchange", "alpha"):
             import numpy as np
 
@@ -500,9 +504,9 @@ class Work:
             )
             state = State(alpha=before)
             method.check(state)
-        if saved := remembered():
+        if self.memory:
             try:
-                own = state.evolve(memory=load_memory(saved))
+                own = state.evolve(memory=load_memory(self.memory))
                 method.check(own)
                 state = own
             except (ValueError, KeyError) as exc:
@@ -525,10 +529,11 @@ class Work:
             values.extend(losses.values)
         alpha, mean_loss = state.alpha, sum(values) / len(values)
         if run.privacy is not None and self._noises_alpha:
-            self.before_noise(usage)
+            self.charged = self.charge(usage)
             alpha = method.project(private_step(before, alpha, run.privacy))
             mean_loss = 0.0  # the mean of the losses would be a release without noise
-        update = AlphaUpdate(
+        self.memory = dump_memory(state.memory) if state.memory else b""
+        return AlphaUpdate(
             num_examples=len(self.examples),
             scored=scored,
             usage=usage,
@@ -536,7 +541,6 @@ class Work:
             alpha=to_wire(alpha),
             mean_loss=mean_loss,
         )
-        return update, dump_memory(state.memory) if state.memory else b""
 
     @property
     def _noises_alpha(self) -> bool:
@@ -549,9 +553,22 @@ class Work:
         return self.run.calibration.kind == "labels"
 
     async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> Losses:
-        batch = await Minibatch.of(self.run.task, self._drawn(minibatch_seed), self.before_send)
-        return await self.score(number, batch, prompts)
-
-    def _drawn(self, minibatch_seed: int) -> list[Example]:
+        task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
-        return [self.examples[index] for index in drawn]
+        examples = [self.examples[index] for index in drawn]
+        step = Step(
+            number=number,
+            task=task,
+            batch=await Minibatch.of(task, examples, self.hooks.before_send),
+            prompts=prompts,
+            journal=self.journal,
+            on_scored=self._scored,
+            score=self.hooks.score,
+            by_class=self._by_class,
+        )
+        return await score_step(step, self.oracle, self.run.privacy, charge=self.charge)
+
+    def _scored(self, count: int) -> None:
+        self._num_scored += count
+        if count:
+            self.on_scored(self._num_scored, self.num_prompts)

@@ -310,7 +310,7 @@ async def main():
     rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
     batch = await Minibatch.of(task, rows, None)
     step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
-                journal=Journal(DeviceState("memory:"), "a"), on_scored=lambda count: None,
+                journal=Journal(DeviceState(None, "memory:"), "a"), on_scored=lambda count: None,
                 by_class=True)
     return await score_step(step, Oracle())
 

@@ -175,24 +175,6 @@ class TestLog:
 
 
 class TestWrongAddress:
-    @on_virtual_time
-    async def test_one_that_does_not_answer(self) -> None:
-        """It is in the log long before the call is given up."""
-
-        class Silent(MemoryTransport):
-            async def enrol(self, token: str, message: Enrol) -> Enrolled:
-                await asyncio.sleep(60)
-                raise TransportError("http://server: cannot be reached: TimeoutError")
-
-        async with serving() as service, client_of(service, transport=Silent(service)) as client:
-            with capture_logs() as logs:
-                turn = asyncio.create_task(client.run_once())
-                await asyncio.sleep(5)
-                assert [(line["event"], line["server"]) for line in logs] == [
-                    ("no answer yet", "memory:")
-                ]
-                assert (await turn).outcome == "offline"
-
     async def test_one_where_something_else_answers(self) -> None:
         async def answer(request: web.Request) -> web.Response:
             return web.Response(text="a shop", status=404)
@@ -466,7 +448,7 @@ class TestArguments:
 
     def test_an_invalid_stored_credential(self, tmp_path: Path) -> None:
         state = DeviceState(tmp_path, "memory:")
-        insert = "INSERT INTO identity VALUES (:server, 'a', :credential, NULL, NULL)"
+        insert = "INSERT INTO identity VALUES (:server, 'a', :credential, NULL)"
         assert state.write(change(insert, credential="s3c\nret"))
         identity = Identity(state)
         assert (identity.client_id, identity.credential) == (None, None)
