@@ -69,10 +69,6 @@ class GradientSpec(_MethodSpec):
         return self.optimizer == "adamw"
 
 
-POOL_SIZE = 256
-"""Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
-
-
 class SearchSpec(_MethodSpec):
     """Searches over whole prompts, with one evaluator and a race at the end.
 
