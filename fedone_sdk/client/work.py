@@ -14,7 +14,7 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import MAX_LABELS, bias_grid, class_losses
+from fedone_sdk.calibration import MAX_LABELS, class_losses
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
 from fedone_sdk.client.options import Hooks
@@ -420,7 +420,8 @@ class Work:
             fits = (
                 alpha.shape == (run.prompt_len, run.vocab_size)
                 and alpha.dtype == "float32"
-                and run.method.name != "own"  # A message loads no code.
+                # The server runs searches, and a message loads no code.
+                and run.method.exchange == "alpha"
             )
         else:
             prompts = assignment.prompts
@@ -437,7 +438,11 @@ class Work:
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
         if self._by_class:
             task = run.task
-            sound = task.loss == "cross_entropy" and len(task.labels) <= MAX_LABELS
+            sound = (
+                task.loss == "cross_entropy"
+                and len(task.labels) <= MAX_LABELS
+                and isinstance(assignment, LossesAssignment)
+            )
             # Losses by class have no noise, and would make the noise of the losses useless.
             if not sound or run.privacy is not None:
                 raise Declining("the run's calibration does not fit its task or its privacy")
@@ -477,7 +482,6 @@ class Work:
             import numpy as np
 
             from fedone_sdk.algorithms import (
-                ClassLosses,
                 State,
                 dump_memory,
                 load_memory,
@@ -487,13 +491,7 @@ class Work:
             from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
             from fedone_sdk.client.privacy import private_step
-            from fedone_sdk.messages.ndarray import (
-                from_wire,
-                memory_from_wire,
-                memory_to_wire,
-                prompts_to_wire,
-                to_wire,
-            )
+            from fedone_sdk.messages.array import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run", NOTHING):
@@ -503,14 +501,10 @@ class Work:
                 vocab_size=run.vocab_size,
                 blank=run.blank,
                 space=Space.of(run.layout) if run.layout else None,
-                biases=bias_grid(len(run.task.labels)) if self._by_class else None,
             )
-            state = State(alpha=before, memory=memory_from_wire(assignment.memory))
+            state = State(alpha=before)
             method.check(state)
-        if self._noises_alpha and method.shares_memory:
-            raise Declining("the run's privacy does not fit its method")  # memory has no noise
-        # A method's memory belongs to the run and travels, or to this client and stays.
-        if self.memory and not method.shares_memory:
+        if self.memory:
             try:
                 own = state.evolve(memory=load_memory(self.memory))
                 method.check(own)
@@ -529,14 +523,8 @@ class Work:
                 raise Declining(exc.reason, usage + exc.usage) from exc
             usage += losses.usage
             with _declining("the method cannot use the losses", usage):
-                if losses.by_class is None:
-                    clipped = clip_losses(np.array(losses.values), run.loss_clip)
-                    state = method.tell(state, candidates, clipped)
-                else:
-                    curves = ClassLosses(
-                        means=from_wire(losses.by_class), counts=np.array(losses.class_counts)
-                    )
-                    state = method.tell(state, candidates, curves.clipped(run.loss_clip))
+                clipped = clip_losses(np.array(losses.values), run.loss_clip)
+                state = method.tell(state, candidates, clipped)
             scored += losses.scored
             values.extend(losses.values)
         alpha, mean_loss = state.alpha, sum(values) / len(values)
@@ -544,15 +532,13 @@ class Work:
             self.charged = self.charge(usage)
             alpha = method.project(private_step(before, alpha, run.privacy))
             mean_loss = 0.0  # the mean of the losses would be a release without noise
-        keep = bool(state.memory) and not method.shares_memory
-        self.memory = dump_memory(state.memory) if keep else b""
+        self.memory = dump_memory(state.memory) if state.memory else b""
         return AlphaUpdate(
             num_examples=len(self.examples),
             scored=scored,
             usage=usage,
             model=losses.model,
             alpha=to_wire(alpha),
-            memory=memory_to_wire(state.memory) if method.shares_memory else {},
             mean_loss=mean_loss,
         )
 
