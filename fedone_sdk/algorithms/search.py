@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedone_sdk.spec.methods import POOL_SIZE
-
 from . import _checks
 from .calibration import BiasGrid
 from .draws import Draws
@@ -25,6 +23,9 @@ from .simplex import nearest_probabilities
 from .space import Space
 from .start import Start, is_warm_started, warm_start
 from .state import State
+
+POOL_SIZE = 256
+"""Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
 
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""
