@@ -36,11 +36,11 @@ __all__ = [
     "Slot",
     "SlotName",
     "Token",
-    "TopVocabulary",
     "Vocabulary",
     "VocabularySpec",
     "are_prompts",
     "build_vocabulary",
+    "pmi_ngrams",
 ]
 
 _MAX_CANDIDATES = 65_536
@@ -294,30 +294,10 @@ class PmiVocabulary(_Frozen):
 
     Attributes:
         size: N, including the blank; fewer if the text does not have as many.
-        max_ngram: Largest number of words per candidate.
-        min_count: Pairs with fewer occurrences are split, because rare pairs have a high PMI by
-            chance.
-        threshold: Least PMI at which two words stay together, nats.
         blank: Whether to add the blank candidate, as index 0.
     """
 
     kind: Literal["pmi"] = "pmi"
-    size: _Size = 200
-    max_ngram: Annotated[int, Field(ge=1, le=16)] = 4
-    min_count: Annotated[int, Field(ge=1)] = 3
-    threshold: float = 3.0
-    blank: bool = False
-
-
-class TopVocabulary(_Frozen):
-    """The most frequent tokens of the training text.
-
-    Attributes:
-        size: N, including the blank; fewer if the text does not have as many.
-        blank: Whether to add the blank candidate, as index 0.
-    """
-
-    kind: Literal["top"] = "top"
     size: _Size = 200
     blank: bool = False
 
@@ -329,13 +309,11 @@ class FileVocabulary(_Frozen):
         path: A text file with one candidate per line, used verbatim; or a ``.json`` file with an
             array of texts, or with an object whose ``vocab`` is an array of texts or of objects
             with a ``text``. A relative path is relative to the run file's folder.
-        size: The largest number of candidates, including the blank; null uses all.
         blank: Whether to include the blank candidate, as index 0.
     """
 
     kind: Literal["file"] = "file"
     path: Annotated[str, Field(min_length=1)]
-    size: _Size | None = None
     blank: bool = False
 
 
@@ -344,18 +322,16 @@ class ListVocabulary(_Frozen):
 
     Attributes:
         candidates: The texts, used verbatim.
-        size: The largest number of candidates, including the blank; null uses all.
         blank: Whether to include the blank candidate, as index 0.
     """
 
     kind: Literal["list"] = "list"
     candidates: Annotated[tuple[str, ...], Field(max_length=_MAX_CANDIDATES)]
-    size: _Size | None = None
     blank: bool = False
 
 
 VocabularySpec = Annotated[
-    PmiVocabulary | TopVocabulary | FileVocabulary | ListVocabulary, Field(discriminator="kind")
+    PmiVocabulary | FileVocabulary | ListVocabulary, Field(discriminator="kind")
 ]
 
 
@@ -386,10 +362,7 @@ def build_vocabulary(
     candidates: Sequence[str]
     match spec:
         case PmiVocabulary():
-            candidates, source = _pmi_ngrams(texts, spec), "training text"
-        case TopVocabulary():
-            tokens = chain.from_iterable(chain.from_iterable(map(_runs, texts)))
-            candidates, source = _ranked(Counter(tokens)), "training text"
+            candidates, source = pmi_ngrams(texts), "training text"
         case FileVocabulary():
             path = Path(base_dir) / spec.path
             candidates, source = _read_candidates(path), str(path)
@@ -399,7 +372,7 @@ def build_vocabulary(
             assert_never(spec)
     if spec.blank:
         candidates = ["", *filter(None, candidates)]
-    candidates = _with(wanted, candidates, spec.size)
+    candidates = _with(wanted, candidates, getattr(spec, "size", None))
     if len(candidates) < 2:
         raise DataError(f"{source}: has {len(candidates)} candidates for the vocabulary, needs 2")
     try:
@@ -451,7 +424,18 @@ def _runs(text: str) -> Iterator[list[str]]:
     yield run
 
 
-def _pmi_ngrams(texts: Iterable[str], spec: PmiVocabulary) -> list[str]:
+def pmi_ngrams(
+    texts: Iterable[str], *, max_ngram: int = 4, min_count: int = 3, threshold: float = 3.0
+) -> list[str]:
+    """Return the n-grams of `PmiVocabulary`, the most frequent first.
+
+    Args:
+        texts: Training text.
+        max_ngram: Largest number of words per candidate.
+        min_count: Pairs with fewer occurrences are split, because rare pairs have a high PMI by
+            chance.
+        threshold: Least PMI at which two words stay together, nats.
+    """
     runs = [run for text in texts for run in _runs(text)]
     words = Counter(chain.from_iterable(runs))
     pairs = Counter(chain.from_iterable(map(pairwise, runs)))
@@ -464,9 +448,9 @@ def _pmi_ngrams(texts: Iterable[str], spec: PmiVocabulary) -> list[str]:
     bound = {
         pair
         for pair, count in pairs.items()
-        if count >= spec.min_count and pmi(pair, count) >= spec.threshold
+        if count >= min_count and pmi(pair, count) >= threshold
     }
-    return _ranked(Counter(chain.from_iterable(_segments(r, bound, spec.max_ngram) for r in runs)))
+    return _ranked(Counter(chain.from_iterable(_segments(r, bound, max_ngram) for r in runs)))
 
 
 def _segments(run: list[str], bound: set[tuple[str, str]], max_ngram: int) -> Iterator[str]:

@@ -22,7 +22,7 @@ from fedone_sdk.errors import DataError, FedOneError, MissingExtraError, SpecErr
 from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, Spec
 from fedone_sdk.stores import RunRecord, SqlStore
 from fedone_sdk.task import Example
-from fedone_sdk.vocabulary import PmiVocabulary, TopVocabulary, Vocabulary
+from fedone_sdk.vocabulary import PmiVocabulary, Vocabulary
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
@@ -121,15 +121,11 @@ class StoreConfig(Spec):
         Raises:
             SpecError: The store cannot be used.
         """
-        from fedone_sdk.stores.sql.probe import probe_file, probe_server
-
-        self.build(folder)
+        store = self.build(folder)
         try:
-            if self.is_file:
-                return probe_file(folder / self.url.get_secret_value())
-            return await probe_server(self._sql_url())
+            return await store.check()
         except FedOneError as exc:
-            raise SpecError(f"store: {exc}") from exc
+            raise SpecError(str(exc)) from exc
 
     async def stored(self, folder: Path, run_ids: Iterable[str]) -> list[RunRecord]:
         """Return the stored runs of these names, without changes of the store.
@@ -412,7 +408,7 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
     counted = [
         (key, source.kind)
         for key, source in spec.prompt.sources
-        if isinstance(source, (PmiVocabulary, TopVocabulary))
+        if isinstance(source, PmiVocabulary)
     ]
     if not counted:
         return []

@@ -30,7 +30,6 @@ class BDPL(PlainAlgorithm):
         optimizer: "adamw" or "sgd".
         alpha_min: The least probability of a token, a float32 below 1/N. At p = 0, 1/p is infinite
             and a token is never drawn again.
-        weight_decay: AdamW's, 0.01 by default; not for SGD.
         space: Which candidates each position has; None gives every position all N.
         start: The warm start of alpha (`warm_start`); None starts uniform.
         seed: Breaks ties of the deployable prompt.
@@ -42,7 +41,6 @@ class BDPL(PlainAlgorithm):
     learning_rate: float
     optimizer: str
     alpha_min: float
-    weight_decay: float | None = None
     space: Space | None = None
     start: Start | None = None
     seed: int = 0
@@ -120,5 +118,4 @@ class BDPL(PlainAlgorithm):
         return self.space.mask
 
     def _optimizer(self) -> Optimizer:
-        decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
-        return make_optimizer(self.optimizer, learning_rate=self.learning_rate, **decay)
+        return make_optimizer(self.optimizer, learning_rate=self.learning_rate)

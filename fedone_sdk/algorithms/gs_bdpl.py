@@ -35,8 +35,6 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         optimizer: "adamw" or "sgd".
         alpha_min: The floor of alpha (the nu > 0 of Theorem 3.4), kept as a float32. A token at the
             floor moves by 1/(tau alpha_min) when it is drawn, so SGD needs a higher floor.
-        alpha_init: The first value of every alpha, 1/N by default.
-        weight_decay: AdamW's, 0.01 by default; not for SGD.
         space: Which candidates each position has; None gives every position all N.
         start: The warm start of alpha (`warm_start`); None starts uniform.
         seed: Breaks ties of the deployable prompt.
@@ -49,8 +47,6 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
     learning_rate: float
     optimizer: str
     alpha_min: float
-    alpha_init: float | None = None
-    weight_decay: float | None = None
     space: Space | None = None
     start: Start | None = None
     seed: int = 0
@@ -67,12 +63,8 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         # Rounded to float32, so that the floor and the alphas on it compare equal.
         floor = float(np.float32(_checks.number("alpha_min", self.alpha_min)))
         object.__setattr__(self, "alpha_min", floor)
-        if self.alpha_init is not None:
-            _checks.number("alpha_init", self.alpha_init)
-        if not 0.0 < floor <= self._alpha_init:
-            raise ValueError(
-                f"alpha_min must lie in (0, alpha_init = {self._alpha_init:g}], not {floor:g}"
-            )
+        if not 0.0 < floor <= 1.0 / self.vocab_size:
+            raise ValueError(f"alpha_min must lie in (0, 1/{self.vocab_size}], not {floor:g}")
         _checks.choice("optimizer", self.optimizer, OPTIMIZERS)
         self._optimizer()
         found = _checks.space(self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size)
@@ -90,11 +82,7 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
 
     def init(self) -> State:
         """Return the uniform state, or the warm start."""
-        # A row's mean is alpha_init; by default rows sum to 1.
-        weights = warm_start(self.shape, self.start, self._mask)
-        if self.alpha_init is not None:
-            weights *= self._mask.sum(axis=1, keepdims=True) * self.alpha_init
-        return State(alpha=self.project(weights))
+        return State(alpha=self.project(warm_start(self.shape, self.start, self._mask)))
 
     def check(self, state: State) -> None:
         """Raise for an alpha without logarithms, or another optimiser's memory."""
@@ -143,13 +131,8 @@ class GumbelSoftmaxBDPL(PlainAlgorithm):
         assert self.space is not None
         return self.space.mask
 
-    @property
-    def _alpha_init(self) -> float:
-        return 1.0 / self.vocab_size if self.alpha_init is None else self.alpha_init
-
     def _optimizer(self) -> Optimizer:
-        decay = {} if self.weight_decay is None else {"weight_decay": self.weight_decay}
-        return make_optimizer(self.optimizer, learning_rate=self.learning_rate, **decay)
+        return make_optimizer(self.optimizer, learning_rate=self.learning_rate)
 
 
 def score_function(

@@ -20,7 +20,7 @@ from .thompson import ThompsonSampling
 from .tpe import TPE
 
 if TYPE_CHECKING:
-    from fedone_sdk.spec.methods import MethodSpec, PoolSpec
+    from fedone_sdk.spec.methods import MethodSpec, SearchSpec
 
 _TYPES: dict[str, type[Any]] = {
     "bdpl": BDPL,
@@ -124,13 +124,12 @@ def method_from_spec(
     if "start" in allowed:
         options["start"] = start
     if spec.pools:
-        pool = cast("PoolSpec", spec)
+        pool = cast("SearchSpec", spec)
         race = 0 if asks is None else math.floor(pool.race * asks)
         options |= {
             "biases": None if biases is None else tuple(map(tuple, biases)),
             "race": race,
             "search": None if asks is None or not race else asks - race,
-            "patience": None if asks is None else pool.patience,
         }
     return make_method(
         spec.name,

@@ -24,6 +24,9 @@ from .space import Space
 from .start import Start, is_warm_started, warm_start
 from .state import State
 
+POOL_SIZE = 256
+"""Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
+
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""
 
@@ -35,9 +38,6 @@ A few hundred queries distinguish single tokens and pairs; longer prompts are ra
 RACERS = 8
 """The largest number of prompts that enter a race."""
 
-BETTER = 0.002
-"""The least gain of an incumbent that resets `patience`, nats."""
-
 DRAWS = 16
 """Posterior draws that determine alpha."""
 
@@ -45,7 +45,7 @@ _REDRAWS = 8
 """Redraws of repeated prompts within an ask; a tiny vocabulary may have no other prompts."""
 
 # Indices into `progress`.
-_ASKS, _LAST_MOVE, _RACE_START = range(3)
+_ASKS, _RACE_START = range(2)
 
 
 class Known(NamedTuple):
@@ -76,9 +76,8 @@ class PromptSearch(ABC):
     The deployable prompt is the incumbent, the prompt with the best pessimistic value, together
     with its best bias. After the first ask it is the reference.
 
-    **Race.** After `search` asks, or `patience` asks without a better incumbent, no new prompts are
-    made. The best prompts and the reference race for `race` asks by successive halving. Then the
-    method has finished.
+    **Race.** After `search` asks no new prompts are made. The best prompts and the reference race
+    for `race` asks by successive halving. Then the method has finished.
 
     alpha is the probability of each candidate to be in the best prompt: its frequency in the
     minima of `DRAWS` posterior draws, smoothed. The search depends on the observations, which are
@@ -93,7 +92,6 @@ class PromptSearch(ABC):
             average.
         search: Asks before the race; None never ends the search.
         race: Asks of the race.
-        patience: Asks without a better incumbent that start the race; None disables.
         blank: The index of the blank token, if the vocabulary has one. "No prompt" is then among
             the first candidates, and the reference. A `space` has its own blanks.
         space: Which candidates each position has; by default, the same N for all n.
@@ -106,11 +104,10 @@ class PromptSearch(ABC):
     prompt_len: int
     vocab_size: int
     num_samples: int
-    elite: int
-    pool_size: int
+    elite: int = 4
+    pool_size: int = POOL_SIZE
     search: int | None = None
     race: int = 0
-    patience: int | None = None
     blank: int | None = None
     space: Space | None = None
     biases: tuple[tuple[float, ...], ...] | None = None
@@ -133,8 +130,6 @@ class PromptSearch(ABC):
         if self.search is not None:
             _checks.integer("search", self.search)
         _checks.integer("race", self.race)
-        if self.patience is not None:
-            _checks.integer("patience", self.patience, minimum=1)
         if self.blank is not None and _checks.integer("blank", self.blank) >= self.vocab_size:
             raise ValueError(f"blank must lie in [0, {self.vocab_size}), not {self.blank}")
         space = _checks.space(
@@ -193,10 +188,7 @@ class PromptSearch(ABC):
         evaluator, variances = updated(observed, self._features, self._grid, self._values(state))
         known = Known(evaluator, evaluator.estimates())
         incumbent = self._incumbent(known)
-        # The last incumbent is row 0, except after the first ask.
-        values = known.estimates.value
-        moved = not state.memory or values[0] - values[incumbent] > BETTER
-        progress = self._further(state, moved=bool(moved))
+        progress = self._further(state)
         kept = self._kept(known, incumbent)
         memory = {
             **evaluator.observed.remembering(
@@ -233,7 +225,7 @@ class PromptSearch(ABC):
 
     def finished(self, state: State) -> bool:
         """Return whether the race is over."""
-        asks, _, race_start = self._progress(state)
+        asks, race_start = self._progress(state)
         return bool(race_start >= 0 and asks - race_start >= self.race)
 
     def search_on(self, state: State) -> State:
@@ -241,7 +233,7 @@ class PromptSearch(ABC):
         if not self._racing(state):
             return state
         asks = self._progress(state)[_ASKS]
-        return state.evolve(memory={**state.memory, "progress": np.array([asks, asks, -1.0])})
+        return state.evolve(memory={**state.memory, "progress": np.array([asks, -1.0])})
 
     # Hooks of the methods
 
@@ -389,25 +381,20 @@ class PromptSearch(ABC):
     # The race
 
     def _progress(self, state: State) -> NDArray[np.float64]:
-        """Asks so far; the ask of the last incumbent change; the race's first ask, or -1."""
+        """Asks so far, and the race's first ask, or -1."""
         progress: Any = state.memory.get("progress")
         if progress is None:
-            return np.array([0.0, 0.0, -1.0])
-        if progress.shape != (3,) or np.isnan(progress).any() or progress[_ASKS] < 0:
-            raise ValueError("progress must be three numbers")
+            return np.array([0.0, -1.0])
+        if progress.shape != (2,) or np.isnan(progress).any() or progress[_ASKS] < 0:
+            raise ValueError("progress must be two numbers")
         return np.array(progress, dtype=np.float64)
 
-    def _further(self, state: State, *, moved: bool) -> NDArray[np.float64]:
-        """Return the progress after one more ask; `moved` says that the incumbent changed."""
+    def _further(self, state: State) -> NDArray[np.float64]:
+        """Return the progress after one more ask."""
         progress = self._progress(state)
         progress[_ASKS] += 1
-        if moved:
-            progress[_LAST_MOVE] = progress[_ASKS]
         exhausted = self.search is not None and progress[_ASKS] >= self.search
-        stalled = (
-            self.patience is not None and progress[_ASKS] - progress[_LAST_MOVE] >= self.patience
-        )
-        if progress[_RACE_START] < 0 and (exhausted or stalled):
+        if progress[_RACE_START] < 0 and exhausted:
             progress[_RACE_START] = progress[_ASKS]
         return progress
 
@@ -416,7 +403,7 @@ class PromptSearch(ABC):
 
     def _racers(self, state: State, observed: Observations) -> NDArray[np.int64]:
         """Return the prompts left in the race: half as many in each of log2(RACERS) stages."""
-        asks, _, race_start = self._progress(state)
+        asks, race_start = self._progress(state)
         entered = min(RACERS, self.num_samples)
         stages = max(1, math.ceil(math.log2(entered)))
         stage = int((asks - race_start) * stages / self.race) if self.race else 0

@@ -42,9 +42,6 @@ class DemonstrationsSource(_Frozen):
         shots: Examples per block; 0 is the blank candidate.
         blocks: Different blocks for each number of shots; fewer if the file does not have enough
             rows.
-        seed: Seeds the draw of examples.
-        max_chars: Examples that are longer as a shot are used only if a class has too few shorter
-            ones.
     """
 
     kind: Literal["demonstrations"] = "demonstrations"
@@ -55,8 +52,6 @@ class DemonstrationsSource(_Frozen):
         AfterValidator(_unique),
     ] = (0, 2, 4)
     blocks: Annotated[int, Field(ge=1, le=1024)] = 4
-    seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
-    max_chars: Annotated[int, Field(ge=1, le=4000)] = 300
 
 
 class OwnSource(_Frozen):

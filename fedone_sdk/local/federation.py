@@ -25,7 +25,7 @@ from fedone_sdk.local.population import Population
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
-from fedone_sdk.spec import DirichletSpec, RunSpec
+from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 from fedone_sdk.vocabulary import Vocabulary
@@ -104,8 +104,8 @@ class Federation:
                 label_of=lambda row: "" if task.generates else str(row[task.label_field]),
                 num_clients=data.num_clients,
                 shots=data.shots,
-                kind=data.partition.kind,
-                alpha=data.partition.alpha if isinstance(data.partition, DirichletSpec) else 1.0,
+                kind="iid" if data.dirichlet is None else "dirichlet",
+                alpha=data.dirichlet or 1.0,
                 seed=spec.seed,
             )
         if partition.reused_rows:

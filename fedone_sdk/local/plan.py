@@ -580,16 +580,13 @@ def _warnings(
 ) -> list[str]:
     spec, found = federation.spec, []
     size, smallest = spec.method.batch_size, min(map(len, federation.shards))
-    wanted = None if spec.prompt.vocabulary is None else spec.prompt.vocabulary.size
+    wanted = getattr(spec.prompt.vocabulary, "size", None)
     if spec.budget is None:
         found.append("budget: no cap is set")
     if not affordable:
         found.append(f"budget: cannot pay one round of {per_round} queries at worst case")
     elif affordable < planned:
         found.append(f"budget: pays {affordable} of {planned} rounds at worst case")
-    limit = spec.evaluation.queries
-    if limit is not None and limit < evaluation.queries:
-        found.append(f"evaluation.queries: {limit} of {evaluation.queries} needed")
     needed = spec.participation.min_clients
     if needed is not None and needed > len(federation.shards):
         found.append(

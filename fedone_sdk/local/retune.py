@@ -86,9 +86,7 @@ class Retuning:
         quoted = sum([await backend.quote(query) for query in queries], NOTHING).without_queries()
         leased = (backend.worst_case(spec.method.batch_size) * len(queries)).without_queries()
         evaluation = plan.evaluation.queries + len(queries)
-        smallest, limit = plan.smallest_cap + leased, spec.evaluation.queries
-        if limit is not None and limit < evaluation:
-            raise SpecError(f"evaluation.queries: {limit} of {evaluation} that comparing needs")
+        smallest = plan.smallest_cap + leased
         if not Account(cap=spec.budget).affordable(smallest, 1):
             tokens = smallest.prompt_tokens + smallest.completion_tokens
             raise SpecError(

@@ -17,14 +17,10 @@ if TYPE_CHECKING:
     )
     from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
     from fedone_sdk.spec.methods import (
-        BdplSpec,
-        GsBdplSpec,
+        GradientSpec,
         MethodSpec,
         OwnMethodSpec,
-        PoolSpec,
-        RandomSpec,
-        ThompsonSpec,
-        TpeSpec,
+        SearchSpec,
     )
     from fedone_sdk.spec.prompt import PromptSpec, SlotSpec
     from fedone_sdk.spec.run import RunSpec, load_backend
@@ -32,10 +28,7 @@ if TYPE_CHECKING:
         CalibrationSpec,
         DataSpec,
         DefenceSpec,
-        DirichletSpec,
         EvaluationSpec,
-        GatewayPolicy,
-        IidSpec,
         ParticipationSpec,
         PrivacySpec,
     )
@@ -45,15 +38,11 @@ else:
         {
             "backends": "BackendKind BackendSpec LimitsSpec PricesSpec RetrySpec",
             "base": "RunName Spec load_yaml validate_spec",
-            "methods": (
-                "BdplSpec GsBdplSpec MethodSpec OwnMethodSpec PoolSpec RandomSpec ThompsonSpec "
-                "TpeSpec"
-            ),
+            "methods": "GradientSpec MethodSpec OwnMethodSpec SearchSpec",
             "prompt": "PromptSpec SlotSpec",
             "run": "RunSpec load_backend",
             "sections": (
-                "CalibrationSpec DataSpec DefenceSpec DirichletSpec EvaluationSpec GatewayPolicy "
-                "IidSpec ParticipationSpec PrivacySpec"
+                "CalibrationSpec DataSpec DefenceSpec EvaluationSpec ParticipationSpec PrivacySpec"
             ),
         },
     )
@@ -61,31 +50,24 @@ else:
 __all__ = [
     "BackendKind",
     "BackendSpec",
-    "BdplSpec",
     "CalibrationSpec",
     "DataSpec",
     "DefenceSpec",
-    "DirichletSpec",
     "EvaluationSpec",
-    "GatewayPolicy",
-    "GsBdplSpec",
-    "IidSpec",
+    "GradientSpec",
     "LimitsSpec",
     "MethodSpec",
     "OwnMethodSpec",
     "ParticipationSpec",
-    "PoolSpec",
     "PricesSpec",
     "PrivacySpec",
     "PromptSpec",
-    "RandomSpec",
     "RetrySpec",
     "RunName",
     "RunSpec",
+    "SearchSpec",
     "SlotSpec",
     "Spec",
-    "ThompsonSpec",
-    "TpeSpec",
     "load_backend",
     "load_yaml",
     "validate_spec",

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, ValidationInfo, field_validator
 
 from fedone_sdk.spec.base import Spec
-
-Rate = Annotated[float, Field(gt=0, le=1e6)]
-"""A learning rate."""
-
 
 Exchange = Literal["alpha", "losses"]
 """Contents of assignments and updates: alpha, or prompts and their losses."""
@@ -39,33 +35,33 @@ class _MethodSpec(Spec):
         """Whether clients keep state of the method between rounds."""
         return False
 
-    def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """Size of the largest array that is sent with alpha, in float32; 0 for none.
 
-        It depends on n and on the values of a prompt's loss: C x G under calibration, else 1.
-        """
-        return 0
-
-
-class GsBdplSpec(_MethodSpec):
-    """Gumbel-Softmax black-box discrete prompt learning, the paper's method.
+class GradientSpec(_MethodSpec):
+    """The paper's methods: a gradient in a distribution over tokens.
 
     Attributes:
-        tau: Gumbel-Softmax temperature.
+        name: ``gs-bdpl`` is Gumbel-Softmax black-box discrete prompt learning, ``bdpl`` the same on
+            the simplex (Diao et al. 2022).
+        tau: Gumbel-Softmax temperature; ``gs-bdpl`` only, 0.1 by default.
         optimizer: Optimiser of the local step; AdamW state is per client.
         learning_rate: Learning rate of the local step.
-        weight_decay: Weight decay of AdamW; null means its default, 0.01.
-        alpha_init: Initial value of every entry; null means 1/N.
         alpha_min: Minimum of every entry.
     """
 
-    name: Literal["gs-bdpl"] = "gs-bdpl"
-    tau: Annotated[float, Field(gt=0, le=100)] = 0.1
+    name: Literal["gs-bdpl", "bdpl"] = "gs-bdpl"
+    tau: Annotated[float, Field(gt=0, le=100)] | None = Field(default=None, validate_default=True)
     optimizer: Literal["sgd", "adamw"] = "adamw"
-    learning_rate: Rate = 3e-4
-    weight_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    alpha_init: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    learning_rate: Annotated[float, Field(gt=0, le=1e6)] = 3e-4
     alpha_min: Annotated[float, Field(gt=0, le=1)] = 1e-5
+
+    @field_validator("tau")
+    @classmethod
+    def _check_tau(cls, tau: float | None, info: ValidationInfo) -> float | None:
+        if info.data.get("name") != "bdpl":
+            return 0.1 if tau is None else tau
+        if tau is not None:
+            raise ValueError("is no key of bdpl")
+        return None
 
     @property
     def remembers(self) -> bool:
@@ -73,79 +69,24 @@ class GsBdplSpec(_MethodSpec):
         return self.optimizer == "adamw"
 
 
-class BdplSpec(_MethodSpec):
-    """Black-box discrete prompt learning on the simplex (Diao et al. 2022).
+class SearchSpec(_MethodSpec):
+    """Searches over whole prompts, with one evaluator and a race at the end.
 
     Attributes:
-        optimizer: Optimiser of the local step; AdamW state is per client.
-        learning_rate: Learning rate of the local step.
-        weight_decay: Weight decay of AdamW; null means its default, 0.01.
-        alpha_min: Minimum of every probability.
+        name: ``thompson`` samples from a Gaussian process over the prompts' shared candidates,
+            ``random`` tries random prompts, and ``tpe`` is Optuna's Tree-structured Parzen
+            Estimator (extra `optuna`).
+        race: Fraction of the run for the race, in the ``losses`` exchange. With 0, ``tpe`` deploys
+            the prompt with the least mean loss.
     """
-
-    name: Literal["bdpl"]
-    optimizer: Literal["sgd", "adamw"] = "adamw"
-    learning_rate: Rate = 3e-4
-    weight_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    alpha_min: Annotated[float, Field(gt=0, le=1)] = 1e-5
-
-    @property
-    def remembers(self) -> bool:
-        """AdamW's moments."""
-        return self.optimizer == "adamw"
-
-
-class PoolSpec(_MethodSpec):
-    """Options of searches over whole prompts, with one evaluator and a race at the end."""
 
     pools: ClassVar[bool] = True
     exchange: ClassVar[Exchange] = "losses"
 
+    name: Literal["thompson", "random", "tpe"] = "thompson"
     num_samples: NumSamples = 5
     batch_size: BatchSize = 16
-
-    elite: int = Field(
-        default=4, ge=1, le=1000, description="Number of best prompts that are never evicted."
-    )
-    pool_size: int = Field(default=256, ge=2, le=2000, description="Number of prompts in the pool.")
-    race: float = Field(
-        default=0.2,
-        ge=0,
-        lt=1,
-        description="Fraction of the run for the race, in the ``losses`` exchange.",
-    )
-    patience: Annotated[int, Field(ge=1, le=10**9)] | None = Field(
-        default=None,
-        description="Local steps without a better incumbent after which the race begins; null is "
-        "no early race.",
-    )
-
-    def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """Return the prompts in int64, or their losses (4 are kept for each prompt)."""
-        return self.pool_size * max(2 * prompt_len, 4 * max(points, 2))
-
-
-class RandomSpec(PoolSpec):
-    """Random prompts, with the best of them re-evaluated."""
-
-    name: Literal["random"]
-
-
-class ThompsonSpec(PoolSpec):
-    """Thompson sampling from a Gaussian process over the prompts' shared features."""
-
-    name: Literal["thompson"] = "thompson"
-
-
-class TpeSpec(PoolSpec):
-    """The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
-
-    Attributes:
-        race: Fraction of the run for the race, in the ``losses`` exchange; 0 is plain TPE, whose
-            deployable prompt has the least mean loss.
-    """
-
-    name: Literal["tpe"]
+    race: Annotated[float, Field(ge=0, lt=1)] = 0.2
 
 
 class OwnMethodSpec(_MethodSpec):
@@ -175,7 +116,4 @@ class OwnMethodSpec(_MethodSpec):
         return self.model_copy(update={"object": None, "options": {}})
 
 
-MethodSpec = Annotated[
-    GsBdplSpec | BdplSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec,
-    Field(discriminator="name"),
-]
+MethodSpec = Annotated[GradientSpec | SearchSpec | OwnMethodSpec, Field(discriminator="name")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -117,19 +117,22 @@ class ProposerSpec(Spec):
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
         count: Candidates per proposal.
-        max_candidates: Maximum number of added candidates.
-        max_chars: Maximum length of a candidate, in characters.
-        max_tokens: Maximum length of an answer, in tokens.
     """
+
+    max_candidates: ClassVar[int] = 32
+    """Added candidates: more than a run of some hundred queries can distinguish."""
+
+    max_chars: ClassVar[int] = 400
+    """Characters of a candidate: three sentences, which every input pays for."""
+
+    max_tokens: ClassVar[int] = 512
+    """Tokens of an answer: some candidates of that length."""
 
     kind: Literal["llm"] = "llm"
     backend: BackendSpec
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
     count: Annotated[int, Field(ge=1, le=32)] = 4
-    max_candidates: Annotated[int, Field(ge=1, le=1024)] = 32
-    max_chars: Annotated[int, Field(ge=8, le=4000)] = 400
-    max_tokens: Annotated[int, Field(ge=16, le=4096)] = 512
 
 
 class PromptSpec(Spec):
@@ -317,8 +320,6 @@ def _candidates(
             slots=slots,
             shots=source.shots,
             blocks=source.blocks,
-            seed=source.seed,
-            max_chars=source.max_chars,
         )
     elif isinstance(source, ListVocabulary) and len(source.candidates) == 1 and not source.blank:
         found = source.candidates  # A slot may have one candidate only.

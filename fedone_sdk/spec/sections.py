@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,26 +11,6 @@ from fedone_sdk.spec.methods import Exchange
 
 _Count = Annotated[int, Field(ge=1, le=10**9)]
 _Positive = Annotated[float, Field(gt=0, le=1e6)]
-
-_STANDARD: dict[str, Any] = {
-    "loss_clip": 20.0,
-    "trust_region": 1.5,
-    "outliers": 3.0,
-    "quarantine": 2,
-}
-
-
-class IidSpec(Spec):
-    """Clients draw from the same distribution."""
-
-    kind: Literal["iid"] = "iid"
-
-
-class DirichletSpec(Spec):
-    """Label proportions differ between clients: Dirichlet(alpha); a small alpha is uneven."""
-
-    kind: Literal["dirichlet"]
-    alpha: _Positive
 
 
 class DataSpec(Spec):
@@ -42,14 +22,15 @@ class DataSpec(Spec):
         dev: Held-out file, or ``hf:NAME``; used only by evaluation.
         num_clients: K.
         shots: Examples per class and client; null uses all of them.
-        partition: Partition of the classes over clients.
+        dirichlet: Label proportions differ between clients: Dirichlet(this); a small number is
+            uneven. Null gives clients the same distribution.
     """
 
     train: str | None = None
     dev: str | None = None
     num_clients: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     shots: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    partition: Annotated[IidSpec | DirichletSpec, Field(discriminator="kind")] = IidSpec()
+    dirichlet: _Positive | None = None
 
 
 class ParticipationSpec(Spec):
@@ -88,29 +69,10 @@ class EvaluationSpec(Spec):
         every: Rounds between points of the curve; 0 measures only before and after the run.
         examples: Dev examples per point of the curve; the first and last measurement use the whole
             split.
-        queries: Cap on evaluation's own queries.
     """
 
     every: Annotated[int, Field(ge=0)] = 10
     examples: _Count = 256
-    queries: _Count | None = None
-
-
-class GatewayPolicy(Spec):
-    """Limits of clients' requests to the gateway.
-
-    Attributes:
-        max_text_chars: Maximum length of a text field, in characters.
-        client_requests_per_minute: Limit per client; null is no limit.
-        run_requests_per_minute: Limit of all clients together; null is no limit.
-        generated_text: Whether the gateway may return generated texts; only loss ``score`` needs
-            them.
-    """
-
-    max_text_chars: Annotated[int, Field(ge=1, le=20_000)] = 20_000
-    client_requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    run_requests_per_minute: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    generated_text: bool = False
 
 
 class CalibrationSpec(Spec):
@@ -135,27 +97,25 @@ class DefenceSpec(Spec):
     """Defences against Byzantine clients (docs/explanation/defences.md); or ``standard``.
 
     Attributes:
-        kind: ``none``, or ``standard`` for devices that are not yours, with the standard values of
-            keys that are not set. Null disables a single defence.
+        kind: ``none``, or ``standard`` for devices that are not yours: long steps of alpha are
+            scaled down, and updates that disagree are rejected.
         loss_clip: G: mean losses are clipped to [0, G], by the server in the ``losses`` exchange
             and by the client in the ``alpha`` exchange. Standard is 20; null for losses that may
             legitimately be larger, such as ``nll`` of long texts.
-        trust_region: Maximum step of alpha, in medians of the run's last steps; a longer one is
-            scaled down. Standard is 1.5.
         outliers: Threshold of disagreement, in robust standard deviations, from which an update is
-            rejected. Standard is 3.
-        quarantine: A client gets no more work if at least this many of its updates, and more than
-            half of them, were rejected. Standard is 2.
-        max_influence: Maximum share of one client in the run's movement, once the run has 2 / share
-            updates. Standard is no limit.
+            rejected. Standard is 3; null rejects none, for clients with opposite data.
     """
+
+    trust_region: ClassVar[float] = 1.5
+    """Maximum step of alpha, in medians of the run's last steps: honest steps hardly exceed it."""
+
+    quarantine: ClassVar[int] = 2
+    """A client gets no more work if at least this many of its updates, and more than half of them,
+    were rejected: one may be bad luck."""
 
     kind: Literal["none", "standard"] = "none"
     loss_clip: _Positive | None = None
-    trust_region: Annotated[float, Field(ge=0.1, le=1e6)] | None = None
     outliers: Annotated[float, Field(ge=1, le=1e6)] | None = None
-    quarantine: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    max_influence: Annotated[float, Field(gt=0, le=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -163,28 +123,25 @@ class DefenceSpec(Spec):
         if isinstance(value, str):
             value = {"kind": value}
         if isinstance(value, dict) and value.get("kind") == "standard":
-            return {**_STANDARD, **value}
+            return {"loss_clip": 20.0, "outliers": 3.0, **value}
         return value
 
     @model_validator(mode="after")
-    def _check(self) -> DefenceSpec:
-        if self.quarantine is not None and self.outliers is None:
-            raise ValueError("quarantine: needs outliers, which it counts")
+    def _check(self) -> Self:
+        if self.kind == "none" and self.outliers is not None:
+            raise ValueError("outliers: needs kind standard")
         return self
 
     @property
     def judges(self) -> bool:
         """Whether updates are checked beyond the clipping of losses."""
-        return any(
-            value is not None for value in (self.trust_region, self.outliers, self.max_influence)
-        )
+        return self.kind == "standard"
 
 
 class PrivacySpec(Spec):
     """Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
 
     Attributes:
-        mechanism: The mechanism; only Gaussian noise is supported.
         target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss,
             which protects one example. ``alpha`` clips the step of alpha and adds noise to each
             entry, which protects all data of a device, and needs the ``alpha`` exchange.
@@ -194,7 +151,6 @@ class PrivacySpec(Spec):
         max_epsilon: A device that has spent this epsilon gets no more work; null only counts.
     """
 
-    mechanism: Literal["gaussian"] = "gaussian"
     target: Literal["losses", "alpha"] = "losses"
     clip: _Positive
     noise_multiplier: Annotated[float, Field(ge=0.01, le=1e6)]

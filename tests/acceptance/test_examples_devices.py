@@ -94,7 +94,6 @@ async def test_edge_client(tmp_path: Path) -> None:
     run = spec(
         task={"template": "{prompt} {text}", "loss": "score"},
         method={"name": "random", "num_samples": 2, "batch_size": 2},
-        gateway={"generated_text": True},
         rounds=3,
     )
     rows = [{"text": f"mail me: {n}@home.example now", "keywords": ["0", "a"]} for n in range(4)]

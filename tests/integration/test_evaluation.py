@@ -180,17 +180,6 @@ async def test_training_is_the_same_with_and_without() -> None:
     assert len(hashes) == 1
 
 
-async def test_its_own_cap() -> None:
-    async with serving(backend=ScriptedBackend()) as service:
-        run = await service.add_run(spec_of(evaluation={"queries": 7}), WORDS, dev=DEV)
-        await train(service, run, TRAIN)
-    result = run.result()
-    assert result.status == "completed"
-    assert result.evaluation.queries == 6  # the two ends at the start; nothing else fits
-    assert result.metric.before is not None
-    assert result.metric.after is None
-
-
 async def test_a_cap_on_requests_covers_it() -> None:
     async with serving(backend=ScriptedBackend()) as service:
         run = await service.add_run(spec_of(rounds=99, budget={"requests": 20}), WORDS, dev=DEV)

@@ -403,8 +403,7 @@ class TestOutages:
         spec = spec_of()
         if want == "text":
             task = TaskSpec(template="{prompt} {text}", loss="score", metric="loss")
-            policy = spec.gateway.model_copy(update={"generated_text": True})
-            spec = spec.model_copy(update={"task": task, "gateway": policy})
+            spec = spec.model_copy(update={"task": task})
         backend = Short()
         device = await bench.start(backend, spec)
         codes = [(await device.refused()).code for _ in range(3)]

@@ -1,10 +1,8 @@
-"""A run's gateway policy, over real sockets; clients honour `Retry-After`."""
+"""Limits of texts at the gateway, over real sockets; clients honour `Retry-After`."""
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -12,18 +10,18 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.client.session import StopSignal
 from fedone_sdk.client.transport import HttpTransport
-from fedone_sdk.errors import BackendUnavailable, ProblemError, is_retryable
+from fedone_sdk.errors import BackendUnavailable, ProblemError
 from fedone_sdk.messages import Claim, Enrol, LossesAssignment, Score
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.testing import ManualClock, ScriptedBackend
+from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.runs import TOKEN, run_spec
 
 WORDS = Vocabulary(candidates=(" good", " bad"))
 
 
-def spec_of(clients: int = 1, **policy: Any) -> RunSpec:
-    return run_spec(participation={"clients_per_round": clients}, rounds=1, gateway=policy)
+def spec_of(clients: int = 1) -> RunSpec:
+    return run_spec(participation={"clients_per_round": clients}, rounds=1)
 
 
 @dataclass
@@ -56,46 +54,6 @@ async def devices(transport: HttpTransport, count: int) -> list[Device]:
         assert isinstance(work, LossesAssignment)
         found.append(Device(transport, credential, work.assignment_id))
     return found
-
-
-async def test_each_client_and_the_run_have_their_limits() -> None:
-    clock, model = ManualClock(), ScriptedBackend()
-    spec = spec_of(2, client_requests_per_minute=2, run_requests_per_minute=3)
-    async with AsyncExitStack() as stack:
-        aggregator = Aggregator(backend=model, enrolment_tokens=[TOKEN], clock=clock)
-        await stack.enter_async_context(aggregator)
-        await aggregator.add_run(spec, WORDS)
-        url = await aggregator.listen()
-        transport = await stack.enter_async_context(aclosing(HttpTransport(url)))
-        one, two = await devices(transport, 2)
-        await one.score("a")
-        await one.score("a")  # Remembered, and a request all the same.
-        problem = await one.refused("a")
-        assert (problem.code, problem.status) == ("rate_limited", 429)
-        assert problem.retry_after_s == 30.0
-        assert problem.detail == "more than 2 requests a minute"
-        assert is_retryable(problem)
-        await two.score("a")
-        assert (await two.refused("a")).detail == "more than 3 requests a minute"
-        clock.advance(60)
-        await two.score("a")
-    assert len(model.asked) == 2 * 4
-
-
-async def test_a_text_that_is_too_long_for_the_run() -> None:
-    model = ScriptedBackend()
-    async with AsyncExitStack() as stack:
-        aggregator = Aggregator(backend=model, enrolment_tokens=[TOKEN])
-        await stack.enter_async_context(aggregator)
-        await aggregator.add_run(spec_of(max_text_chars=10), WORDS)
-        url = await aggregator.listen()
-        transport = await stack.enter_async_context(aclosing(HttpTransport(url)))
-        (device,) = await devices(transport, 1)
-        problem = await device.refused("a", "private text")
-        assert problem.code == "invalid_message"
-        assert problem.detail == "examples.1.text: has 12 characters, the run takes at most 10"
-        await device.score("a", "0123456789")
-    assert len(model.asked) == 4
 
 
 async def test_a_client_honours_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,6 @@ def spec_of(loss: str, exchange: str = "losses", batch_size: int = 4, **more: An
         "task": {**GENERATION, "loss": loss, **TASKS[loss]},
         "participation": {"exchange": exchange},
         "evaluation": {"every": 2, "examples": 5},
-        "gateway": {"generated_text": loss == "score"},
         **more,
     }
     return run_spec(method=few, **{"rounds": 4, **sections})
@@ -430,14 +429,6 @@ class TestRefusedAtTheStart:
         everything = frozenset({"labels", "choice", "reference", "text"})
         wanted = {"nll": "reference", "score": "text"}.get(loss, "labels")
         assert want_of(task, everything) == wanted  # type: ignore[arg-type]
-
-    async def test_generated_text_must_be_allowed(self) -> None:
-        model = ScriptedBackend()
-        spec = spec_of("score", gateway={})
-        with pytest.raises(SpecError, match=r"gateway\.generated_text: must be true") as caught:
-            await simulate(federation_of(spec), backend=model, transport="memory")
-        assert len(caught.value.problems) == 1
-        assert model.asked == []
 
     async def test_a_federation_without_its_score_function(self) -> None:
         model = ScriptedBackend()

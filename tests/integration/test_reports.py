@@ -241,7 +241,6 @@ async def test_many_clients_are_counted() -> None:
 async def test_a_task_without_labels() -> None:
     done = await tuned(
         task={"template": "{prompt} {text}", "loss": "score", "max_tokens": 4, "score": "a:b"},
-        gateway={"generated_text": True},
     )
     run = done.run
     contents = contents_of(run)

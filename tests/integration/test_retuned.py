@@ -249,7 +249,7 @@ async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
 
 
 async def test_caps_that_do_not_pay_for_biases_are_an_error() -> None:
-    federation = federation_of(evaluation={"every": 0, "queries": 5})
+    federation = federation_of(budget={"queries": 48, "requests": 5})
     backend = cached(ScriptedBackend())
     move = Retuning(artefact=await old_prompt(), federation=federation)
     with pytest.raises(ProblemError, match="5"):

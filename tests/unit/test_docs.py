@@ -18,7 +18,6 @@ from fedone_sdk.cli.app import app
 from fedone_sdk.local import Federation
 from fedone_sdk.spec import (
     BackendSpec,
-    GatewayPolicy,
     MethodSpec,
     RunSpec,
     Spec,
@@ -48,12 +47,6 @@ class _Backend(Spec):
     """A part of a RUN.yaml."""
 
     backend: BackendSpec
-
-
-class _Gateway(Spec):
-    """A part of a RUN.yaml."""
-
-    gateway: GatewayPolicy
 
 
 class _Task(Spec):
@@ -88,7 +81,7 @@ def _model_of(document: dict[str, Any]) -> type[Spec]:
         return _Method
     if "task" in document:
         return _Task
-    return _Gateway if "gateway" in document else _Backend
+    return _Backend
 
 
 @pytest.mark.parametrize("text", _blocks("yaml"))

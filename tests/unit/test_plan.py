@@ -186,8 +186,8 @@ async def test_the_plan_includes_the_proposer() -> None:
         calls += 1
         return json.dumps([f"Say which, {calls}.", f"Look again, {calls}!"])
 
-    proposer = {"backend": {"kind": "onnx"}, "every": 2, "count": 2, "max_candidates": 6}
-    prompt = {"slots": [SLOT], "proposer": {**proposer, "max_tokens": 64}}
+    proposer = {"backend": {"kind": "onnx"}, "every": 2, "count": 2}
+    prompt = {"slots": [SLOT], "proposer": proposer}
     task = {"template": "{instruction} {text} {mask}", "labels": {"0": " no", "1": " yes"}}
     federation = federation_of(
         rounds=12,
@@ -209,6 +209,6 @@ async def test_the_plan_includes_the_proposer() -> None:
         federation, backend=ModelClient(Local()), proposer=writer, transport="memory"
     )
     assert run.spent.usd > 0
-    assert plan.expected.requests - without.expected.requests == calls == 3
+    assert plan.expected.requests - without.expected.requests == calls == 5
     assert run.spent.usd <= plan.most.usd
     assert without.most.usd == 0

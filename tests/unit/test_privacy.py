@@ -191,7 +191,6 @@ def test_no_limit() -> None:
         {"clip": 0},
         {"noise_multiplier": 0},
         {"delta": 1},
-        {"mechanism": "laplace"},
         {"target": "prompts"},
         {"max_epsilon": 0},
         {"sigma": 1},

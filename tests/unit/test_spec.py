@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import FedOneError, MissingExtraError, SpecError
 from fedone_sdk.glue import GLUE_TASKS, glue_task
-from fedone_sdk.spec import GsBdplSpec, RunSpec, load_yaml, validate_spec
+from fedone_sdk.spec import GradientSpec, RunSpec, load_yaml, validate_spec
 from fedone_sdk.vocabulary import build_vocabulary
 
 # As in the design.
 RUN_YAML = """
 name: sst2
 task:    {template: "{prompt} {sentence} It was {mask}.", labels: {0: " terrible", 1: " great"}, metric: accuracy}
-data:    {train: sst2/train.jsonl, dev: sst2/dev.jsonl, num_clients: 100, shots: 16, partition: {kind: iid}}
+data:    {train: sst2/train.jsonl, dev: sst2/dev.jsonl, num_clients: 100, shots: 16}
 prompt:  {length: 20, vocabulary: {kind: pmi, size: 200}}
 method:  {name: gs-bdpl, num_samples: 20, tau: 0.1, optimizer: adamw, learning_rate: 3.0e-4, local_steps: 1, batch_size: 32}
 participation: {clients_per_round: 1, exchange: alpha}   # exchange: alpha or losses
@@ -68,7 +68,7 @@ def test_the_design_s_run_loads(tmp_path: Path) -> None:
     assert spec.data is not None
     assert spec.data.num_clients == 100
     # What it writes out are the defaults of the paper's method.
-    assert spec == spec.model_copy(update={"method": GsBdplSpec()})
+    assert spec == spec.model_copy(update={"method": GradientSpec()})
     default = RunSpec.model_validate({**SMALL, "method": {"name": "gs-bdpl"}})
     assert spec.participation == default.participation
 
@@ -119,10 +119,9 @@ def test_tasks_by_name(name: str) -> None:
         ("participation.deadline_s", float("nan"), "participation.deadline_s: "),
         ("participation.deadline_s", 0, "participation.deadline_s: "),
         ("evaluation.examples", 0, "evaluation.examples: "),
-        ("evaluation.queries", 0, "evaluation.queries: "),
         ("backend", {"kind": "litellm"}, "backend.kind: input should be 'onnx', "),
         ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
-         "evaluation, gateway, method, name, participation, privacy, prompt, rounds, seed, task)"),
+         "evaluation, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
 )  # fmt: skip
 def test_one_line_names_key_and_reason(path: str, value: object, line: str) -> None:
@@ -136,7 +135,7 @@ def test_one_line_names_key_and_reason(path: str, value: object, line: str) -> N
         ({"name": "gs-bdpl", "num_samples": 1}, "method.num_samples: "),
         ({"name": "gs-bdpl", "tau": 0}, "method.tau: "),
         ({"name": "gs-bdpl", "estimator": "zero"}, "method.estimator: unknown key (allowed: al"),
-        ({"name": "bdpl", "tau": 1}, "method.tau: unknown key (allowed: alpha_min, bat"),
+        ({"name": "bdpl", "tau": 1}, "method.tau: is no key of bdpl"),
         ({"name": "adam"}, "method.name: 'adam' is not one of 'gs-bdpl', 'bdpl'"),
     ],
 )  # fmt: skip
@@ -157,12 +156,11 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
          ["task.labels.list: input should be a valid string"]),
         ({"prompt": {"slots": SLOTS}},
          ["prompt.slots.0.candidates.sets: input", "prompt.slots.1.candidates: is required"]),
-        ({"prompt": {"slots": [{"name": "a", "candidates": {"kind": "top", "top": 3}}]}},
-         ["prompt.slots.0.candidates.top: unknown key (allowed: blank, kind, size)"]),
+        ({"prompt": {"slots": [{"name": "a", "candidates": {"kind": "pmi", "pmi": 3}}]}},
+         ["prompt.slots.0.candidates.pmi: unknown key (allowed: blank, kind, size)"]),
         ({"prompt": {**SMALL["prompt"], "start": [{"own": 5}]}}, ["prompt.start.0.own: input"]),
-        ({"data": {"partition": {"kind": "dirichlet", "iid": 3}}},
-         ["data.partition.alpha: is required", "data.partition.iid: unknown key (allowed: a"]),
-        ({"data": {"partition": {}}}, ["data.partition.kind: is required"]),
+        ({"prompt": {"slots": [{"name": "a", "candidates": {}}]}},
+         ["prompt.slots.0.candidates.kind: is required"]),
         ({"backend": {"kind": "openai", "openai": 1}},
          ["backend.openai: unknown key (allowed: api, "]),
         ({"backend": {"kind": "openai"}}, ["backend.model: is required"]),
@@ -201,7 +199,6 @@ def test_calibration_by_its_kind() -> None:
     ("change", "kind"),
     [
         ({}, "labels"),
-        ({"method": {"name": "thompson"}, "participation": {"exchange": "alpha"}}, "labels"),
         ({"method": {"name": "gs-bdpl"}}, "none"),
         ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}}, "none"),
         ({"task": {"template": "{prompt} {text}", "loss": "nll"}}, "none"),
@@ -345,7 +342,6 @@ methods = st.fixed_dictionaries(
     {"name": st.just("gs-bdpl"), "num_samples": st.integers(2, 65536)},
     optional={
         "tau": st.floats(1e-3, 100),
-        "alpha_init": st.none() | st.floats(1e-3, 10),
         "optimizer": st.sampled_from(["sgd", "adamw"]),
     },
 ) | st.fixed_dictionaries(

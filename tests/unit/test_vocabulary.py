@@ -17,10 +17,10 @@ from fedone_sdk.errors import DataError
 from fedone_sdk.vocabulary import (
     FileVocabulary,
     PmiVocabulary,
-    TopVocabulary,
     Vocabulary,
     VocabularySpec,
     build_vocabulary,
+    pmi_ngrams,
 )
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).parents[3] / "shared"))
@@ -65,39 +65,35 @@ def test_invalid_vocabularies(candidates: tuple[str, ...], message: str) -> None
 
 
 def test_specs_are_told_apart_by_kind() -> None:
-    adapter: TypeAdapter[PmiVocabulary | TopVocabulary | FileVocabulary] = TypeAdapter(
-        VocabularySpec
-    )
+    adapter: TypeAdapter[PmiVocabulary | FileVocabulary] = TypeAdapter(VocabularySpec)
     assert adapter.validate_python({"kind": "pmi", "size": 50}) == PmiVocabulary(size=50)
-    assert adapter.validate_python({"kind": "top"}) == TopVocabulary()
     assert adapter.validate_python({"kind": "file", "path": "x"}) == FileVocabulary(path="x")
-    for bad in ({"kind": "bpe"}, {"kind": "top", "threshold": 1}, {"kind": "pmi", "size": 1}, {}):
+    for bad in ({"kind": "bpe"}, {"kind": "pmi", "threshold": 1}, {"kind": "pmi", "size": 1}, {}):
         with pytest.raises(ValidationError):
             adapter.validate_python(bad)
 
 
-def test_top_tokens() -> None:
+def test_tokens() -> None:
     texts = ["The film, the film -- isn't it (the) 2.5 best?", "the film 's end...", "`the end"]
-    vocabulary = build_vocabulary(TopVocabulary(size=6), texts)
+    tokens = pmi_ngrams(texts, max_ngram=1)
     # By frequency, then by text; case is kept, a word brings its space, a mark does not.
-    assert vocabulary.candidates == (" the", " film", " end", " 's", " 2.5", " The")
-    everything = build_vocabulary(TopVocabulary(size=200), texts).candidates
-    assert {",", "--", "...", " isn't", "?", "(", "`"} <= set(everything)
+    assert tokens[:6] == [" the", " film", " end", " 's", " 2.5", " The"]
+    assert {",", "--", "...", " isn't", "?", "(", "`"} <= set(tokens)
 
 
 def test_blank_comes_first_and_counts() -> None:
-    vocabulary = build_vocabulary(TopVocabulary(size=3, blank=True), ["a a a b b c"])
+    vocabulary = build_vocabulary(PmiVocabulary(size=3, blank=True), ["a a a b b c"])
     assert vocabulary.candidates == ("", " a", " b")
 
 
 def test_wanted_candidates_are_there_and_count() -> None:
-    def built(spec: TopVocabulary, *wanted: str) -> tuple[str, ...]:
+    def built(spec: PmiVocabulary, *wanted: str) -> tuple[str, ...]:
         return build_vocabulary(spec, ["a a a a b b b c c d"], wanted=wanted).candidates
 
-    spec = TopVocabulary(size=4, blank=True)
+    spec = PmiVocabulary(size=4, blank=True)
     assert built(spec, "Say:", " b", "Say:") == ("", " a", " b", "Say:")
     assert built(spec, " d", "Say:") == ("", " a", " d", "Say:")
-    assert built(TopVocabulary(size=9), "Say:") == (" a", " b", " c", " d", "Say:")
+    assert built(PmiVocabulary(size=9), "Say:") == (" a", " b", " c", " d", "Say:")
     with pytest.raises(DataError, match="size: 4 leaves no room for 3 tokens to begin with"):
         built(spec, "1", "2", "3")
 
@@ -107,8 +103,7 @@ CITY = ["the new york film", "the old film", "new york", "the plan", "the film t
 
 
 def test_pmi_binds_words_that_attract_each_other() -> None:
-    spec = PmiVocabulary(threshold=1.0, min_count=2)
-    candidates = build_vocabulary(spec, CITY).candidates
+    candidates = pmi_ngrams(CITY, threshold=1.0, min_count=2)
     assert candidates[0] == " the"
     assert " new york" in candidates
     assert not {" new", " york", " the new", " york film"} & set(candidates)
@@ -118,30 +113,23 @@ def test_pmi_value_at_the_threshold() -> None:
     # 17 words, 11 pairs; " new", " york" and " new york" occur 3 times each.
     pmi = math.log((3 / 11) / ((3 / 17) * (3 / 17)))
     for offset, bound in ((-1e-9, True), (1e-9, False)):
-        spec = PmiVocabulary(threshold=pmi + offset, min_count=1)
-        assert (" new york" in build_vocabulary(spec, CITY).candidates) == bound
+        found = pmi_ngrams(CITY, threshold=pmi + offset, min_count=1)
+        assert (" new york" in found) == bound
 
 
 def test_pmi_limits() -> None:
     texts = ["alpha beta gamma delta epsilon"] * 5
-    spec = PmiVocabulary(threshold=0.0, max_ngram=2)
-    assert build_vocabulary(spec, texts).candidates == (
-        " alpha beta", " epsilon", " gamma delta",
-    )  # fmt: skip
-    rare = PmiVocabulary(threshold=0.0, min_count=6)
-    assert len(build_vocabulary(rare, texts)) == 5
-    apart = build_vocabulary(PmiVocabulary(threshold=-10.0), ["red wine, white wine"] * 5)
-    assert set(apart.candidates) == {" red wine", ",", " white wine"}
+    found = pmi_ngrams(texts, threshold=0.0, max_ngram=2)
+    assert found == [" alpha beta", " epsilon", " gamma delta"]
+    assert len(pmi_ngrams(texts, threshold=0.0, min_count=6)) == 5
+    apart = pmi_ngrams(["red wine, white wine"] * 5, threshold=-10.0)
+    assert set(apart) == {" red wine", ",", " white wine"}
 
 
 @example(["1.1a", "'s's", "a's's"])
 @given(st.lists(st.text(alphabet="as '\u2019-,.1\n", max_size=30), min_size=1, max_size=20))
 def test_every_ngram_occurs(texts: list[str]) -> None:
-    spec = PmiVocabulary(threshold=0.0, min_count=1, size=1000)
-    try:
-        candidates = build_vocabulary(spec, texts).candidates
-    except DataError:
-        return
+    candidates = pmi_ngrams(texts, threshold=0.0, min_count=1)
     spaced = [" " + " ".join(text.split()) for text in texts]
     for candidate in candidates:
         assert any(candidate.strip() in text for text in spaced)
@@ -149,11 +137,11 @@ def test_every_ngram_occurs(texts: list[str]) -> None:
 
 def test_too_few_candidates() -> None:
     with pytest.raises(DataError, match="training text: has 1 candidates"):
-        build_vocabulary(TopVocabulary(), ["word word"])
+        build_vocabulary(PmiVocabulary(), ["word word"])
     with pytest.raises(DataError, match="has 0 candidates"):
         build_vocabulary(PmiVocabulary(), [])
     long = "x" * 200  # 201 characters with its space
-    assert build_vocabulary(TopVocabulary(), [f"a b {long}"]).candidates == (" a", " b")
+    assert build_vocabulary(PmiVocabulary(), [f"a b {long}"]).candidates == (" a", " b")
 
 
 @pytest.mark.parametrize(
@@ -170,8 +158,8 @@ def test_files(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_bytes(content.encode())
     spec = FileVocabulary(path=name)
     assert build_vocabulary(spec, [], tmp_path).candidates == (" the", " not so", ",")
-    short = FileVocabulary(path=str(tmp_path / name), size=2, blank=True)
-    assert build_vocabulary(short, [], "elsewhere").candidates == ("", " the")
+    short = FileVocabulary(path=str(tmp_path / name), blank=True)
+    assert build_vocabulary(short, [], "elsewhere").candidates == ("", " the", " not so", ",")
 
 
 def test_file_lines_are_verbatim(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedone_paper.summary import number
 from fedone_paper.time_to_target import Probing, target_trial
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import Result, Trial
-from fedone_sdk.spec import GsBdplSpec
+from fedone_sdk.spec import GradientSpec
 
 
 class TableQueries(Study):
@@ -155,7 +155,7 @@ class TableQueries(Study):
     def _rules(self, settings: Settings, probing: Probing) -> str:
         """Return the rules that were fixed before the repeats."""
         run, seeds = self.run(settings), ", ".join(map(str, self.said["pilot_seeds"]))
-        method = {**GsBdplSpec().model_dump(), **run["method"]}
+        method = {**GradientSpec().model_dump(), **run["method"]}
         given = {name: settings.options.get(name) for name in ("learning_rate", "gain", "cap")}
         asked = [f"{name}={value}" for name, value in given.items() if value is not None]
         chosen = self.text("user", asked=", ".join(asked)) if asked else ""
@@ -177,7 +177,7 @@ def _known() -> list[str]:
 
 def _num_samples(contender: Method) -> int:
     """Prompts of a client's step."""
-    return int(contender.method.get("num_samples", GsBdplSpec().num_samples))
+    return int(contender.method.get("num_samples", GradientSpec().num_samples))
 
 
 def _paper(contender: Method) -> dict[int, float]:

@@ -52,19 +52,13 @@ export interface AlphaAssignment {
   vocabulary_version?: number;
   exchange?: "alpha";
   alpha: PackedArray;
-  memory?: {
-    [k: string]: PackedArray;
-  };
   steps: Step[];
 }
 /**
  * A dense array.
- *
- * This interface was referenced by `undefined`'s JSON-Schema definition
- * via the `patternProperty` "^[a-z_]{1,32}$".
  */
 export interface PackedArray {
-  dtype: "float32" | "float64" | "int64" | "uint8" | "uint16";
+  dtype: "float32" | "uint8" | "uint16";
   shape: number[];
   data: string;
 }
@@ -103,7 +97,7 @@ export interface Renewal {
  */
 export interface RunTask {
   task: TaskSpec;
-  method: GsBdplSpec | BdplSpec | RandomSpec | ThompsonSpec | TpeSpec | OwnMethodSpec;
+  method: GradientSpec | SearchSpec | OwnMethodSpec;
   prompt_len: number;
   vocab_size: number;
   blank?: number | null;
@@ -151,9 +145,9 @@ export interface Description {
   question?: string | null;
 }
 /**
- * Gumbel-Softmax black-box discrete prompt learning, the paper's method.
+ * The paper's methods: a gradient in a distribution over tokens.
  */
-export interface GsBdplSpec {
+export interface GradientSpec {
   /**
    * I, prompts per local step.
    */
@@ -166,18 +160,16 @@ export interface GsBdplSpec {
    * B, examples per mini-batch.
    */
   batch_size?: number;
-  name?: "gs-bdpl";
-  tau?: number;
+  name?: "gs-bdpl" | "bdpl";
+  tau?: number | null;
   optimizer?: "sgd" | "adamw";
   learning_rate?: number;
-  weight_decay?: number | null;
-  alpha_init?: number | null;
   alpha_min?: number;
 }
 /**
- * Black-box discrete prompt learning on the simplex (Diao et al. 2022).
+ * Searches over whole prompts, with one evaluator and a race at the end.
  */
-export interface BdplSpec {
+export interface SearchSpec {
   /**
    * I, prompts per local step.
    */
@@ -190,113 +182,8 @@ export interface BdplSpec {
    * B, examples per mini-batch.
    */
   batch_size?: number;
-  name: "bdpl";
-  optimizer?: "sgd" | "adamw";
-  learning_rate?: number;
-  weight_decay?: number | null;
-  alpha_min?: number;
-}
-/**
- * Random prompts, with the best of them re-evaluated.
- */
-export interface RandomSpec {
-  /**
-   * I, prompts per local step.
-   */
-  num_samples?: number;
-  /**
-   * E, local steps.
-   */
-  local_steps?: number;
-  /**
-   * B, examples per mini-batch.
-   */
-  batch_size?: number;
-  /**
-   * Number of best prompts that are never evicted.
-   */
-  elite?: number;
-  /**
-   * Number of prompts in the pool.
-   */
-  pool_size?: number;
-  /**
-   * Fraction of the run for the race, in the `losses` exchange.
-   */
+  name?: "thompson" | "random" | "tpe";
   race?: number;
-  /**
-   * Local steps without a better incumbent after which the race begins; null is no early race.
-   */
-  patience?: number | null;
-  name: "random";
-}
-/**
- * Thompson sampling from a Gaussian process over the prompts' shared features.
- */
-export interface ThompsonSpec {
-  /**
-   * I, prompts per local step.
-   */
-  num_samples?: number;
-  /**
-   * E, local steps.
-   */
-  local_steps?: number;
-  /**
-   * B, examples per mini-batch.
-   */
-  batch_size?: number;
-  /**
-   * Number of best prompts that are never evicted.
-   */
-  elite?: number;
-  /**
-   * Number of prompts in the pool.
-   */
-  pool_size?: number;
-  /**
-   * Fraction of the run for the race, in the `losses` exchange.
-   */
-  race?: number;
-  /**
-   * Local steps without a better incumbent after which the race begins; null is no early race.
-   */
-  patience?: number | null;
-  name?: "thompson";
-}
-/**
- * The Tree-structured Parzen Estimator of Optuna (extra `optuna`), for comparison.
- */
-export interface TpeSpec {
-  /**
-   * I, prompts per local step.
-   */
-  num_samples?: number;
-  /**
-   * E, local steps.
-   */
-  local_steps?: number;
-  /**
-   * B, examples per mini-batch.
-   */
-  batch_size?: number;
-  /**
-   * Number of best prompts that are never evicted.
-   */
-  elite?: number;
-  /**
-   * Number of prompts in the pool.
-   */
-  pool_size?: number;
-  /**
-   * Fraction of the run for the race, in the `losses` exchange.
-   */
-  race?: number;
-  /**
-   * Local steps without a better incumbent after which the race begins; null is no early race.
-   */
-  patience?: number | null;
-  name: "tpe";
 }
 /**
  * An algorithm of your own (`Algorithm`), which runs on the server alone.
@@ -325,7 +212,6 @@ export interface JsonValue {}
  * Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
  */
 export interface PrivacySpec {
-  mechanism?: "gaussian";
   target?: "losses" | "alpha";
   clip: number;
   noise_multiplier: number;

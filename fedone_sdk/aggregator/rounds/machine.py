@@ -139,9 +139,6 @@ class RoundMachine:
         points = 1 if self.biases is None else len(self.biases) * len(spec.task.labels)
         if self.losses_exchange:
             sizes["an update"] = spec.method.num_samples * points
-        else:
-            memory = spec.method.travelling_memory(spec.prompt.length, points)
-            sizes["the method's memory"] = memory
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
                 raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
@@ -337,13 +334,10 @@ class RoundMachine:
 
     def initial_state(self) -> RunState:
         """Return the initial state of the run."""
-        evaluation_cap = self.spec.evaluation.queries
         return RunState(
             method=self.method.init(),
             account=Account(cap=self.spec.budget),
-            evaluation=Account(
-                cap=None if evaluation_cap is None else Budget(queries=evaluation_cap)
-            ),
+            evaluation=Account(),
             model=self.required_model or None,
             metric=MetricReport(name=self.spec.task.metric),
         )
@@ -461,7 +455,6 @@ def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
         trust_region=None if method.shares_memory else wanted.trust_region,
         outliers=wanted.outliers,
         quarantine=wanted.quarantine,
-        max_influence=None if method.shares_memory else wanted.max_influence,
     )
 
 

@@ -6,7 +6,7 @@ import structlog
 
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.serving.run import ServedRun, reasons
-from fedone_sdk.backends import LLMBackend, query_for, want_of
+from fedone_sdk.backends import LLMBackend, query_for
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.candidates import label_checks
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
@@ -63,11 +63,6 @@ class ModelChecks:
         for words, form in label_checks(spec.task, vocabulary):
             await check_label_words(backend, words, form)
         check_caps(spec, backend.bounds)
-        want = want_of(spec.task, backend.answers)
-        if want == "text" and not spec.gateway.generated_text:
-            raise SpecError(
-                "gateway.generated_text: must be true for loss score, whose texts leave the gateway"
-            )
         # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
         await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))

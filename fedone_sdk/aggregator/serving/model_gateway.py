@@ -34,7 +34,7 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.messages import Array, Score, Scores
-from fedone_sdk.messages.ndarray import from_wire
+from fedone_sdk.messages.array import from_wire
 from fedone_sdk.vocabulary import are_prompts
 
 _UNEXPECTED = (DataError, MissingExtraError)
@@ -170,19 +170,6 @@ class ModelGateway:
                     "invalid_message",
                     f"examples.{number}: has the fields {sorted(example)}, the task's are "
                     f"{list(task.fields)}",
-                )
-        sent = [
-            (f"examples.{number}.{name}", text)
-            for number, example in enumerate(message.examples)
-            for name, text in example.items()
-        ]
-        sent += [(f"references.{number}", text) for number, text in enumerate(message.references)]
-        longest = run.spec.gateway.max_text_chars
-        for where, text in sent:
-            if len(text) > longest:
-                raise ProblemError(
-                    "invalid_message",
-                    f"{where}: has {len(text)} characters, the run takes at most {longest}",
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0
         if len(message.references) != wanted:

@@ -107,7 +107,6 @@ class OpenWork:
         run, seat = await self.find(client, message.assignment_id)
         if self._gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
-        run.check_rate(client.index)
         if message.prompts is None:
             await run.prefetch_prompts(seat)  # It may not be cached here.
         return await self._gateway.score(run, seat, message, body_sha256)

@@ -33,7 +33,7 @@ from fedone_sdk.aggregator.rounds.state import (
     offers,
 )
 from fedone_sdk.aggregator.rounds.updates import accept
-from fedone_sdk.aggregator.runtime import Bucket, in_thread, in_thread_if_large, run_shielded
+from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView, client_influences
 from fedone_sdk.algorithms import State, dump_memory, load_memory
@@ -150,9 +150,6 @@ class ServedRun(RunView):
         self._priced = priced
         self._owner = owner
         self._lock = asyncio.Lock()
-        policy = machine.spec.gateway
-        self._client_rate = Bucket(policy.client_requests_per_minute)
-        self._rate = Bucket(policy.run_requests_per_minute)
         self._arrays = arrays_of(self._state)
         self._known_version = 0
         self._marked_stale = False
@@ -325,19 +322,6 @@ class ServedRun(RunView):
             self.ended.clear()
         else:
             self.ended.set()
-
-    def check_rate(self, client: int) -> None:
-        """Count a client's gateway request, or refuse it.
-
-        Raises:
-            ProblemError: ``rate_limited``, with the time to wait.
-        """
-        now = self._clock.now()
-        limits = ((self._client_rate, client), (self._rate, 0))
-        for limit, key in limits:
-            limit.check(key, now)
-        for limit, key in limits:
-            limit.take(key, now)
 
     # Handlers
 

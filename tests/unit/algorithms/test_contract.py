@@ -284,7 +284,6 @@ def test_bad_sizes(name: str, wrong: dict[str, object]) -> None:
         ("random", {"blank": 5}),
         ("random", {"search": -1}),
         ("random", {"race": 0.2}),
-        ("random", {"patience": 0}),
         ("random", {"biases": ((0.0,), (1.0,))}),
     ],
 )
@@ -300,7 +299,7 @@ def test_unknown_names_say_what_is_allowed() -> None:
     with pytest.raises(ValueError, match=r"gs-bdpl takes tau, .*, not temperature"):
         make_method("gs-bdpl", temperature=1.0, **sizes)
     assert method_options("random") == (
-        *("elite", "pool_size", "search", "race", "patience", "blank", "space", "biases", "start"),
+        *("elite", "pool_size", "search", "race", "blank", "space", "biases", "start"),
     )
 
 

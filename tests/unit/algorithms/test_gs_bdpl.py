@@ -128,14 +128,6 @@ def test_undrawn_tokens_do_not_move_under_sgd() -> None:
     assert not (moved & ~drawn).any()
 
 
-def test_alpha_init_and_weight_decay() -> None:
-    gs = method(alpha_init=1.0, weight_decay=0.5, learning_rate=0.1)
-    state = gs.init()
-    assert np.all(state.alpha == 1.0)
-    decayed = gs.tell(state, gs.ask(state, stream(0)), np.zeros(5)).alpha
-    np.testing.assert_allclose(decayed, 0.95)
-
-
 @pytest.mark.parametrize(("prompt_len", "distinct"), [(6, 4), (20, 11), (50, 19)])
 def test_prompts_of_one_step_resemble_each_other(prompt_len: int, distinct: int) -> None:
     """At tau = 0.1 and N = 200, of 20 prompts about so many differ: mean of 60 asks, +- 2."""

@@ -144,21 +144,10 @@ def test_a_race_helps_to_choose_under_noise() -> None:
     assert mean(10_000, search=8, race=15) < without - 0.2
 
 
-def test_a_search_that_stands_still_ends_early() -> None:
-    method = RandomSearch(**SIZES, search=200, race=4, patience=6)
-    state = method.init()
-    total = 0
-    while not method.finished(state):
-        candidates = method.ask(state, stream(total), method.wanted(state))
-        state = method.tell(state, candidates, np.zeros(len(candidates.prompts)))
-        total += len(candidates.prompts)
-    assert total == 7 * 10 + 8 + 8 + 4 + 2
-
-
 @pytest.mark.parametrize("easier", [0.0, 5.0])
 def test_how_hard_clients_are_does_not_move_the_leader(easier: float) -> None:
     """Neither an easy first client, nor clients that become easier, are a better leader."""
-    method = ThompsonSampling(**SIZES, search=100, race=1, patience=15)
+    method = ThompsonSampling(**SIZES, search=40, race=1)
     state, began, leaders = method.init(), 0, []
     rng = np.random.default_rng(0)
     while not method.finished(state):
@@ -168,9 +157,8 @@ def test_how_hard_clients_are_does_not_move_the_leader(easier: float) -> None:
         state = method.tell(state, candidates, losses)
         leaders.append(method.prompt(state).tolist())
         began += 1
-    race = began - 1
-    assert 15 < race < 100
-    assert leaders[race - 15] == leaders[race - 1] != leaders[0]
+    assert leaders[-1] != leaders[0]
+    assert cost(np.array(leaders[-15:])).max() < 0.8 * np.sort(WORTH)[:4].sum()
 
 
 def test_a_calibrated_leader_has_its_own_bias() -> None:

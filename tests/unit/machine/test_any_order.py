@@ -58,7 +58,6 @@ class AnyOrder(RuleBasedStateMachine):
         queries=st.none() | st.integers(0, 60),
         requests=st.none() | st.integers(0, 90),
         usd=st.none() | st.decimals("0", "0.5", places=3),
-        evaluation=st.none() | st.integers(1, 9),
     )
     def begin(
         self,
@@ -76,13 +75,13 @@ class AnyOrder(RuleBasedStateMachine):
         queries: int | None,
         requests: int | None,
         usd: Decimal | None,
-        evaluation: int | None,
     ) -> None:
         options: dict[str, Any] = {"name": method, "local_steps": local_steps}
         if method != "random":
             options["optimizer"] = optimizer
-        elif exchange == "alpha" or local_steps > 1:
-            clients_per_round = 1
+        else:
+            exchange = "losses"
+            clients_per_round = 1 if local_steps > 1 else clients_per_round
         # Without a gateway the server can bound queries only; the service refuses other caps.
         caps = {"queries": queries}
         if gateway:
@@ -99,7 +98,6 @@ class AnyOrder(RuleBasedStateMachine):
                     "trusted_clients": trusted,
                     "min_clients": 1,
                 },
-                evaluation={"queries": evaluation},
                 **options,
             ),
             gateway=gateway,

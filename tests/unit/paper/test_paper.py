@@ -12,7 +12,7 @@ from fedone_paper import Settings, declared, find_study
 from fedone_paper.paper import about, paper_row, printed
 from fedone_paper.soft_prompts import BBT
 from fedone_sdk.glue import GLUE_TASKS, glue_task
-from fedone_sdk.spec import GsBdplSpec
+from fedone_sdk.spec import GradientSpec
 
 ELEMENTS = {
     "prompt-tuning": 20 * 1024,
@@ -78,7 +78,7 @@ def test_epochs_of_the_table_of_queries_count_from_0() -> None:
 def test_defaults_are_the_papers() -> None:
     setup = printed("setup")
     assert setup["learning_rates"] == declared()["rates"]
-    method = GsBdplSpec()
+    method = GradientSpec()
     assert method.learning_rate in declared()["rates"]
     assert (method.optimizer, method.batch_size) == (setup["optimizer"], setup["batch_size"])
     assert BBT.num_samples == setup["bbt_population"]
@@ -109,15 +109,6 @@ def test_the_page_has_the_costs_and_the_queries() -> None:
     for rows in printed("table-queries")["rows"].values():
         for cells in rows.values():
             assert " | ".join(f"{mean} ± {spread}" for mean, spread in cells) in page
-
-
-def test_a_cell_that_is_not_printed_is_a_dash() -> None:
-    assert paper_row("table1", "gs-bdpl", ["rte", "sst2", "x"]) == ["57.1 ± 1.1", "80.8 ± 0.4", "-"]
-    assert paper_row("table1", "untrained", ["sst2"]) == ["-"]
-    assert paper_row("table3", "bdpl", ["cola"]) == ["32.16 ± 6.51"]
-    assert paper_row("table-clients", "gs-bdpl", [100, 10, 10_000]) == [
-        *("80.8 ± 0.4", "-", "79.8 ± 1.0")
-    ]
 
 
 @pytest.mark.parametrize(
