@@ -93,13 +93,8 @@ def test_table1_from_an_interruption_to_the_end(data: list[object], tmp_path: Pa
         "table1", {file.stem: json.loads(file.read_text())["result"] for file in trials}
     )
     # The table is made of what the trials found.
-    for row, cells in document["data"]["rows"].items():
-        for task, cell in cells["tasks"].items():
-            (value,) = cell["values"].values()
-            (file,) = (tmp_path / "table1" / "trials").glob(f"{task}_{row}*.json")
-            assert json.loads(file.read_text())["result"]["metric"]["after"] == value
-            assert f"| {cells['title']} |" in done.stdout
-            assert f" {100 * value:.1f} |" in done.stdout
+    for trial in document["trials"].values():
+        assert f" {100 * trial['result']['metric']['after']:.1f} |" in done.stdout
     text = (tmp_path / "table1" / "table1.md").read_text()
     assert text.startswith("# All methods on the seven tasks, one client per round\n\nA quick run")
     assert re.search(

@@ -88,7 +88,7 @@ def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Pa
     ):
         assert f"| {label} | " in report.markdown
     # What is said to have been spent is what the provider has received.
-    spent = [Usage.model_validate(usage) for usage in report.data["spent"].values()]
+    spent = [Usage.model_validate(result["spent"]) for result in results.values()]
     total = sum(spent, Usage())
     assert total.requests == len(provider.received)
     assert total.queries == 3 * 3 * 3  # methods, rounds, prompts
