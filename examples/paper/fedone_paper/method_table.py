@@ -148,17 +148,6 @@ class MethodTable(Study):
             for task, cell in row.items()
             for seed, result in cell.items()
         ]
-        models: dict[str, dict[str, None]] = {}
-        fitted: dict[tuple[str, str], list[int]] = {}
-        for title, task, _, result in each:
-            if "model" in result:
-                models.setdefault(str(result["model"]), {})[title] = None
-            if "demonstrations" in result:
-                fitted.setdefault((title, task), []).append(result["demonstrations"])
-        if len(models) > 1:
-            lines += [
-                f"- Run by `{model}`: {', '.join(models[model])}." for model in sorted(models)
-            ]
         if reused := {task for _, task, _, result in each if result.get("reused_rows")}:
             lines.append(self.text("reused", tasks=", ".join(sorted(reused))))
         lines += [
@@ -167,9 +156,6 @@ class MethodTable(Study):
             for title, task, seed, result in each
             if result.get("status", "completed") != "completed"
         ]
-        for (title, task), counts in fitted.items():
-            count = " to ".join(map(str, sorted({min(counts), max(counts)})))
-            lines.append(f"- {title} on {task}: {count} fit before an input.")
         return ["\n".join(lines) + "\n"] if lines else []
 
     def _rates_section(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedone_paper import Settings, declared, find_study
-from fedone_sdk.evaluation.engine import Result, Workspace
+from fedone_sdk.evaluation.engine import Result
 
 RATES = declared()["rates"]
 PILOT_SEED = 10_007
@@ -158,18 +158,6 @@ def test_a_gguf_model_continues_a_template(glue: Path) -> None:
     assert trials["sst2_gs-bdpl_s0"].options["run"]["method"]["learning_rate"] == 0.01
 
 
-def test_a_trial_on_a_real_gguf_model(glue: Path, smollm2: Path, tmp_path: Path) -> None:
-    dev = glue / "sst2" / "dev.jsonl"
-    dev.write_text("".join(dev.read_text().splitlines(keepends=True)[:4]))
-    sizes = {"rounds": "1", "num_samples": "2", "batch_size": "2", "num_clients": "2", "shots": "2"}
-    options = {"methods": "untrained,default", "learning_rate": "0.01", **sizes}
-    settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=smollm2, options=options)
-    for trial in find_study("table1").trials(settings, {}):
-        found = trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
-        assert 0 <= found["metric"]["after"] <= 1
-        assert found["model"].startswith("llama_cpp:SmolLM2")
-
-
 def test_the_report_says_what_was_found(settings: Settings) -> None:
     found: dict[str, Result] = {
         "sst2_no-prompt": measured(0.8),
@@ -192,4 +180,3 @@ def test_the_report_says_what_was_found(settings: Settings) -> None:
     assert "| FedOne-BDPL | - | - |" in report.markdown
     assert "Clients share rows, drawn with replacement, in SST-2" in report.markdown
     assert "FedOne-GS-BDPL on SST-2, seed 2: ended as stopped after 100 rounds." in report.markdown
-    assert "In-context learning on SST-2: 2 to 5 fit before an input." in report.markdown

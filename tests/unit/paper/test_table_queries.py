@@ -112,17 +112,6 @@ class TestTableQueries:
             assert {k * t * 20 for k, t in zip(clients, rounds, strict=True)} <= {contender.cap}
             assert all(run == runs[0] for run in runs)
 
-    def test_options_change_all_alike(self, data: Path) -> None:
-        options = {"methods": "bdpl", "learning_rate": "0.0003", "gain": "0.1", "cap": "600"}
-        trials = find_study("table-queries").trials(
-            Settings(data=data, seeds=1, options=options), {}
-        )
-        assert [t.key for t in trials] == [f"bdpl_k{k}_s0" for k in (1, 3, 10, 30)]
-        assert [t.options["run"]["rounds"] for t in trials] == [30, 10, 3, 1]
-        for trial in trials:
-            assert trial.options["run"]["method"]["learning_rate"] == 0.0003
-            assert trial.options["probing"]["gains"]["expected_loss"] == 0.1
-
     def test_pilots_choose_a_rate_for_each_k(self, data: Path) -> None:
         options = {"methods": "bdpl-tuned", "clients": "1,10"}
         settings, experiment = (
