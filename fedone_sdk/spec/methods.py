@@ -76,10 +76,6 @@ class GradientSpec(_MethodSpec):
         return self.optimizer == "adamw"
 
 
-POOL_SIZE = 256
-"""Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
-
-
 class SearchSpec(_MethodSpec):
     """Searches over whole prompts, with one evaluator and a race at the end.
 
@@ -93,6 +89,8 @@ class SearchSpec(_MethodSpec):
 
     pools: ClassVar[bool] = True
     exchange: ClassVar[Exchange] = "losses"
+    pool_size: ClassVar[int] = 256
+    """Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
 
     name: Literal["thompson", "random", "tpe"] = "thompson"
     num_samples: NumSamples = 5
@@ -101,7 +99,7 @@ class SearchSpec(_MethodSpec):
 
     def travelling_memory(self, prompt_len: int, points: int) -> int:
         """Return the prompts in int64, or their losses (4 are kept for each prompt)."""
-        return POOL_SIZE * max(2 * prompt_len, 4 * max(points, 2))
+        return self.pool_size * max(2 * prompt_len, 4 * max(points, 2))
 
 
 class OwnMethodSpec(_MethodSpec):
