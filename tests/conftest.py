@@ -31,8 +31,9 @@ _SLOW = (
 )
 """Tests of processes, browsers, models and pages; scripts/test-slow runs them."""
 _FAST = (
-    *("acceptance/first_hour", "acceptance/test_cap_chaos.py", "acceptance/test_cli_state.py"),
-    *("docs/test_reference.py"),
+    "acceptance/test_cap_chaos.py",
+    "acceptance/test_cli_state.py",
+    "docs/test_reference.py",
 )
 """Exceptions: the promises that scripts/test checks too."""
 _FIRST = ("docs/test_site.py", "tutorials")

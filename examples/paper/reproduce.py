@@ -18,30 +18,17 @@ from fedone_sdk.errors import ArgumentError, FedOneError, SpecError
 from fedone_sdk.evaluation.engine import Progress
 from fedone_sdk.glue import GLUE_TASKS
 
-_ONLY_SOME = {
-    "--task": "tasks",
-    "--cap": "cap_queries",
-    "--cap-usd": "cap_usd",
-    "--prices": "prices",
-    "--base-url": "base_url",
-    "--api-model": "api_model",
-    "--api-key-env": "api_key_env",
-}
-"""Options by setting, for settings of some studys only."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    given = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else [*arguments]
+    given = _parser().parse_args(words, argparse.Namespace(words=words))
     if given.list:
         for name in declared()["studies"]:
             print(f"{name:<22}{find_study(name).title}")
         return 0
 
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _reproduce(given)
     except SpecError as exc:
@@ -119,14 +106,13 @@ def _reproduce(given: argparse.Namespace) -> int:
     )
     _check(study, settings)
     folder = _folder(given)
-    _check_writable(folder)
     finished = run_study(
         study,
         settings,
         out=folder.parent,
         workers=given.workers,
         ray=given.ray,
-        command=_command(study, given.seeds, settings),
+        command=shlex.join(["python", "examples/paper/reproduce.py", *given.words]),
         watch=lambda progress: _print_progress(study.name, progress),
         run_missing=not given.only_report,
     )
@@ -189,40 +175,6 @@ def _check(study: Study, settings: Settings) -> None:
             f"--data: {study.name} needs a folder with TASK/train.jsonl and TASK/dev.jsonl "
             "for GLUE's tasks (sst2 ...)"
         )
-    for option, setting in _ONLY_SOME.items():
-        if getattr(settings, setting) is not None and setting not in study.takes:
-            raise ArgumentError(f"{option}: {study.name} has no use for it")
-
-
-def _check_writable(folder: Path) -> None:
-    """Check the folder before any work."""
-    above = next(path for path in (folder, *folder.parents) if path.exists())
-    if not above.is_dir():
-        raise ArgumentError(f"--out: {above} is no folder")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise ArgumentError(f"--out: {above} cannot be written to")
-
-
-def _command(study: Study, seeds: int | None, settings: Settings) -> str:
-    """Return the command that reproduces the results."""
-    given: list[tuple[object, ...]] = [
-        ("--model", settings.model),
-        ("--data", settings.data),
-        ("--seeds", seeds),
-        ("--device", None if settings.device == "auto" else settings.device),
-        *(("--task", task) for task in settings.tasks or ()),
-        *(("--set", f"{option}={value}") for option, value in settings.options.items()),
-        ("--cap", settings.cap_queries),
-        ("--cap-usd", settings.cap_usd),
-        ("--prices", *(settings.prices or (None,))),
-        ("--base-url", settings.base_url),
-        ("--api-model", settings.api_model),
-        ("--api-key-env", settings.api_key_env),
-    ]
-    options = [str(word) for row in given if row[-1] is not None for word in row]
-    quick = ["--quick"] if settings.quick else []
-    script = ["python", "examples/paper/reproduce.py"]
-    return shlex.join([*script, study.name, *options, *quick])
 
 
 if __name__ == "__main__":

@@ -139,7 +139,6 @@ def method_from_spec(
         race = 0 if asks is None else math.floor(pool.race * asks)
         options |= {
             "biases": None if biases is None else tuple(map(tuple, biases)),
-            "pool_size": pool.pool_size,
             "race": race,
             "search": None if asks is None or not race else asks - race,
         }

@@ -21,6 +21,9 @@ from .sampling import argmax_prompt, draw_prompts, stream, stream_seed
 from .space import Space, Start, is_warm_started, nearest_probabilities, warm_start
 from .state import State
 
+POOL_SIZE = 256
+"""Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
+
 REVISITED = 0.3
 """The fraction of an ask that re-evaluates known prompts."""
 
@@ -99,7 +102,7 @@ class PromptSearch(ABC):
     vocab_size: int
     num_samples: int
     elite: int = 4
-    pool_size: int = 256
+    pool_size: int = POOL_SIZE
     search: int | None = None
     race: int = 0
     blank: int | None = None

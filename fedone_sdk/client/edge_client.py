@@ -104,8 +104,6 @@ class EdgeClient:
         self._server = server
         self._source = Source(data)
         self._backend = backend
-        # A process that simulates many clients has compared their rows already.
-        self._checks_fit = network.transport is None
         # Whether the device may fit more runs than at its last claim.
         self._changed = True
         self._has_no_data = False
@@ -136,6 +134,8 @@ class EdgeClient:
             condition=self._condition,
             events=self._events,
             stop=self._stop,
+            # A process that simulates many clients has compared their rows already.
+            logs_fit=network.transport is None,
         )
         self._backoff = Backoff()
         # One turn at a time, also if an app calls `run_once` during `run_forever`.
@@ -251,8 +251,6 @@ class EdgeClient:
             self._has_no_data = True
             return Turn(outcome="idle", next_turn_s=self._wait_s)
         self._has_no_data = False
-        if self._checks_fit:
-            await self._log_fit(held)
         if self._worker.fits_more(held):
             self._changed = True
         claimed = await self._claim(held)
@@ -355,19 +353,6 @@ class EdgeClient:
             else:
                 found.append(self._capabilities.fit(run_id, run, held))
         return tuple(found)
-
-    async def _log_fit(self, held: Sequence[Example]) -> None:
-        """Log once how the rows fit the runs."""
-        try:
-            fits = await self._fits(held, _MAX_LOGGED)
-        except (MessageError, ProblemError):
-            return  # The claim meets the same refusal.
-        self._checks_fit = False
-        for fit in fits:
-            log = _log.info if fit.reason is None else _log.warning
-            log(f"your rows fit {fit}")
-        if not fits:
-            _log.warning("no run is running that this device may work for")
 
 
 class EdgeClientThread:

@@ -95,9 +95,6 @@ MAX_CALL_WAIT_S = 3.0
 """The longest ``Retry-After`` that a call waits for, seconds; a longer one ends the turn. A mobile
 system gives an app that it wakes only minutes."""
 
-_SLOW_S = 4.0
-"""Time without an answer after which the log says so, seconds."""
-
 P = ParamSpec("P")
 
 
@@ -206,7 +203,7 @@ class Session:
             if token is None:
                 raise ArgumentError("token: is required until the device has enrolled")
             message = Enrol(name=self._name, nonce=self.identity.nonce())
-            with self._warn_if_slow(), self._checked_url():
+            with self._checked_url():
                 enrolled = await self._retried(lambda: self.transport.enrol(token, message))
             self.identity.enrolled(enrolled)
             self._events.emit("enrolled")
@@ -248,18 +245,6 @@ class Session:
             raise
         self._set_online()
         return result
-
-    @contextmanager
-    def _warn_if_slow(self) -> Iterator[None]:
-        """Log when the first call takes long: the address may be wrong."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(
-            _SLOW_S, lambda: _log.warning("no answer yet", server=self.identity.server)
-        )
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     @contextmanager
     def _checked_url(self) -> Iterator[None]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.examples import Declining, Minibatch, Unfit, reason_of, usable
+from fedone_sdk.client.examples import Declining, Unfit, reason_of, usable
 from fedone_sdk.client.journal import CurrentWork, Unsent
 from fedone_sdk.client.options import Capabilities, EventSink, Turn
 from fedone_sdk.client.session import (
@@ -24,7 +24,7 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
-from fedone_sdk.client.work import Assigned, GatewayOracle, Losses, Oracle, Step, Work, score_step
+from fedone_sdk.client.work import Assigned, GatewayOracle, Oracle, Work
 from fedone_sdk.errors import (
     FedOneError,
     LabelWordError,
@@ -35,18 +35,16 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Array, Decline, RunTask
+from fedone_sdk.messages import Decline, RunTask
 from fedone_sdk.task import Example, TaskSpec, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
 _MOST = 8
-"""Runs in the cache; the least recently used one is evicted."""
-
-T = TypeVar("T")
+"""Runs in the cache, which is cleared when it is full."""
 
 
 class KnownRuns:
-    """Tasks and vocabularies by run, each with its version: a run's candidates can grow.
+    """Tasks and candidates of the runs that a device works for, fetched again when they grow.
 
     Their label words are checked against the device's own model.
     """
@@ -64,14 +62,17 @@ class KnownRuns:
             Unfit: The run scores with another model than the device's.
         """
         known = self._tasks.get(run_id)
-        if known is None or known.vocabulary_version < version:
-            known = await self._session.call(self._session.transport.task, run_id)
-            if self._backend is not None:
-                await self._backend.check(known.task.label_words, form_of(known.task))
-                own = self._backend.fingerprint
-                if known.model not in (None, own):
-                    raise Unfit(f"the run scores with {known.model!r}, the device with {own!r}")
-        _keep(self._tasks, run_id, known)
+        if known is not None and known.vocabulary_version >= version:
+            return known
+        known = await self._session.call(self._session.transport.task, run_id)
+        if self._backend is not None:
+            await self._backend.check(known.task.label_words, form_of(known.task))
+            own = self._backend.fingerprint
+            if known.model not in (None, own):
+                raise Unfit(f"the run scores with {known.model!r}, the device with {own!r}")
+        if len(self._tasks) >= _MOST:
+            self.forget()
+        self._tasks[run_id] = known
         return known
 
     async def vocabulary(self, run_id: str, version: int = 0) -> Vocabulary:
@@ -80,28 +81,15 @@ class KnownRuns:
         Raises:
             Declining: They are not the run's, or its task cannot use them.
         """
-        known = self._vocabularies.get(run_id)
-        if known is None or known[0] < version:
-            run = await self.task(run_id, version)
-            known = run.vocabulary_version, await self._fetched(run, run_id, known)
-        _keep(self._vocabularies, run_id, known)
-        return known[1]
-
-    def forget(self) -> None:
-        """Clear the cache: another server may have other runs of the same names."""
-        self._tasks.clear()
-        self._vocabularies.clear()
-
-    async def _fetched(
-        self, run: RunTask, run_id: str, known: tuple[int, Vocabulary] | None
-    ) -> Vocabulary:
-        """Fetch a run's candidates, or those added since a version, and check their label words."""
         from fedone_sdk.candidates import label_checks
 
-        version, before = known or (0, None)
-        listed = await self._session.call(self._session.transport.vocabulary, run_id, version)
+        have, before = self._vocabularies.get(run_id, (0, None))
+        if before is not None and have >= version:
+            return before
+        run = await self.task(run_id, version)
+        listed = await self._session.call(self._session.transport.vocabulary, run_id, have)
         try:
-            vocabulary = listed.vocabulary(before if version else None)
+            vocabulary = listed.vocabulary(before if have else None)
             checks = label_checks(run.task, vocabulary) if vocabulary.slots else ()
         except ValueError as exc:
             raise Declining("the vocabulary is malformed") from exc
@@ -111,15 +99,13 @@ class KnownRuns:
         if self._backend is not None:
             for words, form in checks:
                 await self._backend.check(words, form)
+        self._vocabularies[run_id] = run.vocabulary_version, vocabulary
         return vocabulary
 
-
-def _keep(cache: dict[str, T], run_id: str, value: T) -> None:
-    """Make a run the most recently used one, and evict the least recently used ones."""
-    cache.pop(run_id, None)
-    cache[run_id] = value
-    while len(cache) > _MOST:
-        del cache[next(iter(cache))]
+    def forget(self) -> None:
+        """Clear the cache: another server may have other runs of the same names."""
+        self._tasks.clear()
+        self._vocabularies.clear()
 
 
 _log = structlog.get_logger(__name__)
@@ -146,6 +132,7 @@ class Worker:
         condition: Condition,
         events: EventSink,
         stop: StopSignal,
+        logs_fit: bool,
     ) -> None:
         self._session = session
         self._capabilities = capabilities
@@ -158,6 +145,8 @@ class Worker:
         self._current = CurrentWork(state)
         self._runs = KnownRuns(session, self._backend)
         self._unfit: dict[str, TaskSpec] = {}
+        self._logs_fit = logs_fit
+        self._logged = set[str]()
 
     def forget(self) -> None:
         """Drop all that belongs to an identity that the server refuses.
@@ -243,59 +232,41 @@ class Worker:
             # For instance of a newer version, with a method that this one does not have. Keeping
             # the seat until its deadline would delay the run.
             raise Unfit(f"the run cannot be understood: {exc}") from exc
+        if self._logs_fit and assignment.run_id not in self._logged:
+            self._logged.add(assignment.run_id)
+            fit = self._capabilities.fit(assignment.run_id, run, held)
+            (_log.info if fit.reason is None else _log.warning)(f"your rows fit {fit}")
         self._capabilities.check(run)
         if self._privacy is not None:
             self._privacy.check(run, assignment, journal)
         examples = [example for example in held if usable(run.task, example)]
         if not examples:
-            rows = self._capabilities.compare(run, held)
-            _log.warning(f"your rows fit {assignment.run_id} 0 of {rows.total}", reason=rows.reason)
             self._unfit[assignment.run_id] = run.task
-            raise Unfit(f"no row fits: {rows.public_reason}")
-        scored = 0
-
-        async def score(number: int, batch: Minibatch, prompts: Array) -> Losses:
-            def on_scored(count: int) -> None:
-                nonlocal scored
-                scored += count
-                if count:
-                    total = work.num_prompts
-                    self._events.emit("scored", done=scored, total=total, **_facts(assignment))
-
-            step = Step(
-                number=number,
-                task=run.task,
-                batch=batch,
-                prompts=prompts,
-                journal=journal,
-                on_scored=on_scored,
-                score=self._hooks.score,
-                by_class=run.calibration.kind == "labels",
-            )
-            oracle = await self._oracle(run, assignment, lease)
-            return await score_step(step, oracle, run.privacy, charge=charge)
+            raise Unfit(f"no row fits: {self._capabilities.compare(run, held).public_reason}")
+        facts = _facts(assignment)
 
         def charge(usage: Usage) -> Sequence[Change]:
             if self._privacy is None or run.privacy is None:
                 return ()
             return self._privacy.charge(run.privacy, usage)
 
-        # Of noise on alpha; that on losses is stored with them.
-        charged: list[Change] = []
         work = Work(
             run=run,
             assignment=assignment,
             examples=examples,
-            before_send=self._hooks.before_send,
-            score=score,
-            before_noise=lambda usage: charged.extend(charge(usage)),
+            journal=journal,
+            oracle=await self._oracle(run, assignment, lease),
+            hooks=self._hooks,
+            memory=self._current.memory(assignment.run_id) or b"",
+            charge=charge,
+            on_scored=lambda done, total: self._events.emit(
+                "scored", done=done, total=total, **facts
+            ),
         )
-        update, memory = await work.update(lambda: self._current.memory(assignment.run_id))
+        update = await work.update()
         update = update.model_copy(update={"usage": self._reported(update.usage)})
-        unsent = Unsent(
-            update=update, memory=memory, noised=run.privacy is not None, **_facts(assignment)
-        )
-        if not self._current.put(unsent, charged) and unsent.noised:
+        unsent = Unsent(update=update, memory=work.memory, noised=run.privacy is not None, **facts)
+        if not self._current.put(unsent, work.charged) and unsent.noised:
             raise Declining("the noised update cannot be stored", update.usage)
         return unsent
 

@@ -416,7 +416,7 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "fedone.db",
             "postgresql://x:hunter2@127.0.0.1:9/y",
-            "config.yaml: store: 127.0.0.1/y: cannot be reached: ",
+            "config.yaml: store 127.0.0.1/y cannot be used: ",
         ),
         ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
         (
@@ -439,7 +439,8 @@ def test_serve_check(
         assert (code, err) == (0, "")
         store = "other.db" if new == "other.db" else "fedone.db"
         assert out == (
-            f"config.yaml: would serve 1 run at 127.0.0.1:8080; would create {store}\n"
+            "config.yaml: would serve 1 run at 127.0.0.1:8080; "
+            f"would create the tables in {store}\n"
             "tiny: measured on 16 rows\n"
         )
     else:

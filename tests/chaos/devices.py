@@ -86,7 +86,11 @@ class Scenario:
                     "optimizer": "adamw",
                     "local_steps": self.local_steps,
                 },
-                "participation": {"exchange": self.exchange, "trusted_clients": True},
+                "participation": {
+                    "exchange": self.exchange,
+                    "trusted_clients": True,
+                    "model": "scripted",
+                },
                 "privacy": None if self.noise is None else privacy,
                 "budget": {"queries": 2 * self.queries_per_round},
                 "rounds": 2,

@@ -121,7 +121,6 @@ async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) 
         (spec_of("gs-bdpl", exchange="alpha", length=50), 1000, False),
         (spec_of("gs-bdpl", exchange="alpha", length=50), 2000, True),
         (spec_of("thompson"), 6, True),
-        (spec_of("thompson", exchange="alpha"), 6, False),
     ],
 )
 def test_a_step_is_slow_by_its_method_and_its_size(spec: RunSpec, size: int, slow: bool) -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
+import importlib
 import math
 import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.data import SplitMix64
-from fedone_sdk.errors import DataError, MissingExtraError, needs_extra
+from fedone_sdk.errors import DataError, needs_extra
 
 NUM_CLASSES = 10
 
@@ -65,32 +66,18 @@ def load_digits(folder: Path | None = None) -> Digits:
     """
     if folder is None:
         return _bundled()
-    parts = {part: _idx(path, dimensions) for part, (path, dimensions) in _files(folder).items()}
-    return _checked(folder, parts)
-
-
-def find_digits(folder: Path | None = None) -> None:
-    """Check that `load_digits` finds its files, without reading them.
-
-    Raises:
-        DataError: The folder holds no such files.
-        MissingExtraError: scikit-learn is not installed.
-    """
-    if folder is not None:
-        _files(folder)
-    elif importlib.util.find_spec("sklearn") is None:
-        raise MissingExtraError("the bundled digits", extra="reproduce")
-
-
-def _files(folder: Path) -> dict[str, tuple[Path, int]]:
-    """Return the IDX files and their dimensions, by split and kind."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: is no folder")
-    return {
-        f"{split} {what}": (_find(folder, stem, what, dimensions), dimensions)
+    parts = {
+        f"{split}_{what}": _idx(folder, f"{stem}-{what}", dimensions)
         for split, stem in (("train", "train"), ("test", "t10k"))
         for what, dimensions in (("images", 3), ("labels", 1))
     }
+    for split in "train", "test":
+        images, labels = parts[f"{split}_images"], parts[f"{split}_labels"]
+        if not images.size or len(labels) != len(images) or labels.max() >= NUM_CLASSES:
+            raise DataError(f"{folder}: there must be one {split} label of 0 to 9 per image")
+        scaled = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
+        parts |= {f"{split}_images": scaled, f"{split}_labels": labels.astype(np.int64)}
+    return Digits(name="MNIST", **parts)
 
 
 def _bundled() -> Digits:
@@ -111,17 +98,12 @@ def _bundled() -> Digits:
     )
 
 
-def _find(folder: Path, stem: str, what: str, dimensions: int) -> Path:
-    names = [f"{stem}-{what}{mark}idx{dimensions}-ubyte" for mark in "-."]
-    for name in names:
-        for path in (folder / name, folder / f"{name}.gz"):
-            if path.is_file():
-                return path
-    raise DataError(f"{folder}: has no {names[0]} (or with .gz)")
-
-
-def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Bytes behind a header: 0, 0, 8, the number of sizes; the sizes, 32 bits big-endian."""
+def _idx(folder: Path, stem: str, dimensions: int) -> Any:
+    """Return a file's bytes behind its header: 0, 0, 8, the number of sizes; the sizes."""
+    names = [f"{stem}{mark}idx{dimensions}-ubyte{end}" for mark in "-." for end in ("", ".gz")]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise DataError(f"{folder}: has no {names[0]} (or with .gz)")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
@@ -134,25 +116,3 @@ def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     if len(content) - start != math.prod(sizes):
         raise DataError(f"{path}: has {len(content) - start} values, its header says {sizes}")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(sizes)
-
-
-def _checked(source: Path, parts: dict[str, NDArray[np.uint8]]) -> Digits:
-    for split in "train", "test":
-        images, labels = parts[f"{split} images"], parts[f"{split} labels"]
-        if not images.size or len(labels) != len(images):
-            raise DataError(f"{source}: there must be one {split} label per image")
-        if labels.max() >= NUM_CLASSES:
-            raise DataError(f"{source}: {split} labels must be from 0 to {NUM_CLASSES - 1}")
-    if parts["train images"].shape[1:] != parts["test images"].shape[1:]:
-        raise DataError(f"{source}: train and test images differ in size")
-    return Digits(
-        name="MNIST",
-        train_images=_scaled(parts["train images"]),
-        train_labels=parts["train labels"].astype(np.int64),
-        test_images=_scaled(parts["test images"]),
-        test_labels=parts["test labels"].astype(np.int64),
-    )
-
-
-def _scaled(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)

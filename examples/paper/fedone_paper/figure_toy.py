@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fedone_paper.digits import find_digits
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.paper import about
 from fedone_paper.queries_report import Repeats
@@ -35,17 +34,6 @@ _SPLITS: Mapping[str, tuple[str, float | None]] = {
 
 class FigureToy(Study):
     """The paper's toy: one network, 100 clients, several K*; a panel per split."""
-
-    def trials(self, settings: Settings, results: Results) -> Sequence[Trial]:
-        """One per split, K* and seed.
-
-        Raises:
-            DataError: The folder holds no digits.
-            MissingExtraError: scikit-learn, which has them otherwise, is not installed.
-            SpecError: An option is wrong.
-        """
-        find_digits(settings.data)
-        return super().trials(settings, results)
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """Return the trial of a toy; both figures have the IID runs."""

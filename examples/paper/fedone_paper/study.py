@@ -89,7 +89,6 @@ class Study(ABC):
         self.needs_data: bool = self.said.get("needs_data", True)
         self.default_seeds: int = self.said.get("seeds", 3)
         self.options: Sequence[str] = self.said.get("options", ())
-        self.takes: Sequence[str] = self.said.get("takes", ())
 
     def text(self, name: str, /, **values: Any) -> str:
         """Return one of its texts with values."""

@@ -138,9 +138,6 @@ class RoundMachine:
         points = 1 if self.biases is None else len(self.biases) * len(spec.task.labels)
         if self.losses_exchange:
             sizes["an update"] = spec.method.num_samples * points
-        else:
-            memory = spec.method.travelling_memory(spec.prompt.length, points)
-            sizes["the method's memory"] = memory
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
                 raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")

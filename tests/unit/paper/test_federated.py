@@ -7,13 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fedone_paper import Settings
 from fedone_paper.federated import Tuning, tuning_federation, tuning_trial
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
-from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.engine import Trial, Workspace
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
@@ -94,27 +91,3 @@ def test_held_out_rows_are_no_clients(glue: Path, tmp_path: Path) -> None:
     assert held
     assert all(row in rows for row in held)
     assert not [row for row in held if row in federation.dev]
-
-
-def test_too_few_rows_are_shared_and_it_is_said(glue: Path, tmp_path: Path) -> None:
-    tuning = Tuning(**{**SMALL, "shots": 40, "rounds": 1, "every": 0})
-    trial = tuning_trial("shared", Settings(data=glue), tuning)
-    assert trial.run(trial.options, workspace(trial, tmp_path / "shared"))["reused_rows"] is True
-
-
-def test_options_hold_no_paths_and_all_that_counts(glue: Path) -> None:
-    settings = Settings(data=glue)
-    trial = tuning_trial("one", settings, Tuning(**SMALL))
-    assert str(glue) not in json.dumps(trial.options)
-    for change in ({"seed": 4}, {"rounds": 7}, {"held_out": 8}, {"every": 1}):
-        other = tuning_trial("one", settings, Tuning(**{**SMALL, **change}))
-        assert other.options != trial.options
-
-
-def test_mistakes(glue: Path) -> None:
-    with pytest.raises(SpecError, match=r"--data: is required"):
-        tuning_trial("x", Settings(), Tuning(**SMALL))
-    with pytest.raises(SpecError, match=r"there is no .*mnli/train\.jsonl"):
-        tuning_trial("x", Settings(data=glue), Tuning(**{**SMALL, "task": "mnli"}))
-    with pytest.raises(SpecError, match=r"^x: participation\.clients_per_round"):
-        tuning_trial("x", Settings(data=glue), Tuning(**{**SMALL, "clients_per_round": 9}))

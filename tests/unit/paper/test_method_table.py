@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from fedone_paper import Settings, declared, find_study
-from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.engine import Result, Workspace
 
 RATES = declared()["rates"]
@@ -89,13 +88,6 @@ def test_rates_are_searched_before_they_are_used(settings: Settings) -> None:
     assert run["participation"] == {"clients_per_round": 1}
 
 
-def test_no_run_without_a_rate(settings: Settings) -> None:
-    keys = {
-        trial.key for trial in find_study("table1").trials(settings, {"sst2_manual": measured(0.5)})
-    }
-    assert not {key for key in keys if key.startswith(("sst2_bdpl", "sst2_gs-bdpl"))}
-
-
 def test_the_supplement_has_ten_clients_per_round(settings: Settings) -> None:
     table = find_study("table-fedavg")
     pilots = table.trials(settings, {})
@@ -152,14 +144,6 @@ def test_a_row_that_cannot_run_is_left_out_and_it_is_said(
     )
 
 
-def test_methods_can_be_chosen(glue: Path) -> None:
-    settings = Settings(data=glue, tasks=("sst2",), options={"methods": "manual,bdpl"})
-    keys = {trial.key for trial in find_study("table1").trials(settings, {})}
-    assert keys == {"sst2_manual", *(f"pilot_sst2_bdpl_{rate:g}" for rate in RATES)}
-    markdown = find_study("table1").report(settings, {"sst2_manual": measured(0.5)}).markdown
-    assert "GS-BDPL" not in markdown
-
-
 def test_a_gguf_model_continues_a_template(glue: Path) -> None:
     options = {"methods": "no-prompt,gs-bdpl,default", "rounds": "3", "learning_rate": "0.01"}
     model = glue / "model.gguf"
@@ -191,16 +175,6 @@ def test_a_trial_on_a_real_gguf_model(glue: Path, smollm2: Path, tmp_path: Path)
         assert found["model"].startswith("llama_cpp:SmolLM2")
 
 
-def test_models_are_told_apart(settings: Settings) -> None:
-    found = {
-        "sst2_manual": measured(0.5, model="onnx:a"),
-        "sst2_no-prompt": measured(0.5, model="transformers:a"),
-    }
-    markdown = find_study("table1").report(settings, found).markdown
-    assert "- Run by `onnx:a`: Manual prompt.\n" in markdown
-    assert "- Run by `transformers:a`: No prompt.\n" in markdown
-
-
 def test_the_report_says_what_was_found(settings: Settings) -> None:
     found: dict[str, Result] = {
         "sst2_no-prompt": measured(0.8),
@@ -229,32 +203,3 @@ def test_the_report_says_what_was_found(settings: Settings) -> None:
     assert cell["mean"] == pytest.approx(0.74)
     assert cell["sd"] == pytest.approx(0.04)
     assert report.data["rates"]["gs-bdpl"] == {"sst2": 3e-4}
-
-
-def test_an_average_needs_every_task(glue: Path) -> None:
-    settings = Settings(data=glue, tasks=("sst2", "rte"), seeds=1)
-    found = {"sst2_manual": measured(0.5), "sst2_no-prompt": measured(0.5)}
-    found["rte_manual"] = measured(0.7)
-    report = find_study("table1").report(settings, found)
-    assert "| Manual prompt | 50.0 | 70.0 | 60.0 |" in report.markdown
-    assert "| No prompt | 50.0 | - | - |" in report.markdown
-
-
-def test_the_curves_are_the_seeds_means(settings: Settings) -> None:
-    from matplotlib.figure import Figure
-
-    found = {"sst2_gs-bdpl_s0": federated(0.70), "sst2_gs-bdpl_s1": federated(0.74)}
-    found["sst2_manual"] = measured(0.75)
-    (draw,) = find_study("table1").report(settings, found).figures.values()
-    figure = Figure()
-    draw(figure)
-    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    # Without the start, which is measured on other rows.
-    assert list(lines["FedOne-GS-BDPL"].get_xdata()) == [200]
-    assert list(lines["FedOne-GS-BDPL"].get_ydata()) == pytest.approx([72.0])
-    assert set(lines["Manual prompt"].get_ydata()) == {75.0}
-
-
-def test_data_is_needed() -> None:
-    with pytest.raises(SpecError, match="--data: is required"):
-        find_study("table1").trials(Settings(), {})

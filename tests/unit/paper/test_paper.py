@@ -111,15 +111,6 @@ def test_the_page_has_the_costs_and_the_queries() -> None:
             assert " | ".join(f"{mean} ± {spread}" for mean, spread in cells) in page
 
 
-def test_a_cell_that_is_not_printed_is_a_dash() -> None:
-    assert paper_row("table1", "gs-bdpl", ["rte", "sst2", "x"]) == ["57.1 ± 1.1", "80.8 ± 0.4", "-"]
-    assert paper_row("table1", "untrained", ["sst2"]) == ["-"]
-    assert paper_row("table3", "bdpl", ["cola"]) == ["32.16 ± 6.51"]
-    assert paper_row("table-clients", "gs-bdpl", [100, 10, 10_000]) == [
-        *("80.8 ± 0.4", "-", "79.8 ± 1.0")
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "lines"),
     [

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedone_paper import Settings, declared
-from fedone_paper.federated import Tuning, run_trial, tuning_trial
 from fedone_paper.standalone import (
     demonstrations_trial,
     prompt_trial,
-    run_untrained,
 )
 from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
@@ -45,24 +43,6 @@ def test_a_given_prompt(glue: Path, tmp_path: Path, prompt: str) -> None:
     assert found["metric"] == {"name": "accuracy", "after": asyncio.run(direct())}
     assert found["prompt"] == prompt
     assert found["examples"] == 30
-
-
-def test_the_untrained_prompt_is_where_the_run_starts(glue: Path, tmp_path: Path) -> None:
-    settings = Settings(data=glue)
-    tuning = Tuning(
-        task="sst2",
-        method={"name": "gs-bdpl", "num_samples": 2, "batch_size": 4},
-        num_clients=4,
-        shots=4,
-        prompt_len=3,
-        vocab_size=20,
-        rounds=1,
-        every=0,
-        seed=5,
-    )
-    untrained = run(run_trial("x", settings, tuning, run_untrained), tmp_path / "untrained")
-    tuned = run(tuning_trial("x", settings, tuning), tmp_path / "tuned")
-    assert untrained["metric"]["after"] == tuned["metric"]["before"]
 
 
 def test_demonstrations(glue: Path, tmp_path: Path) -> None:

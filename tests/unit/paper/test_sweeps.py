@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
 from fedone_paper import Settings, find_study
-from fedone_paper.federated import run_tuning
-from fedone_sdk.evaluation.engine import Result, Workspace
+from fedone_sdk.evaluation.engine import Result
 from tests.unit.paper.glue import sst2_folder
 
 
@@ -57,25 +55,6 @@ class TestTableClients:
         figure = Figure()
         report.figures["table-clients"](figure)
         assert [axes.get_xscale() for axes in figure.axes] == ["log"]
-
-    def test_compares_nothing_where_there_is_one(self, data: Path) -> None:
-        report = find_study("table-clients").report(
-            Settings(data=data, seeds=1), {"c100_s0": result(0.8)}
-        )
-        assert "by seed" not in report.markdown
-        assert "in 1 of 1 runs" in report.markdown
-
-    def test_a_small_one_runs(self, data: Path, tmp_path: Path) -> None:
-        settings = Settings(data=data, seeds=1, quick=True)
-        results: dict[str, Any] = {
-            trial.key: run_tuning(
-                trial.options, Workspace(inputs=trial.inputs, folder=tmp_path / trial.key)
-            )
-            for trial in find_study("table-clients").trials(settings, {})
-        }
-        assert [run["num_clients"] for run in results.values()] == [10, 100, 1000]
-        assert results["c1000_s0"]["reused_rows"]
-        assert "| yes | 1 |" in find_study("table-clients").report(settings, results).markdown
 
 
 class TestFigurePromptLength:

@@ -155,17 +155,6 @@ def test_a_cell_whose_label_words_are_not_shown_says_so(
     assert "Cells without a number:\n\n- No prompt on sst2: http" in text
 
 
-def test_a_yes_or_no_question(settings: Settings, provider: FakeProcess, tmp_path: Path) -> None:
-    settings = changed(settings, options={"question": "yes-no", "concurrency": "4"})
-    trial = find_study("table3").trials(settings, {})[0]
-    assert trial.options["run"]["backend"]["limits"] == {"concurrency": 4}
-    assert run(trial, tmp_path)["metric"] is not None
-    assert trial.options["question"] == {
-        "chat": {"user": "{prompt} {sentence} great? yes or no:"},
-        "labels": {"0": " no", "1": " yes"},
-    }
-
-
 class TestSettings:
     @pytest.mark.parametrize(
         ("option", "named"),
@@ -178,15 +167,6 @@ class TestSettings:
     def test_options_that_are_none(self, settings: Settings, option: Any, named: str) -> None:
         with pytest.raises(SpecError, match=named):
             find_study("table3").trials(changed(settings, options=option), {})
-
-    @pytest.mark.parametrize("missing", ["base_url", "api_model"])
-    def test_nobody_is_asked_who_was_not_named(self, settings: Settings, missing: str) -> None:
-        with pytest.raises(SpecError, match="--base-url and --api-model: are required"):
-            find_study("table3").trials(changed(settings, **{missing: None}), {})
-
-    def test_an_address_that_is_none(self, settings: Settings) -> None:
-        with pytest.raises(SpecError, match=r"backend\.base_url: must be http"):
-            find_study("table3").trials(changed(settings, base_url="localhost:8000"), {})
 
     def test_failed_trials_leave_gaps(self, settings: Settings) -> None:
         report = find_study("table3").report(settings, {})

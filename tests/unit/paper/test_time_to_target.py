@@ -85,23 +85,3 @@ class TestTimeToTarget:
         assert found["reached"] == {"expected_loss": 0}
         assert found["status"] == "stopped"
         assert found["rounds"] < 500
-
-    def test_is_censored_at_its_end(self, settings: Settings, tmp_path: Path) -> None:
-        probing = Probing(
-            queries=4, prompts=4, rows=4, prompt_rows=8,
-            gains={"expected_loss": -10.0, "prompt_loss": 50.0},
-        )  # fmt: skip
-        found = measured(settings, tmp_path, probing)
-        assert found["reached"] == {"expected_loss": 0, "prompt_loss": None}
-        assert (found["status"], found["rounds"]) == ("completed", ROUNDS)
-
-    def test_seeds_share_the_start_over_clients_per_round(
-        self, settings: Settings, tmp_path: Path
-    ) -> None:
-        probing = Probing(queries=100, prompts=4, rows=4, prompt_rows=8)
-        one, three = (
-            measured(settings, tmp_path, probing, rounds=1, clients_per_round=k)["curve"]
-            for k in (1, 3)
-        )
-        assert one[0] == three[0]
-        assert one[-1]["queries"] * 3 == three[-1]["queries"]

@@ -1,1 +1,0 @@
-"""The first hour of four users, with real processes: commands and output."""
