@@ -195,10 +195,6 @@ def test_a_prompt_that_is_not_to_be_trusted(retune: Fedone, folder: Path) -> Non
         (("dev: dev.jsonl, ", ""), "run.yaml: data.dev: is required"),
         (('1: " great"}', '2: " great"}'), "run.yaml: task.labels: must be the prompt's"),
         (
-            ("{every: 0}", "{every: 0, queries: 30}"),
-            "new.yaml: evaluation.queries: 30 of 60 that comparing needs",
-        ),
-        (
             ("{queries: 16}", "{queries: 16, requests: 40}"),
             "new.yaml: budget: may not cover one round and all measurements; the smallest cap "
             "that does is 4 queries, 64 requests",
