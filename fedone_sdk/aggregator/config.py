@@ -121,15 +121,11 @@ class StoreConfig(Spec):
         Raises:
             SpecError: The store cannot be used.
         """
-        from fedone_sdk.stores.sql.probe import probe_file, probe_server
-
-        self.build(folder)
+        store = self.build(folder)
         try:
-            if self.is_file:
-                return probe_file(folder / self.url.get_secret_value())
-            return await probe_server(self._sql_url())
+            return await store.check()
         except FedOneError as exc:
-            raise SpecError(f"store: {exc}") from exc
+            raise SpecError(str(exc)) from exc
 
     async def stored(self, folder: Path, run_ids: Iterable[str]) -> list[RunRecord]:
         """Return the stored runs of these names, without changes of the store.

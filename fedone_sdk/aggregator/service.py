@@ -422,7 +422,6 @@ class Service:
             raise ProblemError("run_conflict", "the run is running; stop it first")
         if state.seats or state.account.leases or state.evaluation.leases:
             raise ProblemError("run_conflict", "the run has open work; wait until it has ended")
-        size = await self._store.size(run.run_id)
         if not dry:
             try:
                 await self._delete(run.run_id, run.version)
@@ -433,8 +432,6 @@ class Service:
             status=state.status,
             spent=state.account.spent,
             ended_at=state.ended_at,
-            log_lines=size.log,
-            closed_work=size.closed,
             deleted=not dry,
         )
 

@@ -48,9 +48,6 @@ R = TypeVar("R")
 _Found = tuple[Rows, tuple[str, ...]]
 """Log-probabilities and texts, as in `Answer`."""
 
-_LONG = 20_000
-"""Characters; longer inputs are tokenised in a thread. These take about 6 ms."""
-
 
 class _Request(NamedTuple):
     """One request, and the parser of its answer.
@@ -228,8 +225,7 @@ class VllmBackend(ServerBackend[_Request]):
 
     async def _cloze_request(self, encoder: ClozeEncoder, query: Query) -> _Request:
         labels = [ids[0] for ids in await self._labels(query.label_words, ())]
-        calls = [partial(encoder.encode, parts) for parts in query.inputs]
-        clozes = await _in_thread_if_long(calls, query.inputs)
+        clozes = await asyncio.to_thread(lambda: [encoder.encode(parts) for parts in query.inputs])
         ids = [cloze.ids for cloze in clozes]
 
         def read(answer: Any) -> _Found:
@@ -397,7 +393,7 @@ class VllmBackend(ServerBackend[_Request]):
         if self._tokenizer_file is None:
             found = list(await asyncio.gather(*map(self._with_tokenised, calls)))
         else:
-            found = await _in_thread_if_long(calls, query.inputs)
+            found = await asyncio.to_thread(lambda: [call() for call in calls])
         ids = [one for one, _ in found]
         return ids, None if all(whole for _, whole in found) else ids
 
@@ -444,14 +440,6 @@ class VllmBackend(ServerBackend[_Request]):
                 "set tokenizer to the server's own"
             )
         return encoder
-
-
-async def _in_thread_if_long(
-    calls: Sequence[Callable[[], R]], inputs: Sequence[Rendered]
-) -> list[R]:
-    if sum(len(part.text) for parts in inputs for part in parts) > _LONG:
-        return await asyncio.to_thread(lambda: [call() for call in calls])
-    return [call() for call in calls]
 
 
 def _usage(prompts: list[list[int]], max_tokens: int) -> Usage:

@@ -68,17 +68,9 @@ class OpenLease:
     Attributes:
         lease_id: Its id in the ledger.
         worst: The reserved amount.
-        owner: The process that opened it; None for an older version of the SDK.
+        owner: The process that opened it.
     """
 
     lease_id: str
     worst: Usage
-    owner: LeaseOwner | None
-
-    def state(self) -> OwnerState:
-        """Return whether the process that opened it still runs.
-
-        Raises:
-            MissingExtraError: psutil is not installed.
-        """
-        return "unknown" if self.owner is None else self.owner.state()
+    owner: LeaseOwner

@@ -29,11 +29,9 @@ _EXACT = Context(prec=200)
 """Decimal context in which sums and differences of amounts are exact."""
 
 
-# Owners are a separate table, so that older versions can use the same file.
 _TABLES = (
-    "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL)",
-    "owners (lease_id TEXT PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, "
-    "program TEXT NOT NULL, opened_at REAL NOT NULL)",
+    "leases (lease_id TEXT PRIMARY KEY, worst TEXT NOT NULL, host TEXT NOT NULL, "
+    "pid INTEGER NOT NULL, program TEXT NOT NULL, opened_at REAL NOT NULL)",
     "released (lease_id TEXT PRIMARY KEY, charge TEXT NOT NULL)",
     "spent (only INTEGER PRIMARY KEY, used TEXT)",
 )
@@ -140,7 +138,7 @@ class SqliteLedger:
     result. A process must not fork during a call.
 
     Args:
-        path: The file, created if missing. A file of an older version gets the new tables.
+        path: The file, created if missing.
         program: Description of this process in `leases`; by default the name of the program's file.
     """
 
@@ -205,15 +203,13 @@ class SqliteLedger:
         with closing(_connect(self._path)) as db:
             rows = db.execute(
                 "SELECT lease_id, worst, host, pid, program, opened_at FROM leases "
-                "LEFT JOIN owners USING (lease_id) ORDER BY opened_at, lease_id"
+                "ORDER BY opened_at, lease_id"
             ).fetchall()
         return [
             OpenLease(
                 lease_id=lease_id,
                 worst=Usage.model_validate_json(worst),
-                owner=None
-                if host is None
-                else LeaseOwner(host=host, pid=pid, program=program, opened_at=opened_at),
+                owner=LeaseOwner(host=host, pid=pid, program=program, opened_at=opened_at),
             )
             for lease_id, worst, host, pid, program, opened_at in rows
         ]
@@ -277,12 +273,12 @@ def _apply(
         after, owner = ledger.account(None), LeaseOwner.here(program)
         closed = [(key,) for key in before.leases.keys() - after.leases.keys()]
         db.executemany("DELETE FROM leases WHERE lease_id = ?", closed)
-        db.executemany("DELETE FROM owners WHERE lease_id = ?", closed)
-        opened = [key for key, worst in after.leases.items() if before.leases.get(key) != worst]
-        rows = [(key, _dump(after.leases[key])) for key in opened]
-        db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?)", rows)
-        owners = [(key, owner.host, owner.pid, owner.program, owner.opened_at) for key in opened]
-        db.executemany("INSERT OR REPLACE INTO owners VALUES (?, ?, ?, ?, ?)", owners)
+        opened = [
+            (key, _dump(worst), owner.host, owner.pid, owner.program, owner.opened_at)
+            for key, worst in after.leases.items()
+            if before.leases.get(key) != worst
+        ]
+        db.executemany("INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?)", opened)
         if after.spent != before.spent:
             db.execute("UPDATE spent SET used = ?", (_dump(after.spent),))
         if ledger.released != released:

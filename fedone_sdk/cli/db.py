@@ -171,7 +171,7 @@ def _chosen(
         f"lease {lease.lease_id!r}: its process {lease.owner.pid} ({lease.owner.program}) runs and "
         "may still settle it; stop it first"
         for lease, state in chosen
-        if state == "running" and lease.owner is not None
+        if state == "running"
     ]
     if problems:
         raise ArgumentError(problems)
@@ -198,7 +198,7 @@ def _opened(path: Path) -> Iterator[SqliteLedger]:
 
 
 def _stated(leases: list[OpenLease]) -> list[tuple[OpenLease, OwnerState]]:
-    return [(lease, lease.state()) for lease in leases]
+    return [(lease, lease.owner.state()) for lease in leases]
 
 
 def _document(lease: OpenLease, state: OwnerState) -> dict[str, object]:
@@ -207,10 +207,10 @@ def _document(lease: OpenLease, state: OwnerState) -> dict[str, object]:
         "lease_id": lease.lease_id,
         "worst": lease.worst,
         "state": state,
-        "host": owner and owner.host,
-        "pid": owner and owner.pid,
-        "program": owner and owner.program,
-        "opened_at": owner and owner.opened_at,
+        "host": owner.host,
+        "pid": owner.pid,
+        "program": owner.program,
+        "opened_at": owner.opened_at,
     }
 
 
@@ -220,11 +220,10 @@ def _print(output: Output, leases: list[tuple[OpenLease, OwnerState]]) -> None:
         (
             [
                 lease.lease_id,
-                *(
-                    ("-", "-", "-", "-")
-                    if (owner := lease.owner) is None
-                    else (str(owner.pid), owner.host, owner.program, moment(owner.opened_at))
-                ),
+                str(lease.owner.pid),
+                lease.owner.host,
+                lease.owner.program,
+                moment(lease.owner.opened_at),
                 state,
                 _text(lease.worst),
             ]

@@ -17,7 +17,6 @@ from fedone_sdk.cli._run_file import KnownRun, RunFile, RunState
 from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
 from fedone_sdk.cli.report import check_page
 from fedone_sdk.cli.tune import print_plan
-from fedone_sdk.errors import ArgumentError, SpecError
 from fedone_sdk.spec import load_backend
 
 if TYPE_CHECKING:
@@ -85,7 +84,9 @@ def retune(
     backend = load_backend(backend_path)
     name = retune_name(artefact, backend_path.stem)
     target = target or path.with_name(f"{name}.prompt.json")
-    _check_targets(target, html, name)
+    check_target("--output", target)
+    if html is not None:
+        check_page("--html", html)
     given = RunFile.load(run_path, seed=seed, cap=cap)
     with naming(str(run_path)):
         spec = retune_spec(artefact, backend, given.spec, name=name)
@@ -132,20 +133,6 @@ def retune(
     for line in next_steps(spec, result, state, known):
         note(line)
     raise typer.Exit(exit_code(result))
-
-
-def _check_targets(target: Path, html: Path | None, name: str) -> None:
-    from fedone_sdk.reports import read_artefact
-
-    check_target("--output", target)
-    if html is not None:
-        check_page("--html", html)
-    try:  # An earlier start of the same command may have written the file.
-        same = not target.is_file() or read_artefact(target).run_id == name
-    except SpecError:
-        same = False
-    if not same:
-        raise ArgumentError(f"--output: {target} exists and is not of run {name!r}")
 
 
 async def _plan(model: RunFile, move: Retuning) -> RunPlan:

@@ -14,9 +14,10 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import MAX_LABELS, bias_grid, class_losses
-from fedone_sdk.client.examples import BeforeSend, Declining, Minibatch, reason_of
+from fedone_sdk.calibration import MAX_LABELS, class_losses
+from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
+from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.privacy import private_losses
 from fedone_sdk.client.session import Session
 from fedone_sdk.client.state import Change
@@ -371,7 +372,7 @@ def _declining(what: str, usage: Usage) -> Iterator[None]:
         raise Declining(f"{what}: {one_line(reason)}"[:500], usage) from exc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Work:
     """One assignment of a device.
 
@@ -379,17 +380,26 @@ class Work:
         run: The run's task.
         assignment: The work.
         examples: The device's examples that fit the task.
-        before_send: Gets every text before it leaves the device.
-        score: Scores the prompts of a local step (its number, its mini-batch, shape (P, n)).
-        before_noise: Called with the cost of the work before noise is added to its alpha.
+        journal: Keeps the losses as they arrive.
+        oracle: Scores the prompts.
+        hooks: The app's functions.
+        memory: The method's memory on this device; after the work, the one to keep.
+        charge: Checks that noise is allowed after a cost, and returns what counts it.
+        on_scored: Called with the number of prompts that have their losses, and of all.
+        charged: What counts the noise on alpha; it is stored with the update.
     """
 
     run: RunTask
     assignment: Assigned
     examples: Sequence[Example]
-    before_send: BeforeSend | None
-    score: Callable[[int, Minibatch, Array], Awaitable[Losses]]
-    before_noise: Callable[[Usage], None] = lambda usage: None
+    journal: Journal
+    oracle: Oracle
+    hooks: Hooks
+    memory: bytes
+    charge: Callable[[Usage], Sequence[Change]]
+    on_scored: Callable[[int, int], None]
+    charged: Sequence[Change] = ()
+    _num_scored: int = 0
 
     @property
     def num_prompts(self) -> int:
@@ -410,7 +420,8 @@ class Work:
             fits = (
                 alpha.shape == (run.prompt_len, run.vocab_size)
                 and alpha.dtype == "float32"
-                and run.method.name != "own"  # A message loads no code.
+                # The server runs searches, and a message loads no code.
+                and run.method.exchange == "alpha"
             )
         else:
             prompts = assignment.prompts
@@ -427,7 +438,11 @@ class Work:
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
         if self._by_class:
             task = run.task
-            sound = task.loss == "cross_entropy" and len(task.labels) <= MAX_LABELS
+            sound = (
+                task.loss == "cross_entropy"
+                and len(task.labels) <= MAX_LABELS
+                and isinstance(assignment, LossesAssignment)
+            )
             # Losses by class have no noise, and would make the noise of the losses useless.
             if not sound or run.privacy is not None:
                 raise Declining("the run's calibration does not fit its task or its privacy")
@@ -437,13 +452,8 @@ class Work:
         run = self.run
         return run.layout or ((run.prompt_len, run.vocab_size, run.blank),)
 
-    async def update(
-        self, remembered: Callable[[], bytes | None]
-    ) -> tuple[AlphaUpdate | LossesUpdate, bytes]:
-        """Do the work, with the method's memory on this device.
-
-        Returns:
-            The update, and the method's memory once it is accepted (empty for none).
+    async def update(self) -> AlphaUpdate | LossesUpdate:
+        """Do the work; return its update.
 
         Raises:
             Declining: The work cannot be done well enough.
@@ -451,10 +461,11 @@ class Work:
         """
         self.check()
         if isinstance(self.assignment, LossesAssignment):
-            return await self._losses_update(self.assignment), b""  # the memory is the server's
-        return await self._alpha_update(self.assignment, remembered)
+            return await self._losses_update(self.assignment)
+        return await self._alpha_update(self.assignment)
 
     async def _losses_update(self, assignment: LossesAssignment) -> LossesUpdate:
+        self.memory = b""  # the memory is the server's
         losses = await self._losses(0, assignment.minibatch_seed, assignment.prompts)
         return LossesUpdate(
             num_examples=len(self.examples),
@@ -466,14 +477,11 @@ class Work:
             class_counts=losses.class_counts,
         )
 
-    async def _alpha_update(
-        self, assignment: AlphaAssignment, remembered: Callable[[], bytes | None]
-    ) -> tuple[AlphaUpdate, bytes]:
+    async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
         with needs_extra("the alpha exchange", "alpha"):
             import numpy as np
 
             from fedone_sdk.algorithms import (
-                ClassLosses,
                 State,
                 dump_memory,
                 load_memory,
@@ -483,13 +491,7 @@ class Work:
             from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
             from fedone_sdk.client.privacy import private_step
-            from fedone_sdk.messages.ndarray import (
-                from_wire,
-                memory_from_wire,
-                memory_to_wire,
-                prompts_to_wire,
-                to_wire,
-            )
+            from fedone_sdk.messages.array import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)
         with _declining("the assignment does not fit its run", NOTHING):
@@ -499,17 +501,12 @@ class Work:
                 vocab_size=run.vocab_size,
                 blank=run.blank,
                 space=Space.of(run.layout) if run.layout else None,
-                biases=bias_grid(len(run.task.labels)) if self._by_class else None,
             )
-            state = State(alpha=before, memory=memory_from_wire(assignment.memory))
+            state = State(alpha=before)
             method.check(state)
-        if self._noises_alpha and method.shares_memory:
-            raise Declining("the run's privacy does not fit its method")  # memory has no noise
-        # A method's memory belongs to the run and travels, or to this client and stays.
-        saved = None if method.shares_memory else remembered()
-        if saved:
+        if self.memory:
             try:
-                own = state.evolve(memory=load_memory(saved))
+                own = state.evolve(memory=load_memory(self.memory))
                 method.check(own)
                 state = own
             except (ValueError, KeyError) as exc:
@@ -526,32 +523,24 @@ class Work:
                 raise Declining(exc.reason, usage + exc.usage) from exc
             usage += losses.usage
             with _declining("the method cannot use the losses", usage):
-                if losses.by_class is None:
-                    clipped = clip_losses(np.array(losses.values), run.loss_clip)
-                    state = method.tell(state, candidates, clipped)
-                else:
-                    curves = ClassLosses(
-                        means=from_wire(losses.by_class), counts=np.array(losses.class_counts)
-                    )
-                    state = method.tell(state, candidates, curves.clipped(run.loss_clip))
+                clipped = clip_losses(np.array(losses.values), run.loss_clip)
+                state = method.tell(state, candidates, clipped)
             scored += losses.scored
             values.extend(losses.values)
         alpha, mean_loss = state.alpha, sum(values) / len(values)
         if run.privacy is not None and self._noises_alpha:
-            self.before_noise(usage)
+            self.charged = self.charge(usage)
             alpha = method.project(private_step(before, alpha, run.privacy))
             mean_loss = 0.0  # the mean of the losses would be a release without noise
-        update = AlphaUpdate(
+        self.memory = dump_memory(state.memory) if state.memory else b""
+        return AlphaUpdate(
             num_examples=len(self.examples),
             scored=scored,
             usage=usage,
             model=losses.model,
             alpha=to_wire(alpha),
-            memory=memory_to_wire(state.memory) if method.shares_memory else {},
             mean_loss=mean_loss,
         )
-        keep = bool(state.memory) and not method.shares_memory
-        return update, dump_memory(state.memory) if keep else b""
 
     @property
     def _noises_alpha(self) -> bool:
@@ -564,9 +553,22 @@ class Work:
         return self.run.calibration.kind == "labels"
 
     async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> Losses:
-        batch = await Minibatch.of(self.run.task, self._drawn(minibatch_seed), self.before_send)
-        return await self.score(number, batch, prompts)
-
-    def _drawn(self, minibatch_seed: int) -> list[Example]:
+        task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
-        return [self.examples[index] for index in drawn]
+        examples = [self.examples[index] for index in drawn]
+        step = Step(
+            number=number,
+            task=task,
+            batch=await Minibatch.of(task, examples, self.hooks.before_send),
+            prompts=prompts,
+            journal=self.journal,
+            on_scored=self._scored,
+            score=self.hooks.score,
+            by_class=self._by_class,
+        )
+        return await score_step(step, self.oracle, self.run.privacy, charge=self.charge)
+
+    def _scored(self, count: int) -> None:
+        self._num_scored += count
+        if count:
+            self.on_scored(self._num_scored, self.num_prompts)

@@ -10,7 +10,7 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.client.examples import Declining, Minibatch, Unfit, reason_of, usable
+from fedone_sdk.client.examples import Declining, Unfit, reason_of, usable
 from fedone_sdk.client.journal import CurrentWork, Unsent
 from fedone_sdk.client.options import Capabilities, EventSink, Turn
 from fedone_sdk.client.session import (
@@ -24,7 +24,7 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
-from fedone_sdk.client.work import Assigned, GatewayOracle, Losses, Oracle, Step, Work, score_step
+from fedone_sdk.client.work import Assigned, GatewayOracle, Oracle, Work
 from fedone_sdk.errors import (
     FedOneError,
     LabelWordError,
@@ -35,7 +35,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Array, Decline, RunTask
+from fedone_sdk.messages import Decline, RunTask
 from fedone_sdk.task import Example, TaskSpec, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -243,50 +243,30 @@ class Worker:
         if not examples:
             self._unfit[assignment.run_id] = run.task
             raise Unfit(f"no row fits: {self._capabilities.compare(run, held).public_reason}")
-        scored = 0
-
-        async def score(number: int, batch: Minibatch, prompts: Array) -> Losses:
-            def on_scored(count: int) -> None:
-                nonlocal scored
-                scored += count
-                if count:
-                    total = work.num_prompts
-                    self._events.emit("scored", done=scored, total=total, **_facts(assignment))
-
-            step = Step(
-                number=number,
-                task=run.task,
-                batch=batch,
-                prompts=prompts,
-                journal=journal,
-                on_scored=on_scored,
-                score=self._hooks.score,
-                by_class=run.calibration.kind == "labels",
-            )
-            oracle = await self._oracle(run, assignment, lease)
-            return await score_step(step, oracle, run.privacy, charge=charge)
+        facts = _facts(assignment)
 
         def charge(usage: Usage) -> Sequence[Change]:
             if self._privacy is None or run.privacy is None:
                 return ()
             return self._privacy.charge(run.privacy, usage)
 
-        # Of noise on alpha; that on losses is stored with them.
-        charged: list[Change] = []
         work = Work(
             run=run,
             assignment=assignment,
             examples=examples,
-            before_send=self._hooks.before_send,
-            score=score,
-            before_noise=lambda usage: charged.extend(charge(usage)),
+            journal=journal,
+            oracle=await self._oracle(run, assignment, lease),
+            hooks=self._hooks,
+            memory=self._current.memory(assignment.run_id) or b"",
+            charge=charge,
+            on_scored=lambda done, total: self._events.emit(
+                "scored", done=done, total=total, **facts
+            ),
         )
-        update, memory = await work.update(lambda: self._current.memory(assignment.run_id))
+        update = await work.update()
         update = update.model_copy(update={"usage": self._reported(update.usage)})
-        unsent = Unsent(
-            update=update, memory=memory, noised=run.privacy is not None, **_facts(assignment)
-        )
-        if not self._current.put(unsent, charged) and unsent.noised:
+        unsent = Unsent(update=update, memory=work.memory, noised=run.privacy is not None, **facts)
+        if not self._current.put(unsent, work.charged) and unsent.noised:
             raise Declining("the noised update cannot be stored", update.usage)
         return unsent
 

@@ -1,4 +1,4 @@
-"""Dense arrays on the wire: dtype, shape and little-endian base64. No NumPy needed."""
+"""Dense arrays on the wire: dtype, shape and little-endian base64. NumPy is optional."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import binascii
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -20,14 +20,17 @@ from pydantic import (
 
 from fedone_sdk.messages.base import Message
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 MAX_ELEMENTS = 1 << 22
 """Maximal number of elements of an array (16 MiB of float32)."""
 
 _MAX_TEXT = MAX_ELEMENTS * 6
 _MAX_BYTES = _MAX_TEXT // 4 * 3
-_TYPECODES = {"float32": "f", "float64": "d", "int64": "q", "uint8": "B", "uint16": "H"}
+_TYPECODES = {"float32": "f", "uint8": "B", "uint16": "H"}
 
-DType = Literal["float32", "float64", "int64", "uint8", "uint16"]
+DType = Literal["float32", "uint8", "uint16"]
 
 
 def _from_base64(given: object) -> object:
@@ -126,7 +129,20 @@ class Array(Message):
         return [flat[row * width : (row + 1) * width] for row in range(height)]
 
 
-SharedMemory = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[a-z_]{1,32}$")], Array], Field(max_length=16)
-]
-"""Arrays by name: the memory of a search, in addition to alpha."""
+def to_wire(values: NDArray[Any]) -> Array:
+    """Return a NumPy array as a message; its dtype must be a `DType`."""
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    return Array.from_bytes(little.tobytes(), values.shape, values.dtype.name)
+
+
+def from_wire(message: Array) -> NDArray[Any]:
+    """Return a message as a NumPy array, read-only."""
+    import numpy as np
+
+    dtype = np.dtype(message.dtype).newbyteorder("<")
+    return np.frombuffer(message.to_bytes(), dtype).reshape(message.shape)
+
+
+def prompts_to_wire(prompts: NDArray[Any], vocab_size: int) -> Array:
+    """Return prompts of candidate indices as a message."""
+    return Array.of_indices(prompts.ravel().tolist(), prompts.shape, vocab_size)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from fedone_sdk.messages.array import Array, SharedMemory
+from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Id, Message, Seed
 from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
@@ -73,13 +73,11 @@ class AlphaAssignment(_Assignment):
         vocabulary_version: Number of candidates added since the run started. A client with fewer
             fetches the task again, and the missing candidates.
         alpha: Float32, shape (n, N), positive, and 0 for candidates that a position does not have.
-        memory: Memory of the method in addition to alpha, if the run shares it.
         steps: One entry per local step.
     """
 
     exchange: Literal["alpha"] = "alpha"
     alpha: Array
-    memory: SharedMemory = Field(default_factory=dict)
     steps: Annotated[tuple[Step, ...], Field(min_length=1, max_length=1024)]
 
 

@@ -263,8 +263,7 @@ class RunResult(Billed):
         communication: Traffic of federated messages.
         gateway: Traffic of the gateway.
         metric: The metric on the dev split.
-        verdict: Whether tuning improved the metric; absent while the run is running, and in results
-            of earlier versions.
+        verdict: Whether tuning improved the metric; absent while the run is running.
         history: One entry per round.
         prompt: The deployable prompt.
         alpha_sha256: Digest of alpha's bytes.

@@ -81,15 +81,13 @@ class RunSummary(Billed):
 
 
 class Removal(Message):
-    """``DELETE /v1/runs/{id}``: the deleted data, or the data that would be deleted.
+    """``DELETE /v1/runs/{id}``: the deleted run, or the run that would be deleted.
 
     Attributes:
         run_id: The run.
         status: How it ended.
         spent: Usage of training and evaluation (`queries`: training only).
         ended_at: Time of its end, seconds since the epoch.
-        log_lines: Number of log lines.
-        closed_work: Number of closed assignments.
         deleted: False for a dry run.
     """
 
@@ -97,8 +95,6 @@ class Removal(Message):
     status: RunStatus
     spent: Usage
     ended_at: float | None = None
-    log_lines: int
-    closed_work: int
     deleted: bool
 
 

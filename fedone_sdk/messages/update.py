@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter
 
 from fedone_sdk.budget import Usage
-from fedone_sdk.messages.array import Array, SharedMemory
+from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import MAX_MODEL_CHARS, ONE_LINE, Id, Message
 
 MIN_SCORED_SHARE = 0.8
@@ -70,13 +70,11 @@ class AlphaUpdate(_Update):
         usage: What the client's own backend spent; zero through the gateway.
         model: Fingerprint of the model that scored.
         alpha: Alpha after the local steps.
-        memory: The assignment's memory after the local steps.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """
 
     exchange: Literal["alpha"] = "alpha"
     alpha: Array
-    memory: SharedMemory = Field(default_factory=dict)
     mean_loss: _Loss
 
 

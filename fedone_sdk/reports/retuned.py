@@ -71,14 +71,8 @@ class Retuned(Message):
     @property
     def header(self) -> list[str]:
         """The columns of `rows`."""
-        less = " (less is better)" if self.metric == "loss" else ""
-        return [
-            f"{self.metric} on {self.examples} dev rows{less}",
-            "value",
-            "95 %",
-            "label bias",
-            "recommended gains",
-        ]
+        rows = f"{self.metric} on {self.examples} dev rows"
+        return [rows, "value", "95 %", "label bias", "recommended gains"]
 
     @property
     def rows(self) -> list[list[str]]:

@@ -35,13 +35,6 @@ class _MethodSpec(Spec):
         """Whether clients keep state of the method between rounds."""
         return False
 
-    def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """Size of the largest array that is sent with alpha, in float32; 0 for none.
-
-        It depends on n and on the values of a prompt's loss: C x G under calibration, else 1.
-        """
-        return 0
-
 
 class GradientSpec(_MethodSpec):
     """The paper's methods: a gradient in a distribution over tokens.
@@ -76,10 +69,6 @@ class GradientSpec(_MethodSpec):
         return self.optimizer == "adamw"
 
 
-POOL_SIZE = 256
-"""Prompts that a search remembers: its Gaussian process takes a second with 1,000 of them."""
-
-
 class SearchSpec(_MethodSpec):
     """Searches over whole prompts, with one evaluator and a race at the end.
 
@@ -98,10 +87,6 @@ class SearchSpec(_MethodSpec):
     num_samples: NumSamples = 5
     batch_size: BatchSize = 16
     race: Annotated[float, Field(ge=0, lt=1)] = 0.2
-
-    def travelling_memory(self, prompt_len: int, points: int) -> int:
-        """Return the prompts in int64, or their losses (4 are kept for each prompt)."""
-        return POOL_SIZE * max(2 * prompt_len, 4 * max(points, 2))
 
 
 class OwnMethodSpec(_MethodSpec):

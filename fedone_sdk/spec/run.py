@@ -112,19 +112,22 @@ class RunSpec(Spec):
                 f"task.slots: are {', '.join(self.task.slots)}; those of prompt.slots are "
                 f"{', '.join(self.prompt.text_slots) or 'none'}"
             )
-        searches = self.participation.exchange == "losses" and self.method.pools
-        if self.prompt.proposer is not None and not searches:
+        if self.prompt.proposer is not None and not self.method.pools:
             raise ValueError(
-                "prompt.proposer: needs participation.exchange losses and a method that keeps a "
-                f"pool of prompts; {self.method.name} with exchange "
-                f"{self.participation.exchange} tells nothing of single candidates"
+                "prompt.proposer: needs a method that keeps a pool of prompts; "
+                f"{self.method.name} tells nothing of single candidates"
             )
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: labels needs a task with label words")
+        if isinstance(self.method, OwnMethodSpec) and self.method.object is None:
+            raise ValueError("method.object: is required for method own")
+        if self.participation.exchange == "alpha" != self.method.exchange:
+            raise ValueError(
+                f"participation.exchange: must be losses for method {self.method.name}, "
+                "which the server runs"
+            )
         if self.method.pools:
             self.check_shared_memory(self.method.name, "pools")
-        if isinstance(self.method, OwnMethodSpec):
-            self._check_own(self.method)
         self._check_calibration()
         self._check_defence()
         self._check_privacy()
@@ -141,19 +144,10 @@ class RunSpec(Spec):
             ValueError: It does not fit.
         """
         part = self.participation
-        alone = part.clients_per_round == 1
-        if not alone and (part.exchange == "alpha" or self.method.local_steps > 1):
+        if part.clients_per_round > 1 and self.method.local_steps > 1:
             raise ValueError(
-                f"participation.clients_per_round: {method} takes more than 1 only with exchange "
-                f"losses and one local step ({memories} cannot be averaged)"
-            )
-
-    def _check_own(self, method: OwnMethodSpec) -> None:
-        if method.object is None:
-            raise ValueError("method.object: is required for method own")
-        if self.participation.exchange != "losses":
-            raise ValueError(
-                "participation.exchange: must be losses for method own, which devices do not have"
+                f"participation.clients_per_round: {method} takes more than 1 only with one local "
+                f"step ({memories} cannot be averaged)"
             )
 
     def _check_calibration(self) -> None:
@@ -191,11 +185,6 @@ class RunSpec(Spec):
         part = self.participation
         if not self.defence.judges:
             return
-        if self.method.pools and part.exchange == "alpha":
-            raise ValueError(
-                f"defence: needs participation.exchange losses for {self.method.name}, whose pool "
-                "a client could replace"
-            )
         # A client's number of examples is not verified.
         if part.clients_per_round > 1 and part.aggregation == "examples":
             raise ValueError(
@@ -208,10 +197,9 @@ class RunSpec(Spec):
     def _check_privacy(self) -> None:
         if self.privacy is None or self.privacy.target == "losses":
             return
-        if self.participation.exchange == "losses" or self.method.pools:
+        if self.participation.exchange == "losses":
             raise ValueError(
-                "privacy.target: alpha needs participation.exchange alpha and a method without a "
-                "pool; losses works everywhere"
+                "privacy.target: alpha needs participation.exchange alpha; losses works everywhere"
             )
 
     def is_same_run(self, other: RunSpec) -> bool:

@@ -16,7 +16,6 @@ from fedone_sdk.stores.records import (
     Member,
     RunHead,
     RunRecord,
-    RunSize,
     TokenRecord,
 )
 
@@ -241,10 +240,6 @@ class Store(Replica, Protocol):
             limit: Maximal number, extended to the end of the last commit; None is all. See
                 `log_pages`.
         """
-        ...
-
-    async def size(self, run_id: str) -> RunSize:
-        """Return the number of stored records of a run."""
         ...
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:

@@ -18,7 +18,6 @@ from fedone_sdk.stores.records import (
     RunDeleted,
     RunHead,
     RunRecord,
-    RunSize,
     TokenRecord,
     TokenRefused,
     VersionConflict,
@@ -290,13 +289,6 @@ class MemoryStore(Alone):
                 break
             found.append(entry)
         return found
-
-    async def size(self, run_id: str) -> RunSize:
-        """Return the number of stored records of a run."""
-        return RunSize(
-            log=len(self._logs.get(run_id, ())),
-            closed=sum(work.run_id == run_id for work in self._closed.values()),
-        )
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
         """Delete a run's log with its memories, its closed work, or both; the run stays."""

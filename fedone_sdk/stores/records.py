@@ -247,19 +247,6 @@ class Commit:
     signal: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSize:
-    """Number of stored records of a run.
-
-    Attributes:
-        log: Log lines.
-        closed: Closed assignments.
-    """
-
-    log: int = 0
-    closed: int = 0
-
-
 def check_run_of(closed: Iterable[ClosedWork], run_id: str) -> None:
     """Raise ``ValueError`` if closed work is of another run."""
     if any(work.run_id != run_id for work in closed):

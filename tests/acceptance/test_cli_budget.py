@@ -133,10 +133,10 @@ def test_a_process_that_runs_keeps_its_leases(fedone: Fedone, path: Path) -> Non
 @pytest.mark.usefixtures("killed")
 def test_a_process_of_the_same_id_is_another(fedone: Fedone, path: Path) -> None:
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE owners SET pid = ?, opened_at = opened_at - 1e6", (os.getpid(),))
+        db.execute("UPDATE leases SET pid = ?, opened_at = opened_at - 1e6", (os.getpid(),))
     assert {lease["state"] for lease in shown(fedone, path)["leases"]} == {"ended"}
     with closing(sqlite3.connect(path)) as db, db:
-        db.execute("UPDATE owners SET host = 'elsewhere'")
+        db.execute("UPDATE leases SET host = 'elsewhere'")
     assert {lease["state"] for lease in shown(fedone, path)["leases"]} == {"unknown"}
     assert shown(fedone, path, "--release-dead")["released"] == []
     assert shown(fedone, path, "--release", "c", "--unspent")["released"] == ["c"]

@@ -352,7 +352,11 @@ async def serve(args: argparse.Namespace) -> None:
                         "vocabulary": {"kind": "list", "candidates": ["a", "b"]},
                     },
                     "method": {"name": "gs-bdpl", "optimizer": "sgd", "learning_rate": 1e-4},
-                    "participation": {"exchange": "losses", "min_clients": min_clients},
+                    "participation": {
+                        "exchange": "losses",
+                        "min_clients": min_clients,
+                        "model": "bench",
+                    },
                     "evaluation": {"every": 0},
                     "rounds": 1_000_000,
                     "seed": number,

@@ -11,7 +11,6 @@ from fedone_sdk.stores import (
     Commit,
     LogEntry,
     RunDeleted,
-    RunSize,
     Store,
     StoredMemory,
     TokenRefused,
@@ -35,18 +34,16 @@ async def fill(store: Store) -> None:
 class TestRuns:
     async def test_a_run_goes_with_all_that_belongs_to_it(self, store: Store) -> None:
         await fill(store)
-        assert await store.size("run-1") == RunSize(log=2, closed=1)
         assert await store.deleted("run-1") is None
         await store.delete_run("run-1", 1, 7.5)
         assert await store.run("run-1") is None
-        assert await store.size("run-1") == RunSize()
         assert await store.closed("work-1") is None
         assert await store.log("run-1") == []
         assert await store.memory("run-1", 3) is None
         assert await store.memory("other", 3) == b"m"
         assert await store.deleted("run-1") == 7.5
         assert await store.versions() == {"other": 1}
-        assert await store.size("other") == RunSize(log=2, closed=1)
+        assert (len(await store.log("other")), await store.closed("work-2")) == (2, OTHERS)
 
     async def test_its_name_stays_taken(self, store: Store) -> None:
         await fill(store)
@@ -71,13 +68,13 @@ class TestRuns:
         await fill(store)
         record = await store.run("run-1")
         await store.trim("run-1", closed=True)
-        assert await store.size("run-1") == RunSize(log=2)
+        assert (len(await store.log("run-1")), await store.closed("work-1")) == (2, None)
         assert await store.memory("run-1", 3) == b"m"
         await store.trim("run-1", log=True)
-        assert await store.size("run-1") == RunSize()
+        assert await store.log("run-1") == []
         assert await store.memory("run-1", 3) is None
         assert await store.run("run-1") == record
-        assert await store.size("other") == RunSize(log=2, closed=1)
+        assert (len(await store.log("other")), await store.closed("work-2")) == (2, OTHERS)
 
 
 class TestClients:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk import messages
 from fedone_sdk.messages import Array
-from fedone_sdk.messages.ndarray import from_wire
+from fedone_sdk.messages.array import from_wire
 from tests.fuzz.damage import ODD_TOKENS, damaged
 from tests.fuzz.damage import messages as golden
 
@@ -67,7 +67,7 @@ def test_no_value_breaks_a_parser(token: bytes) -> None:
 
 @settings(max_examples=200)
 @given(
-    dtype=st.sampled_from(["float32", "float64", "int64", "uint8", "uint16", "object", ">f8"]),
+    dtype=st.sampled_from(["float32", "float64", "uint8", "uint16", "object", ">f8"]),
     shape=st.lists(
         st.one_of(st.integers(-2, 5), st.sampled_from([2**11, 2**22, 2**31, 2**62, 10**30])),
         max_size=6,
@@ -76,7 +76,7 @@ def test_no_value_breaks_a_parser(token: bytes) -> None:
     tail=st.sampled_from(["", "=", "==", "\n", "A", "-", "é"]),
 )
 @example(dtype="float32", shape=[2**22, 2**22, 2**22, 2**22], raw=b"", tail="")
-@example(dtype="float64", shape=[2**22], raw=b"", tail="")
+@example(dtype="float32", shape=[2**22], raw=b"", tail="")
 @example(dtype="uint8", shape=[0, 2**22], raw=b"", tail="")
 @example(dtype="float32", shape=[1], raw=b"\0\0\xc0\x7f", tail="")
 def test_arrays_are_what_they_say(dtype: str, shape: list[int], raw: bytes, tail: str) -> None:

@@ -18,7 +18,6 @@ from fedone_sdk.reports import (
     mlflow_prompt,
     read_artefact,
     read_run,
-    read_start,
     ready_text,
 )
 from fedone_sdk.spec import RunSpec
@@ -67,19 +66,6 @@ async def test_an_export_is_lines_of_json_with_the_rounds_and_the_result(tmp_pat
     (tmp_path / "cut.jsonl").write_bytes(b"\n".join(done.export.splitlines()[:-1]))
     with pytest.raises(ResultError, match=r"cut\.jsonl: .*its last line a result"):
         read_run(tmp_path / "cut.jsonl")
-
-
-async def test_a_run_starts_from_an_artefact_a_result_or_an_export(tmp_path: Path) -> None:
-    done = await small()
-    wanted = tuple({token: 0.8} for token in done.result.prompt.tokens)
-    path = tmp_path / "file"
-    for content in (
-        artefact_of(done.run).dump().encode(),
-        done.result.model_dump_json().encode(),
-        done.export,
-    ):
-        path.write_bytes(content)
-        assert read_start(path) == wanted
 
 
 @pytest.mark.parametrize(

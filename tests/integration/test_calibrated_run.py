@@ -242,23 +242,6 @@ async def test_both_transports_find_the_same() -> None:
     assert len(then.memory["rows"]) < len(last.memory["rows"])
 
 
-@pytest.mark.parametrize("method", ["random", "thompson"])
-async def test_both_exchanges_end_alike(method: str) -> None:
-    # A race is what only the server can plan.
-    spec = spec_of(method={"name": method, "race": 0})
-    found = {}
-    for exchange in ("alpha", "losses"):
-        participation = spec.participation.model_copy(update={"exchange": exchange})
-        federation = federation_of(spec.model_copy(update={"participation": participation}))
-        backend = ScriptedBackend(leaning)
-        found[exchange] = await simulate(federation, backend=backend, transport="memory")
-    alpha, losses = found["alpha"], found["losses"]
-    assert alpha.prompt.bias is not None
-    assert alpha.prompt == losses.prompt
-    assert alpha.metric == losses.metric
-    assert alpha.alpha_sha256 == losses.alpha_sha256
-
-
 async def measured(spec: RunSpec, prompt: str, bias: Sequence[float] | None, **more: Any) -> Any:
     """What `fedone score` would find on the dev split."""
     task = spec.task.with_bias(bias)

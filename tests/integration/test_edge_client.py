@@ -637,11 +637,6 @@ class TestState:
                 await client.enrol()
                 assert client._session.identity.client_id not in (None, first)
 
-    async def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        with pytest.raises(DataError, match=r"file.*: cannot be used as a state folder"):
-            EdgeClient("http://x", token=TOKEN, data=DATA, state_dir=tmp_path / "file")
-
     @pytest.mark.parametrize("content", [b"\0" * 5000, b"{}" * 5000, b"SQLite format 3\0" * 400])
     async def test_a_damaged_file_is_put_aside(self, tmp_path: Path, content: bytes) -> None:
         """The device enrols again; the damaged file is kept for inspection."""

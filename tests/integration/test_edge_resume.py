@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -15,9 +14,7 @@ import pytest
 from fedone_sdk.aggregator import Service
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import EdgeClient
-from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.session import StopSignal
-from fedone_sdk.client.state import DeviceState
 from fedone_sdk.client.work import cuts
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.local import MemoryTransport
@@ -342,14 +339,3 @@ class TestPrivacy:
             async with client_of(service, None, transport=transport) as client:
                 assert (await client.run_once()).outcome == "worked"
         return transport.updates[0]
-
-
-def test_a_journal_with_a_wrong_number_is_read_without_it(tmp_path: Path) -> None:
-    """Older versions stored what a model of the device's own had answered."""
-    state = DeviceState(tmp_path, "memory:")
-    rows = {"right": (0.1, None), "wrong": (math.nan, 0.5), "after it": (0.2,)}
-    Journal(state, "a").keep(rows, "m")
-    again = Journal(state, "a")
-    assert [again.row(key) for key in rows] == [((0.1, None), "m"), None, ((0.2,), "m")]
-    again.keep({"wrong": (0.3,)}, "m")
-    assert Journal(state, "a").row("wrong") == ((0.3,), "m")

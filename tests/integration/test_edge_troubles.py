@@ -19,15 +19,12 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
-from fedone_sdk.client.examples import Minibatch
-from fedone_sdk.client.state import DeviceState, Identity, change
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
     BackendUnavailable,
     BudgetExhausted,
     DataError,
-    LabelWordError,
     MessageError,
     SpecError,
     TransportError,
@@ -35,7 +32,6 @@ from fedone_sdk.errors import (
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Enrol, Enrolled
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Rendered
 from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from tests import runs
 from tests.edge import edge_client
@@ -143,13 +139,6 @@ class TestOddData:
 
 
 class TestLog:
-    async def test_one_line_for_an_update(self) -> None:
-        async with serving() as service, client_of(service) as client:
-            with capture_logs() as logs:
-                assert (await client.run_once()).outcome == "worked"
-        infos = [line for line in logs if line["log_level"] == "info" and "client" not in line]
-        assert [line["event"] for line in infos].count("updated") == 1
-
     @on_virtual_time
     async def test_one_line_while_it_is_offline(self) -> None:
         class Away(MemoryTransport):
@@ -246,14 +235,6 @@ class TestOddRows:
             await client.run_forever()
             assert service.runs["run"].state.status == "completed"
 
-    def test_their_digests_differ_all_the_same(self) -> None:
-        def digest(value: int) -> str:
-            row: Any = {"text": "fine", None: value, "label": 1}
-            texts = ({"text": "fine"},)
-            return Minibatch(texts=texts, references=(), examples=(row,), vetoed=0).sha256
-
-        assert digest(1) == digest(1) != digest(2)
-
     async def test_a_step_that_no_message_can_carry_is_given_back(self) -> None:
         names = [f"field{n}" for n in range(17)]
         template = "{prompt} " + " ".join(f"{{{name}}}" for name in names) + " {mask}"
@@ -269,20 +250,6 @@ class TestOddRows:
         assert reason == events[-1].reason
         assert reason.startswith("the step cannot be sent: examples.0: ")
         assert "Jane" not in reason
-
-
-async def test_a_mean_is_an_exact_sum() -> None:
-    """A sum from left to right gives 0.09999999999999999; Python 3.12 gives this."""
-    task = {"template": "{prompt} {text}", "loss": "nll", "metric": "loss"}
-    method = {"name": "gs-bdpl", "num_samples": 4, "batch_size": 10, "tau": 1.0}
-    spec = spec_of(task=task).model_dump(mode="json") | {"method": method}
-    rows = [{"text": f"{n}", "label": "a text"} for n in range(10)]
-    backend = ScriptedBackend(reference=lambda *_: -0.1)
-    async with serving(RunSpec.model_validate(spec)) as service:
-        watched = RecordingTransport(service)
-        async with client_of(service, rows, transport=watched, backend=backend) as client:
-            assert (await client.run_once()).outcome == "worked"
-    assert [update.losses for update in watched.updates] == [(0.1, 0.1, 0.1, 0.1)]
 
 
 SAID = f"HTTP 400 ([{{'input': '{JANE}'}}])"
@@ -312,13 +279,6 @@ class TestWhatIsTold:
             raise error
 
         await self.declines_with(reason, ScriptedBackend(gate=gate))
-
-    async def test_of_a_model_that_does_not_fit(self) -> None:
-        class Picky(ScriptedBackend):
-            async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-                raise LabelWordError(SAID, ["n", "o"])
-
-        await self.declines_with("a label word is not one token of the client's model", Picky())
 
     async def declines_with(self, reason: str, own: LLMBackend) -> None:
         events: list[ClientEvent] = []
@@ -401,11 +361,6 @@ class TestArguments:
             EdgeClient("http://127.0.0.1:9", token=token, data=DATA)
         assert "s3c" not in str(excinfo.value)
 
-    async def test_an_empty_token_is_none(self) -> None:
-        async with serving() as service, client_of(service, token=" \n") as client:
-            with pytest.raises(SpecError, match="token: is required"):
-                await client.run_once()
-
     @pytest.mark.parametrize(
         ("argument", "events"),
         [
@@ -445,14 +400,6 @@ class TestArguments:
             await transport.aclose()
             async with EdgeClient(url, token=TOKEN, data=DATA) as client:
                 assert (await client.run_once()).outcome == "offline"
-
-    def test_an_invalid_stored_credential(self, tmp_path: Path) -> None:
-        state = DeviceState(tmp_path, "memory:")
-        insert = "INSERT INTO identity VALUES (:server, 'a', :credential, NULL)"
-        assert state.write(change(insert, credential="s3c\nret"))
-        identity = Identity(state)
-        assert (identity.client_id, identity.credential) == (None, None)
-        state.close()
 
 
 class TestStartAgain:

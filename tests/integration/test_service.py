@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.budget import Usage
+from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.errors import FedOneError, LabelWordError, ProblemError, SpecError
 from fedone_sdk.messages import Decline, Enrol, RunResult
 from fedone_sdk.spec import RunSpec
@@ -296,6 +297,19 @@ class TestRuns:
             ):
                 with pytest.raises(SpecError, match="taken by a run with another description"):
                     await other
+
+    @pytest.mark.parametrize("amount", [5, 5.0, "5.00", Decimal("5.0")])
+    async def test_amounts_are_compared_as_numbers(self, amount: Any) -> None:
+        store, backend = MemoryStore(), ScriptedBackend()
+        async with serving(store=store, backend=backend) as service:
+            run = await service.add_run(spec_of(budget={"usd": "5.0"}), WORDS)
+            assert await service.add_run(spec_of(budget={"usd": amount}), WORDS) is run
+        async with serving(store=store, backend=backend) as service:  # as it was stored
+            spec = spec_of(budget={"usd": amount})
+            run = await service.add_run(spec, WORDS)
+            assert run.state.account.cap == Budget(usd=Decimal(5))
+            assert list(run.spec.differences(spec)) == []
+        assert await store.log("run", "budget") == []  # Nothing was raised.
 
     async def test_added_twice_at_once(self) -> None:
         async with serving() as service:

@@ -11,7 +11,7 @@ import pytest
 
 from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large
-from fedone_sdk.algorithms.gs_bdpl import GumbelSoftmaxBDPL
+from fedone_sdk.algorithms.gradient import GumbelSoftmaxBDPL
 from fedone_sdk.algorithms.search import PromptSearch
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
@@ -121,7 +121,6 @@ async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) 
         (spec_of("gs-bdpl", exchange="alpha", length=50), 1000, False),
         (spec_of("gs-bdpl", exchange="alpha", length=50), 2000, True),
         (spec_of("thompson"), 6, True),
-        (spec_of("thompson", exchange="alpha"), 6, False),
     ],
 )
 def test_a_step_is_slow_by_its_method_and_its_size(spec: RunSpec, size: int, slow: bool) -> None:

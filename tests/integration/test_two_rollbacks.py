@@ -11,7 +11,7 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.aggregator.rounds import rules
+from fedone_sdk.aggregator.rounds import machine
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.errors import ProblemError
@@ -78,7 +78,7 @@ async def test_a_round_that_the_other_took_away_is_refused() -> None:
 
 
 async def test_a_long_run_keeps_some_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "MAX_SNAPSHOTS", 3)
+    monkeypatch.setattr(machine, "MAX_SNAPSHOTS", 3)
     async with played(7) as (served, run, client, digests):
         assert run.machine.snapshot_every == math.ceil(8 / 3)
         store = served._store

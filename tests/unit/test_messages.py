@@ -258,18 +258,17 @@ class TestArrays:
             array.model_dump_json().encode() == json.dumps(document, separators=(",", ":")).encode()
         )
 
-    @pytest.mark.parametrize("dtype", ["float32", "float64"])
     @pytest.mark.parametrize("position", [0, 1, 6])
-    def test_huge_numbers_are_finite(self, dtype: Any, position: int) -> None:
+    def test_huge_numbers_are_finite(self, position: int) -> None:
         values = [1.0] * 7
-        huge = float(np.finfo(dtype).max)
+        huge = float(np.finfo("float32").max)
         for value in (huge, -huge, math.inf, -math.inf, math.nan):
             values[position] = value
             if math.isfinite(value):
-                assert Array.pack(values, [7], dtype).values()[position] == value
+                assert Array.pack(values, [7], "float32").values()[position] == value
             else:
                 with pytest.raises(ValidationError, match="NaN or infinity"):
-                    Array.pack(values, [7], dtype)
+                    Array.pack(values, [7], "float32")
 
     def test_one_element_more_than_allowed(self) -> None:
         with pytest.raises(ValidationError, match=str(MAX_ELEMENTS)):

@@ -199,7 +199,6 @@ def test_calibration_by_its_kind() -> None:
     ("change", "kind"),
     [
         ({}, "labels"),
-        ({"method": {"name": "thompson"}, "participation": {"exchange": "alpha"}}, "labels"),
         ({"method": {"name": "gs-bdpl"}}, "none"),
         ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}}, "none"),
         ({"task": {"template": "{prompt} {text}", "loss": "nll"}}, "none"),

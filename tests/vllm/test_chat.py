@@ -58,18 +58,6 @@ def rows() -> list[Example]:
     return [json.loads(line) for line in lines.splitlines()[:16]] + [{"text": ATTACK}]
 
 
-def without_template(folder: Path, target: Path) -> Path:
-    target.mkdir()
-    for file in folder.iterdir():
-        if file.name == "tokenizer_config.json":
-            config = json.loads(file.read_text(encoding="utf-8"))
-            config.pop("chat_template", None)
-            (target / file.name).write_text(json.dumps(config), encoding="utf-8")
-        elif file.name != "chat_template.jinja":
-            (target / file.name).symlink_to(file)
-    return target
-
-
 async def answers(backend: LLMBackend, task: TaskSpec, rows: list[Example]) -> list[Any]:
     async with backend:
         await backend.check(task.label_words, form_of(task))
@@ -165,14 +153,3 @@ async def test_without_a_tokeniser_here_a_chat_is_refused(server: VllmServer) ->
     async with backend:
         with pytest.raises(BackendBlocked, match=r"set tokenizer to its tokenizer\.json"):
             await backend.check(FORMS["asked"].label_words, form_of(FORMS["asked"]))
-
-
-async def test_a_chat_without_a_chat_template(
-    folder: Path, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    bare = without_template(folder, tmp_path_factory.mktemp("weights") / "bare")
-    server = serve(bare, "--max-model-len", "1024")
-    task = FORMS["asked"]
-    async with VllmBackend(server.model, base_url=server.url, tokenizer=str(bare)) as backend:
-        with pytest.raises(BackendBlocked, match="has no chat template"):
-            await backend.check(task.label_words, form_of(task))

@@ -3,20 +3,16 @@ import type { PackedArray } from "./messages.js";
 
 type DType = PackedArray["dtype"];
 
-const SIZES: Record<DType, number> = { float32: 4, float64: 8, int64: 8, uint8: 1, uint16: 2 };
+const SIZES: Record<DType, number> = { float32: 4, uint8: 1, uint16: 2 };
 
 const READ: Record<DType, (view: DataView, at: number) => number> = {
   float32: (view, at) => view.getFloat32(at, true),
-  float64: (view, at) => view.getFloat64(at, true),
-  int64: (view, at) => Number(view.getBigInt64(at, true)),
   uint8: (view, at) => view.getUint8(at),
   uint16: (view, at) => view.getUint16(at, true),
 };
 
 const WRITE: Record<DType, (view: DataView, at: number, value: number) => void> = {
   float32: (view, at, value) => view.setFloat32(at, value, true),
-  float64: (view, at, value) => view.setFloat64(at, value, true),
-  int64: (view, at, value) => view.setBigInt64(at, BigInt(value), true),
   uint8: (view, at, value) => view.setUint8(at, value),
   uint16: (view, at, value) => view.setUint16(at, value, true),
 };

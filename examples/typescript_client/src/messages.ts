@@ -52,19 +52,13 @@ export interface AlphaAssignment {
   vocabulary_version?: number;
   exchange?: "alpha";
   alpha: PackedArray;
-  memory?: {
-    [k: string]: PackedArray;
-  };
   steps: Step[];
 }
 /**
  * A dense array.
- *
- * This interface was referenced by `undefined`'s JSON-Schema definition
- * via the `patternProperty` "^[a-z_]{1,32}$".
  */
 export interface PackedArray {
-  dtype: "float32" | "float64" | "int64" | "uint8" | "uint16";
+  dtype: "float32" | "uint8" | "uint16";
   shape: number[];
   data: string;
 }

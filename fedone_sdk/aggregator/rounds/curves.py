@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.messages import Array
-from fedone_sdk.messages.ndarray import from_wire
+from fedone_sdk.messages.array import from_wire
 from fedone_sdk.task import Bias
 
 _MAX_LOSS = 1e6

@@ -26,8 +26,7 @@ from fedone_sdk.algorithms import (
 )
 from fedone_sdk.algorithms.defence import Defence
 from fedone_sdk.algorithms.method import clip_losses
-from fedone_sdk.algorithms.space import Space
-from fedone_sdk.algorithms.start import Start
+from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.errors import ProblemError
@@ -139,9 +138,6 @@ class RoundMachine:
         points = 1 if self.biases is None else len(self.biases) * len(spec.task.labels)
         if self.losses_exchange:
             sizes["an update"] = spec.method.num_samples * points
-        else:
-            memory = spec.method.travelling_memory(spec.prompt.length, points)
-            sizes["the method's memory"] = memory
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
                 raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")

@@ -16,7 +16,7 @@ from fedone_sdk.algorithms import Memory, State, select, stream
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment, Renewal, Step
-from fedone_sdk.messages.ndarray import memory_to_wire, prompts_to_wire, to_wire
+from fedone_sdk.messages.array import prompts_to_wire, to_wire
 
 # Draws
 
@@ -215,7 +215,6 @@ def assignment(
     return AlphaAssignment(
         **common,
         alpha=to_wire(state.method.alpha),
-        memory=memory_to_wire(state.method.memory),
         steps=tuple(
             Step(
                 num_samples=seat.num_samples,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
@@ -18,11 +16,8 @@ from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.algorithms import State
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, Array, LossesUpdate, Receipt
-from fedone_sdk.messages.ndarray import from_wire, memory_from_wire
-
-_MAX_VALUE = 1e15
-"""Bound of numbers in a method's memory; floats below it still add exactly."""
+from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, Receipt
+from fedone_sdk.messages.array import from_wire
 
 
 def accept(
@@ -190,21 +185,4 @@ def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
         raise ProblemError("invalid_message", "alpha: must be positive")
     if not np.array_equal(machine.method.project(alpha), alpha):
         raise ProblemError("invalid_message", "alpha: is outside what the method allows")
-    return _with_memory(machine, alpha, update.memory)
-
-
-def _with_memory(
-    machine: RoundMachine, alpha: NDArray[np.float32], memory: Mapping[str, Array]
-) -> State:
-    """Return a client's alpha with the method memory of its update."""
-    if not machine.method.shares_memory and memory:
-        raise ProblemError("invalid_message", "memory: this method shares none")
-    try:
-        remembered = memory_from_wire(memory)
-        if any(values.size and np.abs(values).max() > _MAX_VALUE for values in remembered.values()):
-            raise ValueError(f"a number is beyond {_MAX_VALUE:g}")
-        local = State(alpha=alpha, memory=remembered)
-        machine.method.check(local)
-    except ValueError as exc:
-        raise ProblemError("invalid_message", f"memory: {exc}") from exc
-    return local
+    return State(alpha=alpha)

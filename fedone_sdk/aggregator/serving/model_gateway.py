@@ -34,7 +34,7 @@ from fedone_sdk.errors import (
     SpecError,
 )
 from fedone_sdk.messages import Array, Score, Scores
-from fedone_sdk.messages.ndarray import from_wire
+from fedone_sdk.messages.array import from_wire
 from fedone_sdk.vocabulary import are_prompts
 
 _UNEXPECTED = (DataError, MissingExtraError)

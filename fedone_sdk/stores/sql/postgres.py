@@ -109,7 +109,7 @@ class PostgresDatabase:
 
     def __init__(self, url: URL, *, num_connections: int) -> None:
         """Initialise without connecting."""
-        self._url, self._where = server_of(url)
+        self._url, self._where = _server_of(url)
         self._num_connections = num_connections
         self._slots = asyncio.Semaphore(num_connections)
         # Constant, unlike the replica's id: own signals must be ignored.
@@ -137,6 +137,11 @@ class PostgresDatabase:
         except BaseException:
             await self.close()
             raise
+
+    @property
+    def where(self) -> str:
+        """The host and the name of the database."""
+        return self._where
 
     @asynccontextmanager
     async def alone(self, *, empty: bool) -> AsyncIterator[Connection]:
@@ -384,7 +389,7 @@ class PostgresDatabase:
             raise StoreUnavailable(f"store {self._where} cannot be used: {words}") from error
 
 
-def server_of(url: URL) -> tuple[URL, str]:
+def _server_of(url: URL) -> tuple[URL, str]:
     """Return a server's URL for the driver asyncpg, and its name for messages."""
     query = dict(url.query)
     if "sslmode" in query:  # libpq's name

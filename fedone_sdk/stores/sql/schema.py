@@ -1,4 +1,6 @@
-"""The schema: its tables, equal on every database, and its versions, created by `migrations`.
+"""The schema: its tables, equal on every database, and its versions.
+
+An empty database gets the tables and the newest version; `migrations` upgrade an older one.
 
 Databases rewrite whole rows, so large columns that most commits do not change are in ``run_data``,
 separate from ``runs``. The key of a log line is (run, version, position), so its order needs no
@@ -27,6 +29,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    insert,
     inspect,
     text,
 )
@@ -207,7 +210,12 @@ def prepare(connection: Connection, *, upgrading: bool) -> None:
         )
     config = _config()
     config.attributes["connection"] = connection
-    command.upgrade(config, HEAD)
+    if found is None:
+        metadata.create_all(connection)
+        connection.execute(insert(meta), {"key": "num_clients", "value": 0})
+        command.stamp(config, HEAD)
+    else:
+        command.upgrade(config, HEAD)
 
 
 def _config() -> Config:

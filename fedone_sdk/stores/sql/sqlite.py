@@ -99,6 +99,11 @@ class SqliteDatabase(Alone):
             raise
         self._new_replica()
 
+    @property
+    def where(self) -> str:
+        """The path."""
+        return self._path
+
     @asynccontextmanager
     async def alone(self, *, empty: bool) -> AsyncIterator[Connection]:
         """Yield a connection in a transaction, with a server's lock.
@@ -138,13 +143,8 @@ class SqliteDatabase(Alone):
 
     async def schema(self) -> str | None:
         """Return the schema of the file, opened read-only."""
-
-        def look() -> str | None:
-            path = Path(self._path)
-            return read_schema(path, "mode=ro") if path.exists() else None
-
         with self._translate_errors():
-            return await asyncio.to_thread(look)
+            return await asyncio.to_thread(_read_schema, Path(self._path))
 
     async def ping(self) -> None:
         """Read a row."""
@@ -234,9 +234,19 @@ class SqliteDatabase(Alone):
             raise StoreUnavailable(f"store {self._path} cannot be used: {reason}") from error
 
 
-def read_schema(path: Path, mode: str) -> str | None:
-    """Return the schema version of a file without writing to it; `mode` is for SQLite's URI."""
-    uri = f"{path.absolute().as_uri()}?{mode}"
+def _read_schema(path: Path) -> str | None:
+    """Return the schema version of a file without writing to it; None if it is missing.
+
+    Raises:
+        OSError: The file or its folder cannot be written to.
+    """
+    if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK):
+        raise OSError("it cannot be read and written")
+    if not path.exists():
+        return None
+    # Without a WAL file there is no writer, and `immutable` avoids creating files.
+    how = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
+    uri = f"{path.absolute().as_uri()}?{how}"
     engine = create_engine(
         "sqlite://", creator=lambda: sqlite3.connect(uri, uri=True), poolclass=NullPool
     )

@@ -21,6 +21,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal,
     or_,
     select,
     update,
@@ -29,18 +30,19 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from fedone_sdk.stores.records import (
+    NO_CREDENTIAL,
     ClientRecord,
     ClosedWork,
     Commit,
     LogEntry,
     Member,
+    RunDeleted,
     RunHead,
     RunRecord,
     TokenRecord,
     TokenRefused,
     VersionConflict,
 )
-from fedone_sdk.stores.sql import removal
 from fedone_sdk.stores.sql import schema as t
 
 
@@ -61,6 +63,7 @@ def ping(connection: Connection) -> None:
 # Tokens and clients
 
 _NUM_CLIENTS = t.meta.c.key == "num_clients"
+_OF_RUN = (t.log, t.closed_work, t.memories, t.run_data)
 _TOKEN = select(*(column for column in t.tokens.c if column.name != "seq"))
 
 
@@ -176,7 +179,7 @@ def set_credential(
     connection: Connection, index: int, credential_sha256: str, previous_sha256: str | None
 ) -> None:
     """See `Store.set_credential`."""
-    removal.change_client(
+    change_client(
         connection, index, credential_sha256=credential_sha256, previous_sha256=previous_sha256
     )
 
@@ -184,7 +187,41 @@ def set_credential(
 def revoke_client(connection: Connection, index: int, now: float) -> None:
     """See `Store.revoke_client`."""
     first = func.coalesce(t.clients.c.revoked_at, now)
-    removal.change_client(connection, index, revoked_at=first)
+    change_client(connection, index, revoked_at=first)
+
+
+def see_client(connection: Connection, index: int, now: float) -> None:
+    """See `Store.see_client`."""
+    change_client(connection, index, seen_at=now)
+
+
+def idle_clients(connection: Connection, before: float, limit: int) -> list[int]:
+    """See `Store.idle_clients`."""
+    c = t.clients.c
+    idle = func.coalesce(c.seen_at, c.enrolled_at) < before
+    known = ~c.credential_sha256.startswith(NO_CREDENTIAL)
+    query = select(c.index).where(idle & known).order_by(c.index).limit(limit)
+    return list(connection.execute(query).scalars())
+
+
+def retire_client(connection: Connection, index: int, now: float) -> None:
+    """See `Store.retire_client`."""
+    nothing = ("name", "enrolment_sha256", "token", "previous_sha256")
+    c = t.clients.c
+    change_client(
+        connection,
+        index,
+        **dict.fromkeys(nothing),
+        credential_sha256=literal(NO_CREDENTIAL) + c.client_id,
+        revoked_at=func.coalesce(c.revoked_at, now),
+    )
+
+
+def change_client(connection: Connection, index: int, **changes: Any) -> None:
+    """Change fields of a client, or raise ``IndexError``."""
+    of_index = t.clients.c.index == index
+    if connection.execute(update(t.clients).where(of_index).values(**changes)).rowcount != 1:
+        raise IndexError(f"there is no client {index}")
 
 
 def _token(connection: Connection, which: Any) -> TokenRecord | None:
@@ -237,7 +274,7 @@ def add_run(connection: Connection, again: bool, record: RunRecord) -> None:
     if again and run(connection, record.run_id) == record:
         return
     _insert_run(connection, record)
-    removal.refuse_deleted(connection, record.run_id)
+    refuse_deleted(connection, record.run_id)
 
 
 def _insert_run(connection: Connection, record: RunRecord) -> None:
@@ -308,6 +345,48 @@ def log(
     query = select(t.log.c.kind, t.log.c.body, t.log.c.version).where(which)
     rows = connection.execute(query.order_by(t.log.c.version, t.log.c.position)).mappings()
     return [LogEntry(**row) for row in rows]
+
+
+def trim(connection: Connection, run_id: str, *, log: bool = False, closed: bool = False) -> None:
+    """See `Store.trim`."""
+    for table, wanted in ((t.log, log), (t.memories, log), (t.closed_work, closed)):
+        if wanted:
+            connection.execute(delete(table).where(table.c.run_id == run_id))
+
+
+def delete_run(connection: Connection, again: bool, run_id: str, version: int, now: float) -> None:
+    """See `Store.delete_run`."""
+    query = select(t.runs.c.version).where(t.runs.c.run_id == run_id).with_for_update()
+    found = connection.execute(query).scalar_one_or_none()
+    if found is None:
+        if again and deleted(connection, run_id) is not None:
+            return
+        raise KeyError(run_id)
+    if found != version:
+        raise VersionConflict(f"run {run_id!r} is at version {found}, not {version}")
+    for table in (*_OF_RUN, t.runs):
+        connection.execute(delete(table).where(table.c.run_id == run_id))
+    row = {"run_id": run_id, "version": version, "deleted_at": now}
+    connection.execute(insert(t.deleted_runs), row)
+
+
+def deleted(connection: Connection, run_id: str) -> float | None:
+    """See `Store.deleted`."""
+    query = select(t.deleted_runs.c.deleted_at).where(t.deleted_runs.c.run_id == run_id)
+    found: float | None = connection.execute(query).scalar_one_or_none()
+    return found
+
+
+def refuse_deleted(connection: Connection, run_id: str) -> None:
+    """Refuse a new run with the id of a deleted one.
+
+    Call it after the insert, which waits for a concurrent deletion.
+
+    Raises:
+        RunDeleted: The id is reserved.
+    """
+    if deleted(connection, run_id) is not None:
+        raise RunDeleted(f"run {run_id!r} was deleted")
 
 
 # Statements of a commit, built once.

@@ -14,10 +14,10 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.util import greenlet_spawn
 
-from fedone_sdk.errors import SpecError
+from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.stores.base import Replica, Signals, Store
 from fedone_sdk.stores.records import Commit, Member, check_run_of
-from fedone_sdk.stores.sql import copying, removal, statements
+from fedone_sdk.stores.sql import copying, schema, statements
 from fedone_sdk.stores.sql.copying import Copied
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
@@ -36,6 +36,11 @@ class Database(Replica, Protocol):
 
     async def open(self, *, serving: bool, upgrading: bool) -> None:
         """Connect; see `SqlStore`."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """Its place, without secrets."""
         ...
 
     def alone(self, *, empty: bool) -> AbstractAsyncContextManager[Connection]:
@@ -235,6 +240,21 @@ class SqlStore:
         """
         return await self._database.schema()
 
+    async def check(self) -> str:
+        """Return what `open` would do, without changes of the database.
+
+        Raises:
+            FedOneError: As for `open`.
+        """
+        found, where = await self.schema(), self._database.where
+        if found is None:
+            return f"would create the tables in {where}"
+        if found == schema.HEAD:
+            return f"would use {where}"
+        if self.shared:
+            raise FedOneError(f"store {where} has schema {found}; run `fedone db upgrade`")
+        return f"would use {where}, and upgrade it from schema {found} to {schema.HEAD}"
+
     async def upgrade(self) -> None:
         """Upgrade the database to the newest schema; it stays closed.
 
@@ -257,9 +277,9 @@ class SqlStore:
     client_named = _reads(statements.client_named)
     set_credential = _writes(statements.set_credential)
     revoke_client = _writes(statements.revoke_client)
-    see_client = _writes(removal.see_client)
-    idle_clients = _reads(removal.idle_clients)
-    retire_client = _writes(removal.retire_client)
+    see_client = _writes(statements.see_client)
+    idle_clients = _reads(statements.idle_clients)
+    retire_client = _writes(statements.retire_client)
 
     # Waiting clients
 
@@ -289,10 +309,9 @@ class SqlStore:
     closed = _reads(statements.closed)
     memory = _reads(statements.memory)
     log = _reads(statements.log)
-    size = _reads(removal.size)
-    trim = _writes(removal.trim)
-    delete_run = _writes_once(removal.delete_run)
-    deleted = _reads(removal.deleted)
+    trim = _writes(statements.trim)
+    delete_run = _writes_once(statements.delete_run)
+    deleted = _reads(statements.deleted)
 
     # Replicas
 

@@ -5,16 +5,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import structlog
-import yaml
-from typer.testing import CliRunner
 
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.completions import NUM_WATCHED, LabelWatch, Token
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
-from fedone_sdk.cli.app import app
 from fedone_sdk.errors import LabelsNotShown
 from fedone_sdk.spec import BackendSpec
 from fedone_sdk.task import Part
@@ -142,41 +138,3 @@ async def test_answers_from_the_cache_do_not_count_again(
         with pytest.raises(LabelsNotShown):
             await resumed.score(query(70))
         assert (await resumed.score(query(0))).cached
-
-
-def test_score_shows_the_same_line(tmp_path: Path) -> None:
-    rows = [f'{{"text": "film {number}", "label": {number % 2}}}\n' for number in range(80)]
-    (tmp_path / "dev.jsonl").write_text("".join(rows))
-
-    async def serve() -> None:
-        async with FakeOpenAI(model=ALL_SHOWN) as server:
-            run = {
-                "name": "unseen",
-                "task": {
-                    "template": "{prompt}{text}",
-                    "labels": {0: UNSEEN[0], 1: UNSEEN[1]},
-                },
-                "data": {"train": "dev.jsonl", "dev": "dev.jsonl", "num_clients": 2, "shots": 4},
-                "prompt": {"length": 2, "vocabulary": {"kind": "pmi", "size": 5}},
-                "budget": {"queries": 10},
-                "rounds": 1,
-                "backend": {
-                    "kind": "openai",
-                    "model": "fake-1",
-                    "base_url": server.base_url,
-                    "api_key_env": None,
-                },
-            }
-            (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
-            command = ["score", str(tmp_path / "run.yaml"), "--prompt", ""]
-            try:
-                found = await asyncio.to_thread(CliRunner().invoke, app, command)
-            finally:
-                structlog.reset_defaults()  # The command sets what logs look like.
-            said = str(found.exception)
-            assert said.startswith(f"{tmp_path / 'run.yaml'}: {server.base_url}: ")
-            assert "show none of the label words ' wonderful', ' horrid'" in said
-            assert "\n" not in said
-            assert len(server.received) < 80
-
-    asyncio.run(serve())

@@ -193,27 +193,6 @@ class TestRefused:
                 await backend.check(RAW.label_words, form_of(RAW))
             assert logs == []
 
-    def test_memory_that_does_not_suffice(self, smollm2: Path) -> None:
-        program = (
-            "import asyncio, resource, sys\n"
-            "from fedone_sdk.backends.llama_cpp import LlamaCppBackend\n"
-            "from fedone_sdk.errors import BackendError\n"
-            "backend = LlamaCppBackend(sys.argv[1], max_input_tokens=8192, threads=1)\n"
-            "import xllamacpp\n"
-            "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
-            "resource.setrlimit(resource.RLIMIT_AS, (used + 550_000_000,) * 2)\n"
-            "try:\n"
-            "    asyncio.run(backend.check((' good',)))\n"
-            "except BackendError as exc:\n"
-            "    print(exc)\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(smollm2)], capture_output=True, text=True
-        )
-        assert done.stdout.count("\n") == 1, done.stderr
-        assert "cannot load the model" in done.stdout
-        assert "backend.max_input_tokens" in done.stdout
-
 
 async def test_a_raw_template_gets_one_warning(smollm2: Path) -> None:
     async with LlamaCppBackend(smollm2, threads=1) as backend:

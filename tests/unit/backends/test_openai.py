@@ -14,14 +14,12 @@ from hypothesis import strategies as st
 
 from fedone_sdk import assets
 from fedone_sdk.backends import LOG_ZERO, AnswerCache, ModelClient, Query
-from fedone_sdk.backends.asking import ask_each
-from fedone_sdk.backends.build import build_backend
 from fedone_sdk.backends.completions import Completion, Token, chosen_label, label_log_probs
 from fedone_sdk.backends.onnx import OnnxBackend
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.backends.tokens import ByteCounter
 from fedone_sdk.backends.vllm import VllmBackend
-from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, Usage
+from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -400,31 +398,6 @@ async def test_a_server_known_to_show_log_probs_may_leave_them_out_once(make: Ma
             await backend.score(ask())
         server.log_probs = "shown"
         assert (await backend.score(ask())).log_probs[0] is not None
-
-
-async def test_a_call_stopped_before_it_was_sent_costs_nothing() -> None:
-    """A whole stack, and a user who gives up while the first request is pending."""
-    async with FakeOpenAI(script=Script(default="hang")) as server:
-        described = BackendSpec(
-            kind="openai",
-            model="fake-1",
-            base_url=server.base_url,
-            api_key_env=None,
-            tokenizer=TOKENIZER,
-            prices={"prompt": 2, "completion": 8},
-        )
-        guard = BudgetGuard(Budget(requests=1000))
-        async with build_backend(described) as backend:
-            queries = [ask(str(index), payer=guard) for index in range(50)]
-            asking = asyncio.create_task(ask_each(backend.score, queries))
-            while not server.received:
-                await asyncio.sleep(0.001)
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-        assert len(server.received) == 1
-    account = await guard.account()
-    assert (account.spent.requests, account.leased) == (1, NOTHING)
 
 
 async def test_while_it_learns_how_to_ask_they_go_one_by_one(make: Make) -> None:

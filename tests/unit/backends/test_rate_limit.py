@@ -155,14 +155,6 @@ async def test_a_burst_goes_at_once_and_does_not_double_the_limit() -> None:
 
 
 @on_virtual_time
-async def test_a_request_above_the_token_limit_goes_alone() -> None:
-    model = Model()
-    backend = limited(model, tokens_per_minute=100)
-    await asyncio.gather(*(backend.score(ask(text)) for text in ("a:40", "b:250", "c:40")))
-    assert model.sent == [(0, "a:40"), (60, "b:250"), (120, "c:40")]
-
-
-@on_virtual_time
 async def test_payers_take_turns() -> None:
     model = Model(takes_s=1)
     backend = limited(model, concurrency=1)

@@ -263,17 +263,6 @@ async def test_reset_spares_the_pause() -> None:
 
 
 @on_virtual_time
-async def test_after_a_block_a_passing_failure_is_retried_as_ever() -> None:
-    model = Model(lambda number: revoked(number) if number == 3 else down_until(5)(number))
-    backend = retrying(model, breaker_failures=3)
-    with pytest.raises(BackendBlocked, match="revoked"):
-        await backend.score(ask())
-    backend.reset()
-    assert (await backend.score(ask())).usage == ONE  # the count restarts
-    assert len(model.sent) == 6
-
-
-@on_virtual_time
 async def test_a_cancelled_waiter_does_not_end_the_try() -> None:
     model = Model(revoked)
     backend = retrying(model)

@@ -36,7 +36,7 @@ from fedone_sdk.messages import (
     LossesUpdate,
     Scored,
 )
-from fedone_sdk.messages.ndarray import from_wire, memory_from_wire, memory_to_wire, to_wire
+from fedone_sdk.messages.array import from_wire, to_wire
 from fedone_sdk.spec import RunSpec
 
 N, LENGTH, SAMPLES, MODEL = 3, 2, 4, "model-a"
@@ -320,10 +320,9 @@ def answer_to(game: Game, work: AlphaAssignment | LossesAssignment) -> AlphaUpda
         losses = losses_of(work.prompts.rows(), work.minibatch_seed)
         return game.update_for(work, losses=losses)
     method = game.machine.method
-    state = State(alpha=from_wire(work.alpha), memory=memory_from_wire(work.memory))
+    state = State(alpha=from_wire(work.alpha))
     for step in work.steps:
         asked = method.ask(state, stream(step.prompt_seed), step.num_samples)
         rows = asked.prompts.astype(float).tolist()
         state = method.tell(state, asked, losses_of(rows, step.minibatch_seed))
-    memory = memory_to_wire(state.memory) if method.shares_memory else {}
-    return game.update_for(work, alpha=to_wire(state.alpha), memory=memory)
+    return game.update_for(work, alpha=to_wire(state.alpha))

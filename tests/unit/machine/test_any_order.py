@@ -79,8 +79,9 @@ class AnyOrder(RuleBasedStateMachine):
         options: dict[str, Any] = {"name": method, "local_steps": local_steps}
         if method != "random":
             options["optimizer"] = optimizer
-        elif exchange == "alpha" or local_steps > 1:
-            clients_per_round = 1
+        else:
+            exchange = "losses"
+            clients_per_round = 1 if local_steps > 1 else clients_per_round
         # Without a gateway the server can bound queries only; the service refuses other caps.
         caps = {"queries": queries}
         if gateway:

@@ -22,7 +22,7 @@ from fedone_sdk.messages import (
     LossesUpdate,
     Scored,
 )
-from fedone_sdk.messages.ndarray import from_wire
+from fedone_sdk.messages.array import from_wire
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import TaskSpec
 from tests.benchmarks.attacks import ATTACKS

@@ -64,19 +64,6 @@ class TestDeadlines:
         assert len(game.advance(1).closed) == 1
 
     @both
-    def test_a_late_update_after_another_client_s_changes_nothing(self, exchange: str) -> None:
-        game = Game(spec_of(participation={"exchange": exchange}))
-        late = game.take([0, 1])
-        game.advance(100)
-        game.send(game.take([0, 1]))
-        assert game.state.round == 1
-        assert game.spent == Usage(queries=2 * SAMPLES)
-        state = game.state
-        for _ in range(2):
-            assert refusal(game.send(late)).code == "assignment_expired"
-        assert game.state is state
-
-    @both
     def test_asking_again_gives_the_same_work_and_no_second_lease(self, exchange: str) -> None:
         game = Game(spec_of(participation={"exchange": exchange}))
         work = game.take()

@@ -15,9 +15,9 @@ from fedone_sdk.algorithms import State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.errors import SpecError
 from fedone_sdk.messages import AlphaUpdate, LossesUpdate
-from fedone_sdk.messages.ndarray import from_wire, to_wire
+from fedone_sdk.messages.array import from_wire, to_wire
 from fedone_sdk.spec import RunSpec, validate_spec
-from tests.unit.machine.game import Game, answer_to, both, refusal, spec_of
+from tests.unit.machine.game import Game, answer_to, both, spec_of
 
 CLIENTS = (0, 1, 2, 3)
 ATTACKER = 3
@@ -165,20 +165,6 @@ def test_losses_are_clipped_where_they_are_learnt_from_and_logged_as_they_came()
     assert alpha_sha256(game.state.method.alpha) == alpha_sha256(other.state.method.alpha)
 
 
-@pytest.mark.parametrize("value", [1e16, -1e16])
-def test_a_memory_beyond_all_measure_is_refused(value: float) -> None:
-    raw = spec_of(participation={"exchange": "alpha"}, name="random", rounds=5)
-    game = Game(raw)
-    play(game, until=1)
-    work = game.take(CLIENTS)
-    honest = answer_to(game, work)
-    assert isinstance(honest, AlphaUpdate)
-    means = to_wire(np.full(honest.memory["means"].shape, value, np.float32))
-    bad = honest.model_copy(update={"memory": {**honest.memory, "means": means}})
-    found = refusal(game.send(work, bad))
-    assert "memory" in found.detail
-
-
 # Many clients
 
 
@@ -253,14 +239,6 @@ def test_a_majority_is_never_put_out() -> None:
                 "participation": {"clients_per_round": 2, "aggregation": "examples"},
             },
             "participation.aggregation: must be plain",
-        ),
-        (
-            {
-                "defence": "standard",
-                "method": {"name": "random"},
-                "participation": {"exchange": "alpha"},
-            },
-            "defence: needs participation.exchange losses",
         ),
         (
             {

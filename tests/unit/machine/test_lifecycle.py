@@ -74,12 +74,6 @@ class TestPauses:
 
 
 class TestModels:
-    def test_the_first_model_is_noted(self) -> None:
-        game = Game(spec_of(), gateway=True)
-        for _ in range(2):
-            game.apply(record_model, model="m-1")
-        assert (game.state.models, game.state.status) == (("m-1",), "running")
-
     def test_another_one_pauses_the_run_until_it_is_accepted(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.apply(record_model, model="m-1")
@@ -197,14 +191,6 @@ class TestStopAndResume:
         game.apply(stop)
         game.apply(resume)
         assert game.seat(clients) == first
-
-    def test_stopping_is_no_failure_of_the_clients(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)
-        game = Game(spec_of(participation={"clients_per_round": 3}))
-        for client in game.seat():
-            game.claim(client)
-        assert len(game.apply(stop).closed) == 3
-        assert game.state.status == "stopped"
 
     def test_a_failed_run_may_go_on_with_a_new_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(RoundMachine, "MAX_LOST", 1)

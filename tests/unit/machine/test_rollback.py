@@ -8,7 +8,7 @@ import pytest
 
 from fedone_sdk.aggregator.rounds.lifecycle import pause, resume, roll_back, stop
 from fedone_sdk.aggregator.rounds.state import Result, RunState
-from fedone_sdk.algorithms import alpha_sha256, stream_seed
+from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
 from tests.unit.machine.game import (
     LOSSES,
@@ -88,32 +88,6 @@ class TestRollback:
         assert len(set(drawn)) > 4
         assert len(set(prompts)) == len(set(minibatches)) == 8
 
-    def test_a_run_without_a_rollback_keeps_its_draws(self) -> None:
-        """A stored run of an older version continues with the same ones."""
-        game = Game(spec_of(rounds=3, local_steps=2, participation=LOSSES))
-        assert game.machine.selection_seed(game.state) == stream_seed(0, "selection", 0)
-        game.send(game.take([7]))
-        (seat,) = game.state.seats
-        assert game.machine.seed(game.state, seat, "prompts", seat.step) == (
-            stream_seed(0, "prompts", 0, 7, 1)
-        )
-
-    def test_a_client_that_lost_a_seat_may_be_drawn_again(self) -> None:
-        game = Game(spec_of(rounds=5))
-        start = game.state
-        game.take([0])
-        game.advance(100)
-        assert game.state.passed == {0}
-        back(game, start)
-        assert (game.state.passed, game.state.fills, game.state.lost) == (frozenset(), 0, 0)
-
-    def test_it_need_not_wait_for_all_clients_again(self) -> None:
-        game = Game(spec_of(participation={"min_clients": 3}))
-        start = game.state
-        rounds(game, 1)
-        back(game, start)
-        assert len(game.seat([0])) == 1
-
     @pytest.mark.parametrize("status", ["stopped", "failed"])
     def test_a_run_that_was_broken_off(self, status: Any) -> None:
         game = Game(spec_of(rounds=5))
@@ -168,13 +142,6 @@ class TestRollback:
         assert game.state.model == MODEL
         rounds(game, 1)
         assert game.state.round == 1
-
-    def test_rounds_are_reported_again(self) -> None:
-        game = Game(spec_of(rounds=2))
-        states = rounds(game, 1)
-        back(game, states[0])
-        rounds(game, 1)
-        assert [report.round for report in game.reports] == [0, 0]
 
     def test_twice(self) -> None:
         game = Game(spec_of(rounds=5))

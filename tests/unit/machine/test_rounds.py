@@ -15,7 +15,7 @@ from fedone_sdk.aggregator.rounds.seats import decline, fill
 from fedone_sdk.aggregator.rounds.state import Seat, offers
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.messages import AlphaAssignment, Array, LossesAssignment
+from fedone_sdk.messages import AlphaAssignment, Array
 from tests.unit.machine.game import (
     ALPHA,
     LENGTH,
@@ -167,20 +167,6 @@ class TestRounds:
             game.send(work)
         ((_, memory),) = game.memories
         assert int(memory["t"]) == 2
-
-    def test_one_client_may_hold_two_seats_where_selection_is_with_replacement(self) -> None:
-        game = Game(
-            spec_of(participation={"selection": "proportional", "clients_per_round": 2, **LOSSES})
-        )
-        assert game.seat([4]) == [4, 4]
-        first = game.claim(4)
-        assert isinstance(first, LossesAssignment)
-        game.send(first)
-        second = game.claim(4)
-        assert isinstance(second, LossesAssignment)
-        assert second.minibatch_seed != first.minibatch_seed
-        game.send(second)
-        assert game.rounds[-1].clients == (4, 4)
 
     @both
     def test_a_client_has_time_for_each_of_its_seats(self, exchange: str) -> None:

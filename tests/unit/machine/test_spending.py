@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas, record_metric, resume, stop
+from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas, stop
 from fedone_sdk.aggregator.rounds.seats import decline
 from fedone_sdk.aggregator.rounds.spending import (
     has_lost_calls,
@@ -22,7 +22,6 @@ from tests.unit.machine.game import (
     ALL_GONE,
     ALPHA,
     GATEWAY_QUERY,
-    LENGTH,
     LOSSES,
     SAMPLES,
     Game,
@@ -54,18 +53,6 @@ class TestBudget:
         game = Game(spec_of(rounds=3, budget={"queries": 12}, participation={"exchange": exchange}))
         game.play()
         assert (game.state.status, game.spent.queries) == ("completed", 12)
-
-    def test_no_budget_for_anything(self) -> None:
-        game = Game(spec_of(budget={"queries": 1}))
-        game.play()
-        assert (game.state.status, game.reports) == ("budget_exhausted", [])
-
-    def test_an_exhausted_run_has_a_deployable_prompt(self) -> None:
-        game = Game(spec_of(rounds=9, budget={"queries": 8}, participation=LOSSES))
-        game.play()
-        prompt = game.machine.method.prompt(game.state.method)
-        assert prompt.shape == (LENGTH,)
-        assert game.state.round == 2
 
     @pytest.mark.parametrize(
         ("cap", "steps", "samples"),
@@ -163,12 +150,6 @@ class TestWhatALostSeatCost:
         game.answered(asked, NOTHING)
         assert game.spent == Usage(queries=2, requests=2) + under_way
 
-    def test_a_seat_without_queries_costs_nothing(self) -> None:
-        game = Game(spec_of(), gateway=True)
-        game.take()
-        game.advance(100)
-        assert game.spent == NOTHING
-
     @pytest.mark.parametrize(
         ("trusted", "expected"), [(False, Usage(queries=4)), (True, Usage(queries=1, requests=9))]
     )
@@ -178,12 +159,6 @@ class TestWhatALostSeatCost:
         usage = Usage(queries=1, requests=9)
         game.apply(decline, assignment_id=work.assignment_id, reason="broken", usage=usage)
         assert game.spent == expected
-
-    def test_even_trusted_silence_is_charged_in_full(self) -> None:
-        game = Game(spec_of(participation={"trusted_clients": True}))
-        game.take()
-        game.advance(100)
-        assert game.spent == Usage(queries=SAMPLES)
 
     def test_a_trusted_client_cannot_report_more_queries_than_it_leased(self) -> None:
         game = Game(spec_of(budget={"queries": 4}, participation={"trusted_clients": True}))
@@ -269,27 +244,6 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         usage = Usage(queries=SAMPLES, requests=3)
         game.send(work, game.update_for(work, usage=usage))
         assert game.spent == expected
-
-    def test_no_more_is_asked_than_the_cap_allows(self) -> None:
-        game = Game(spec_of(budget={"queries": 10}), gateway=True)
-        leased = 0
-        while game.seat():
-            work = game.claim(game.state.seats[0].client, own_model=True)
-            if work is None:
-                break
-            leased += work.leased_queries
-            self.end(game, work, "declined", NOTHING)
-        assert leased == game.spent.queries == 10
-        assert game.state.status == "budget_exhausted"
-
-    def test_the_next_work_may_use_the_gateway(self) -> None:
-        game = Game(spec_of(local_steps=2, participation=LOSSES), gateway=True)
-        first = self.claimed(game, own_model=True)
-        game.send(first)
-        second = game.claim(game.state.seats[0].client)
-        assert second is not None
-        game.apply(decline, assignment_id=second.assignment_id, reason="broken", usage=NOTHING)
-        assert game.spent == GATEWAY_QUERY * SAMPLES
 
 
 class TestGatewaySpending:
@@ -433,13 +387,6 @@ class TestEvaluation:
         assert game.state.evaluation.spent == Usage(queries=3, requests=3)
         assert game.spent == Usage(requests=3)
 
-    def test_a_cap_on_all_requests_holds_evaluation_back(self) -> None:
-        game = Game(spec_of(budget={"requests": 4}), gateway=True)
-        worst = Usage(queries=1, requests=5)
-        refused = refusal(game.apply(reserve_evaluation, lease_id="evaluation-1", worst=worst))
-        assert refused.code == "lease_exhausted"
-        assert game.state.evaluation.leased == NOTHING
-
     def test_training_waits_for_evaluation_before_it_gives_up(self) -> None:
         game = Game(spec_of(budget={"requests": 4}), gateway=True)
         game.apply(reserve_evaluation, lease_id="evaluation-1", worst=Usage(requests=4))
@@ -448,19 +395,3 @@ class TestEvaluation:
         assert game.state.running
         game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING)
         assert game.take().leased_queries == 2
-
-    def test_an_unknown_lease(self) -> None:
-        game = Game(spec_of())
-        settled = game.apply(settle_evaluation, lease_id="evaluation-9", used=NOTHING)
-        assert refusal(settled).code == "not_found"
-
-    def test_measured(self) -> None:
-        game = Game(spec_of())
-        game.apply(record_metric, which="before", value=0.5)
-        game.apply(record_metric, which="after", value=0.25)  # too early: the run continues
-        game.apply(stop)
-        game.apply(record_metric, which="after", value=0.75)
-        metric = game.state.metric
-        assert (metric.no_prompt, metric.before, metric.after) == (None, 0.5, 0.75)
-        game.apply(resume)
-        assert (game.state.metric.before, game.state.metric.after) == (0.5, None)

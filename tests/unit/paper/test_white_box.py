@@ -61,6 +61,7 @@ def test_pinned_numbers(tmp_path: Path, name: str, methods: str) -> None:
         file.stem: json.loads(file.read_text())["result"]
         for file in (tmp_path / name / "trials").glob("*.json")
     }
+    assert results
     assert results.keys() <= golden_paper.GOLDEN[name].keys()
     golden_paper.check(name, results)
 
