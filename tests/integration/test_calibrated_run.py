@@ -288,7 +288,6 @@ async def test_the_plan_includes_it() -> None:
 PROGRAM = """
 import asyncio, math, sys
 sys.modules["numpy"] = None  # importing it fails
-from fedone_sdk.budget import NOTHING
 from fedone_sdk.client.examples import Minibatch
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.work import Step, score_step
@@ -300,9 +299,6 @@ class Oracle:
     async def ask(self, step, missing):
         answers = [(-1.0, -2.0), None, *[(-1.0, -2.0)] * 4]
         step.keep([([step.keys[at] for at in missing], answers)], "m")
-
-    async def usage(self, step):
-        return NOTHING
 
 async def main():
     task = TaskSpec(template="{prompt} {text}", labels={"0": " no", "1": " yes"})

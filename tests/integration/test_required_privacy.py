@@ -297,7 +297,7 @@ def test_clients_of_two_servers_add_to_one_count(tmp_path: Path) -> None:
     privacy = noisy().privacy
     assert privacy is not None
     for account in accounts:
-        account._state.write(*account.charge(privacy, Usage()))
+        account._state.write(*account.charge(privacy))
     for account in accounts:
         account.update()
         assert account.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
