@@ -108,10 +108,10 @@ class EdgeClient:
         self._changed = True
         self._has_no_data = False
         self._events = EventSink(hooks.on_event)
-        self._condition = Condition(hooks.only_when, self._events)
+        self._stop = StopSignal()
+        self._condition = Condition(hooks.only_when, self._events, self._stop)
         self._run_id = policy.run_id
         self._wait_s = network.wait_s
-        self._stop = StopSignal()
         self._state = state = DeviceState(state_dir, server)
         self._privacy = (
             None
@@ -133,7 +133,6 @@ class EdgeClient:
             capabilities=self._capabilities,
             condition=self._condition,
             events=self._events,
-            stop=self._stop,
             # A process that simulates many clients has compared their rows already.
             logs_fit=network.transport is None,
         )

@@ -353,13 +353,19 @@ class Paused(FedOneError):
 
 
 class Condition:
-    """The app's condition; the events ``paused`` and ``resumed`` report its changes."""
+    """The app's condition; the events ``paused`` and ``resumed`` report its changes.
 
-    def __init__(self, only_when: OnlyWhen | None, events: EventSink) -> None:
+    Work in progress waits for it as long as the server renews its lease, and is declined shortly
+    before the last deadline.
+    """
+
+    def __init__(self, only_when: OnlyWhen | None, events: EventSink, stop: StopSignal) -> None:
         self._only_when = only_when
         self._events = events
+        self._stop = stop
         self._held = True
         self._failing = False
+        self._waiting = asyncio.Lock()
 
     async def holds(self) -> bool:
         """Return whether the device may work now; False if the app's function fails."""
@@ -378,34 +384,20 @@ class Condition:
             self._events.emit("resumed" if held else "paused")
         return held
 
-
-class Gate:
-    """Delays requests for scores until the condition holds.
-
-    Work in progress waits for the condition as long as the server renews its lease, and is
-    declined shortly before the last deadline.
-    """
-
-    def __init__(self, condition: Condition, lease: Lease, stop: StopSignal) -> None:
-        self._condition = condition
-        self._lease = lease
-        self._stop = stop
-        self._waiting = asyncio.Lock()
-
-    async def ready(self) -> None:
-        """Wait until a request may be sent.
+    async def wait(self, lease: Lease) -> None:
+        """Wait until a request for scores may be sent under a lease.
 
         Raises:
             Declining: The deadline comes first.
             Paused: The client stops.
         """
         async with self._waiting:  # concurrent queries share one wait
-            while not await self._condition.holds():
+            while not await self.holds():
                 if self._stop.is_set():
                     raise Paused
                 wait_s = CONDITION_POLL_S
-                if not self._lease.renewable:
-                    left_s = self._lease.left_s - _MARGIN_S
+                if not lease.renewable:
+                    left_s = lease.left_s - _MARGIN_S
                     if left_s <= 0:
                         raise Declining("the device may not work now, and its time is over")
                     wait_s = min(wait_s, left_s)

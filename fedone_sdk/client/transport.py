@@ -455,29 +455,12 @@ class HttpTransport:
         }
         if content is not None:
             headers["Content-Type"] = "application/json"
-        timeout_s = self._timeout_s + extra_s
-        status, answered, body = await self._send(
-            method, url, content, headers, timeout_s, max_bytes
-        )
-        if status >= 300:
-            raise _refusal(path, status, answered, body)
-        return status, answered, body
-
-    async def _send(
-        self,
-        method: str,
-        url: URL,
-        content: bytes | None,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        max_bytes: int,
-    ) -> tuple[int, Mapping[str, str], bytes]:
         async with self._connection.request(
             method,
             url,
             headers=headers,
             body=content,
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
         ) as response:
             most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
             body = bytearray()
@@ -485,7 +468,9 @@ class HttpTransport:
                 body += chunk
                 if len(body) > most:
                     raise MessageError(f"{url.path}: the answer is over {most} bytes")
-            return response.status, response.headers, bytes(body)
+        if response.status >= 300:
+            raise _refusal(path, response.status, response.headers, bytes(body))
+        return response.status, response.headers, bytes(body)
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:

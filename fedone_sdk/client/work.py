@@ -54,28 +54,6 @@ _PAIRS = 512
 most; smaller requests cost more traffic, because each contains the texts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    """The losses of a step.
-
-    Attributes:
-        values: One mean loss per prompt, with the run's noise.
-        scored: Counts of scored, failed and vetoed examples.
-        usage: The usage of the client's own backend.
-        model: Fingerprint of the model.
-        by_class: Mean losses by class and label bias, float32, shape (P, C, G), if the step
-            requests them.
-        class_counts: Scored examples of each class, shape (C,), if it does.
-    """
-
-    values: tuple[float, ...]
-    scored: Scored
-    usage: Usage
-    model: str
-    by_class: Array | None = None
-    class_counts: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One local step: prompts to score on one mini-batch.
@@ -178,11 +156,17 @@ async def score_step(
     oracle: Oracle,
     privacy: PrivacySpec | None = None,
     *,
+    num_examples: int,
     charge: Callable[[], Sequence[Change]] = tuple,
-) -> Losses:
+) -> LossesUpdate:
     """Return the losses of a step's prompts, and score those that the journal does not have.
 
-    `charge` returns what counts the step's noise, which is stored with it.
+    Args:
+        step: The step.
+        oracle: Scores prompts.
+        privacy: The run's noise.
+        num_examples: The device's examples that fit the task.
+        charge: Returns what counts the step's noise, which is stored with it.
 
     Raises:
         Declining: The model failed on too many examples, the score function did, or noise cannot
@@ -214,11 +198,12 @@ async def score_step(
     else:
         values = tuple(math.fsum(row) / len(row) for row in losses)
     by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())
-    return Losses(
-        values=values,
+    return LossesUpdate(
+        num_examples=num_examples,
         scored=counts,
         usage=step.journal.spent(step.number),
         model=models.pop(),
+        losses=values,
         by_class=by_class,
         class_counts=class_counts,
     )
@@ -447,21 +432,9 @@ class Work:
         """
         self.check()
         if isinstance(self.assignment, LossesAssignment):
-            return await self._losses_update(self.assignment)
+            self.memory = b""  # the memory is the server's
+            return await self._losses(0, self.assignment.minibatch_seed, self.assignment.prompts)
         return await self._alpha_update(self.assignment)
-
-    async def _losses_update(self, assignment: LossesAssignment) -> LossesUpdate:
-        self.memory = b""  # the memory is the server's
-        losses = await self._losses(0, assignment.minibatch_seed, assignment.prompts)
-        return LossesUpdate(
-            num_examples=len(self.examples),
-            scored=losses.scored,
-            usage=losses.usage,
-            model=losses.model,
-            losses=losses.values,
-            by_class=losses.by_class,
-            class_counts=losses.class_counts,
-        )
 
     async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
         with needs_extra("the alpha exchange", "alpha"):
@@ -503,13 +476,13 @@ class Work:
             with _declining("no prompts can be drawn"):
                 candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
             prompts = prompts_to_wire(candidates.prompts, run.vocab_size)
-            losses = await self._losses(number, step.minibatch_seed, prompts)
-            usage += losses.usage
+            scores = await self._losses(number, step.minibatch_seed, prompts)
+            usage += scores.usage
             with _declining("the method cannot use the losses"):
-                clipped = clip_losses(np.array(losses.values), run.loss_clip)
+                clipped = clip_losses(np.array(scores.losses), run.loss_clip)
                 state = method.tell(state, candidates, clipped)
-            scored += losses.scored
-            values.extend(losses.values)
+            scored += scores.scored
+            values.extend(scores.losses)
         alpha, mean_loss = state.alpha, sum(values) / len(values)
         if run.privacy is not None and self._noises_alpha:
             self.charged = self.charge()
@@ -520,7 +493,7 @@ class Work:
             num_examples=len(self.examples),
             scored=scored,
             usage=usage,
-            model=losses.model,
+            model=scores.model,
             alpha=to_wire(alpha),
             mean_loss=mean_loss,
         )
@@ -535,7 +508,7 @@ class Work:
         """Whether the update has losses by class and label bias."""
         return self.run.calibration.kind == "labels"
 
-    async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> Losses:
+    async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> LossesUpdate:
         task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
         examples = [self.examples[index] for index in drawn]
@@ -549,7 +522,13 @@ class Work:
             score=self.hooks.score,
             by_class=self._by_class,
         )
-        return await score_step(step, self.oracle, self.run.privacy, charge=self.charge)
+        return await score_step(
+            step,
+            self.oracle,
+            self.run.privacy,
+            num_examples=len(self.examples),
+            charge=self.charge,
+        )
 
     def _scored(self, count: int) -> None:
         self._num_scored += count

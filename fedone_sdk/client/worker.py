@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -16,11 +17,9 @@ from fedone_sdk.client.options import Capabilities, EventSink, Turn
 from fedone_sdk.client.session import (
     MAX_CALL_WAIT_S,
     Condition,
-    Gate,
     Lease,
     Paused,
     Session,
-    StopSignal,
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
@@ -137,7 +136,6 @@ class Worker:
         capabilities: Capabilities,
         condition: Condition,
         events: EventSink,
-        stop: StopSignal,
         logs_fit: bool,
     ) -> None:
         self._session = session
@@ -147,7 +145,6 @@ class Worker:
         self._privacy = capabilities.privacy
         self._condition = condition
         self._events = events
-        self._stop = stop
         self._current = CurrentWork(state)
         self._runs = KnownRuns(session, self._backend)
         self._unfit: dict[str, TaskSpec] = {}
@@ -290,7 +287,7 @@ class Worker:
         return usage if self._privacy is None else self._privacy.shown(usage)
 
     async def _oracle(self, run: RunTask, assignment: Assigned, lease: Lease) -> Oracle:
-        ready = Gate(self._condition, lease, self._stop).ready
+        ready = partial(self._condition.wait, lease)
         if self._backend is not None:
             # Imported here: a device that scores through the gateway does not need it.
             from fedone_sdk.client.backend_oracle import BackendOracle

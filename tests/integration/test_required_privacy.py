@@ -14,7 +14,6 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.budget import Usage
 from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.client.journal import CurrentWork, Journal
 from fedone_sdk.client.options import ClientEvent
