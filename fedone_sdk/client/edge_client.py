@@ -67,7 +67,6 @@ class EdgeClient:
     A client belongs to one event loop. `EdgeClientThread` runs it next to an app without one.
 
     Args:
-        server: Base URL of the aggregator.
         data: The examples: an iterable; an async iterator, read as it yields; or a callable
             (plain or async) that returns the current examples before each assignment.
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
@@ -75,8 +74,6 @@ class EdgeClient:
         backend: The device's own model; None scores through the gateway.
         state_dir: Folder of identity, unsent updates and paid losses, for one process at a time;
             None keeps them in memory.
-        policy: Which work the device accepts.
-        hooks: The app's own functions.
         network: Proxy, trust, and how the device identifies itself.
 
     Raises:
@@ -416,9 +413,6 @@ class EdgeClientThread:
         Work in progress is finished first. After `timeout_s` it is cancelled; with a state folder
         it resumes at the next start.
 
-        Args:
-            timeout_s: How long to wait for work in progress, seconds; None waits for its end.
-
         Returns:
             Whether the client ended in time; False if one of the app's functions calls this.
         """
@@ -438,9 +432,6 @@ class EdgeClientThread:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the client.
-
-        Args:
-            timeout_s: The longest wait, seconds.
 
         Returns:
             Whether it has ended.

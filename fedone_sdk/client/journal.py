@@ -126,14 +126,7 @@ class Journal:
         spent: tuple[int, Usage] | None = None,
         answers: Mapping[str, Answers] | None = None,
     ) -> None:
-        """Add losses of one model by their keys.
-
-        Args:
-            rows: The losses.
-            model: The model's fingerprint.
-            spent: A step, and its cost so far (see `charge`).
-            answers: The label log-probabilities of the losses, if they are needed later.
-        """
+        """Add losses of one model by their keys."""
         self._rows.update((key, (row, model)) for key, row in rows.items())
         self._answers.update(answers or {})
         changes = []
@@ -158,11 +151,6 @@ class Journal:
 
         With new noise for the same losses the server could average the noise away. The noise and
         its count are stored in one transaction: neither exists without the other.
-
-        Args:
-            keys: The prompts' keys.
-            noised: Draws the noise.
-            charge: Checks that the release is allowed, and returns what counts it.
 
         Raises:
             OSError: The noise cannot be stored.
@@ -271,10 +259,6 @@ class CurrentWork:
 
     def put(self, unsent: Unsent, charge: Sequence[Change] = ()) -> bool:
         """Store an update in place of the one before and of its journal, in one transaction.
-
-        Args:
-            unsent: The update.
-            charge: Counts the noise that was drawn for it.
 
         Returns:
             Whether it is stored. Otherwise it is in memory only, or dropped if it has noise: after

@@ -101,8 +101,6 @@ class PrivacyAccount:
     A release and its count are stored in one transaction, before the release is sent.
 
     Args:
-        required: The device's requirements.
-        state: Stores the count.
         own_model: Whether a model on the device sees the texts, rather than the gateway.
 
     Raises:

@@ -103,10 +103,6 @@ class Backoff:
 
     Full jitter spreads devices that lost the same server at the same moment evenly over the wait
     (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
-
-    Args:
-        first_s: Upper bound of the first wait, seconds.
-        max_s: Upper bound of every wait, seconds.
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 300.0) -> None:
@@ -134,14 +130,6 @@ class Session:
 
     A call is retried a few times within seconds, for blips; longer outages are left to the turns.
     After the stop signal nothing is retried.
-
-    Args:
-        transport: Reaches the server.
-        identity: The device's identity there.
-        token: Enrolment token; None where the device has an identity.
-        name: The device's display name.
-        events: Receives ``enrolled``, ``offline`` and ``online``.
-        stop: Ends waits.
     """
 
     def __init__(

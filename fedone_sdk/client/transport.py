@@ -119,7 +119,6 @@ class Network:
         ca_file: Trusted authorities instead of the system's, a PEM file.
         cert_file: The device's certificate for a server that requires one (mTLS), a PEM file.
         key_file: Its private key; None if `cert_file` contains it.
-        key_password: The password of the key.
         ssl_context: Trust and certificate by the app, instead of the four above.
         timeout_s: Longest wait for an answer, seconds, in addition to `wait_s`.
         wait_s: How long a claim may wait at the server for work, seconds, from 0 to 60.
@@ -193,9 +192,6 @@ def _unusable(key: str, file: str | Path | None, cause: OSError) -> ArgumentErro
 
 class Connection:
     """The HTTP session of one server.
-
-    Attributes:
-        base: The base URL.
 
     Raises:
         SpecError: The URL, the proxy or a certificate cannot be used.
@@ -338,10 +334,6 @@ class HttpTransport:
     """The protocol over HTTP.
 
     Messages with arrays are sent as tensor files.
-
-    Args:
-        server: Base URL of the aggregator.
-        network: Proxy and trust.
 
     Raises:
         SpecError: The URL, the proxy or a certificate cannot be used.

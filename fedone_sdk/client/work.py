@@ -60,11 +60,8 @@ class Step:
 
     Attributes:
         number: Index of the step in the work, from 0.
-        batch: The examples, after the app's hook.
         prompts: Shape (P, n), candidate indices.
-        journal: Keeps the losses as they arrive.
         on_scored: Called with the number of further prompts that have their losses.
-        score: The user's function, for loss ``score``.
         by_class: Whether losses by class and label bias are computed too.
     """
 
@@ -161,13 +158,6 @@ async def score_step(
 ) -> LossesUpdate:
     """Return the losses of a step's prompts, and score those that the journal does not have.
 
-    Args:
-        step: The step.
-        oracle: Scores prompts.
-        privacy: The run's noise.
-        num_examples: The device's examples that fit the task.
-        charge: Returns what counts the step's noise, which is stored with it.
-
     Raises:
         Declining: The model failed on too many examples, the score function did, or noise cannot
             be kept.
@@ -231,8 +221,6 @@ class GatewayOracle:
 
     Args:
         assignment_id: The assignment whose lease pays.
-        session: Calls the gateway.
-        ready: Awaited before each request.
         known: Whether the server has drawn the prompts, so that requests can omit them.
     """
 
@@ -348,12 +336,6 @@ class Work:
     """One assignment of a device.
 
     Attributes:
-        run: The run's task.
-        assignment: The work.
-        examples: The device's examples that fit the task.
-        journal: Keeps the losses as they arrive.
-        oracle: Scores the prompts.
-        hooks: The app's functions.
         memory: The method's memory on this device; after the work, the one to keep.
         charge: Checks that noise is allowed, and returns what counts it.
         on_scored: Called with the number of prompts that have their losses, and of all.

@@ -58,15 +58,6 @@ class Death:
 
 
 class TestPowerCuts:
-    def test_what_was_written_is_there(self, tmp_path: Path, disk: Disk) -> None:
-        for number in range(3):
-            state = DeviceState(tmp_path / "state", SERVER)
-            Journal(state, "a").keep({f"key {number}": (0.5, None)}, "m")
-            state.close()
-            disk.cut()
-        journal = Journal(DeviceState(tmp_path / "state", SERVER), "a")
-        assert [journal.row(f"key {number}") for number in range(3)] == [((0.5, None), "m")] * 3
-
     def test_what_was_read_is_there_too(self, tmp_path: Path) -> None:
         """A killed process may have left a transaction that was not synced."""
         death = Death()
