@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from .aggregation import aggregate
-from .bdpl import BDPL
-from .gs_bdpl import GumbelSoftmaxBDPL
+from .gradient import BDPL, GumbelSoftmaxBDPL, aggregate
 from .method import Algorithm, Candidates, ClassLosses, PlainAlgorithm
 from .optimizers import SGD, AdamW, Optimizer, make_optimizer
-from .own import check_algorithm, load_method
-from .random_search import RandomSearch
-from .registry import METHODS, make_method, method_from_spec, method_options
+from .registry import (
+    METHODS,
+    check_algorithm,
+    load_method,
+    make_method,
+    method_from_spec,
+    method_options,
+)
 from .sampling import select, stream, stream_seed
-from .simplex import project_to_simplex
-from .space import Space
+from .searches import TPE, RandomSearch, ThompsonSampling
+from .space import Space, project_to_simplex
 from .state import (
     Memory,
     State,
@@ -22,8 +25,6 @@ from .state import (
     load_memory,
     load_state,
 )
-from .thompson import ThompsonSampling
-from .tpe import TPE
 
 __all__ = [
     "AdamW",

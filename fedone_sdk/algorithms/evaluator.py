@@ -27,10 +27,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .calibration import BiasGrid
-from .contrasts import Contrasts, MiniBatches
-from .gaussian_process import Comparisons, Posterior, inverted, posterior
-from .hyperparameters import Hyperparameters, Likelihood, unit_covariance
-from .kernel import Features, Kernel, typical_length
+from .gaussian_process import (
+    Comparisons,
+    Contrasts,
+    Features,
+    Hyperparameters,
+    Kernel,
+    Likelihood,
+    MiniBatches,
+    Posterior,
+    inverted,
+    posterior,
+    typical_length,
+    unit_covariance,
+)
 from .observations import Observations
 
 _DEGREES_OF_FREEDOM = 4.0

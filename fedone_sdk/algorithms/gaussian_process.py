@@ -1,13 +1,229 @@
-"""The posterior of prompts' values, given the losses of several mini-batches."""
+"""The Gaussian process behind searches: kernel, noise, posterior and hyperparameters."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .contrasts import Contrasts, MiniBatches
+from .space import Space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MiniBatches:
+    """The prompts that each mini-batch scored.
+
+    Attributes:
+        members: Rows of prompts, shape (J, I), padded by 0.
+        present: Where there is a prompt, shape (J, I).
+        num_prompts: P.
+    """
+
+    members: NDArray[np.int64]
+    present: NDArray[np.bool_]
+    num_prompts: int
+
+    @classmethod
+    def of(cls, rows: NDArray[np.int64], batches: NDArray[np.int64], num_prompts: int) -> Self:
+        """Return the mini-batches of some losses.
+
+        Args:
+            rows: The prompt of each, shape (E,).
+            batches: The mini-batch of each, shape (E,), rising.
+            num_prompts: P.
+        """
+        sizes = np.bincount(batches)
+        present = np.arange(sizes.max(initial=0)) < sizes[:, None]
+        members = np.zeros(present.shape, dtype=np.int64)
+        members[present] = rows
+        return cls(members=members, present=present, num_prompts=num_prompts)
+
+    def padded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return values grouped by mini-batch: (E, ...) becomes (J, I, ...), padded by 0."""
+        result = np.zeros((*self.present.shape, *values.shape[1:]))
+        result[self.present] = values
+        return result
+
+    def centred(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return `padded` values minus the mean of their mini-batch.
+
+        The posterior does not depend on the mean; subtracting it avoids a loss of precision.
+        """
+        padded = self.padded(values)
+        sizes = self.present.sum(axis=1).reshape(-1, *[1] * (padded.ndim - 1))
+        means = padded.sum(axis=1, keepdims=True) / sizes
+        there = self.present.reshape(*self.present.shape, *[1] * (padded.ndim - 2))
+        result: NDArray[np.float64] = np.where(there, padded - means, 0.0)
+        return result
+
+    def totals(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of each prompt's values: (J, I, ...) becomes (P, ...)."""
+        result = np.zeros((self.num_prompts, *values.shape[2:]))
+        np.add.at(result, self.members[self.present], values[self.present])
+        return result
+
+    def matrix(self, blocks: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of the mini-batches' matrices: (J, I, I) becomes (P, P)."""
+        size = self.num_prompts
+        places = self.members[:, :, None] * size + self.members[:, None, :]
+        flat = np.bincount(places.ravel(), blocks.ravel(), minlength=size * size)
+        return flat.astype(np.float64, copy=False).reshape(size, size)
+
+    def blocks(self, matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the part of a (P, P) matrix that each mini-batch scored, shape (J, I, I)."""
+        return matrix[self.members[:, :, None], self.members[:, None, :]]
+
+
+class Contrasts(NamedTuple):
+    """The noise of a mini-batch of one example, after its random intercept is integrated out.
+
+    With the noise covariance R of the prompts' losses and a flat prior for the intercept, their
+    precision is R^-1 - R^-1 1 1' R^-1 / (1' R^-1 1). Only differences between prompts count.
+
+    Attributes:
+        precision: Shape (J, I, I), 0 where there is no prompt.
+        level: Weights of the losses in the intercept's estimate, shape (J, I), sum 1.
+        log_det: log det R + log 1' R^-1 1, shape (J,).
+        degrees: Independent differences, shape (J,).
+    """
+
+    precision: NDArray[np.float64]
+    level: NDArray[np.float64]
+    log_det: NDArray[np.float64]
+    degrees: NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls, batches: MiniBatches, unit_covariance: NDArray[np.float64], shared_noise: float
+    ) -> Contrasts:
+        """Return the contrasts of mini-batches.
+
+        The effect of a prompt varies between examples, and similar prompts vary together. A part of
+        the noise therefore has the covariance of the values.
+
+        Args:
+            batches: The prompts of each mini-batch.
+            unit_covariance: Covariances of the prompts divided by their mean variance, (P, P).
+            shared_noise: That part of the noise, in [0, 1).
+        """
+        present = batches.present
+        both = present[:, :, None] & present[:, None, :]
+        noise = np.where(both, shared_noise * batches.blocks(unit_covariance), 0.0)
+        diagonal = np.arange(present.shape[1])
+        noise[:, diagonal, diagonal] += np.where(present, 1.0 - shared_noise, 1.0)
+        inverse = np.linalg.inv(noise)
+        inverse = np.where(both, inverse, 0.0)
+        sums = inverse.sum(axis=2)
+        total = sums.sum(axis=1)
+        precision = inverse - sums[:, :, None] * sums[:, None, :] / total[:, None, None]
+        log_det = np.linalg.slogdet(noise)[1] + np.log(total)
+        degrees = present.sum(axis=1) - 1.0
+        return cls(precision, sums / total[:, None], log_det, degrees)
+
+
+# No slots: cached_property needs a __dict__.
+@dataclass(frozen=True)
+class Features:
+    """Features that prompts share, independent of the position within a slot.
+
+    A feature is one candidate of one slot; a prompt has it or not. The blank of a repeated slot is
+    no feature, because a missing candidate does not make prompts similar. In a slot of one position
+    the blank is a candidate like any other.
+
+    Attributes:
+        space: The space of prompts.
+    """
+
+    space: Space
+
+    @cached_property
+    def columns(self) -> NDArray[np.int64]:
+        """The feature of each candidate of each position, -1 for none; shape (n, N)."""
+        columns = np.full(self.space.shape, -1, dtype=np.int64)
+        first = 0
+        for positions in self.space.groups():
+            size, blank = self.space.sizes[positions[0]], self.space.blanks[positions[0]]
+            own = np.arange(first, first + size)
+            first += size
+            if len(positions) > 1 and blank is not None:
+                own[blank] = -1
+            columns[list(positions), :size] = own
+        return columns
+
+    @cached_property
+    def count(self) -> int:
+        """Features, F."""
+        return sum(self.space.sizes[positions[0]] for positions in self.space.groups())
+
+    def present(self, prompts: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the features of each prompt, 0 or 1, shape (P, F)."""
+        present = np.zeros((len(prompts), self.count + 1), dtype=np.float32)
+        found = self.columns[np.arange(self.space.prompt_len), prompts]
+        np.put_along_axis(present, found, 1.0, axis=1)  # -1 is the extra last column
+        return present[:, :-1]
+
+
+class Kernel(NamedTuple):
+    """The prior covariance of prompts' values, in arbitrary units.
+
+    A value is a sum of independent normal parts: one per feature, one per pair of features and one
+    for the whole prompt. Feature effects have a common random mean; for example, most words do
+    harm. Prompts of a and b features that share m of them have the covariance
+
+        additive (m / L + a b / L^2) + pairs m (m - 1) / (L (L - 1)) + same [equal prompts].
+
+    If all prompts have the same number of features, the mean is part of the intercepts.
+
+    Attributes:
+        additive: Variance of the first part of a prompt of L features.
+        pairs: Variance of the second.
+        same: Variance of the third.
+        length: L, the number of features of a typical prompt, at least 2.
+    """
+
+    additive: float
+    pairs: float
+    same: float
+    length: float
+
+    @property
+    def one(self) -> float:
+        """The variance of one feature's effect about the common mean."""
+        return self.additive / self.length
+
+    @property
+    def common(self) -> float:
+        """The variance of the common mean."""
+        return self.additive / self.length**2
+
+    @property
+    def pair(self) -> float:
+        """The variance of one pair's effect."""
+        return 2.0 * self.pairs / (self.length * (self.length - 1.0))
+
+    def matrix(self, present: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Return the covariance matrix of distinct prompts, shape (P, P).
+
+        Args:
+            present: Features of each prompt, 0 or 1, shape (P, F).
+        """
+        both = (present @ present.T).astype(np.float64)
+        counts = np.diagonal(both)
+        matrix = both * (self.one + 0.5 * self.pair * (both - 1.0))
+        matrix += self.common * counts[:, None] * counts
+        matrix[np.diag_indices(len(matrix))] += self.same
+        return matrix
+
+
+def typical_length(present: NDArray[np.float32]) -> float:
+    """Return the mean number of features per prompt, at least 2; `present` has shape (P, F)."""
+    return max(2.0, float(present.sum(axis=1).mean()))
+
 
 _LEAST_VARIANCE = 1e-12
 
@@ -90,3 +306,171 @@ def posterior(
 def inverted(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the inverse of a matrix."""
     return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+
+
+_STEP = math.log(2.0)
+"""Largest step of a hyperparameter, on a log scale."""
+
+_LEAST_OWN = 1e-3
+"""Least variance of a prompt's own part, relative to the other parts: keeps the covariance of
+prompts well conditioned."""
+
+_LEAST_VARIANCE = 1e-12
+
+LARGEST = 12.0
+"""Bound on the absolute value of hyperparameters."""
+
+
+class Hyperparameters(NamedTuple):
+    """Log variances and a log-odds; variances are in units of a typical mini-batch's noise.
+
+    Attributes:
+        additive: The kernel's variance of the same name.
+        pairs: Likewise.
+        same: Likewise.
+        shared_noise: Log-odds of the part of the noise that has the kernel's covariance.
+        curves: Prior variance at a fixed label bias, relative to that at each prompt's best bias.
+    """
+
+    additive: float
+    pairs: float
+    same: float
+    shared_noise: float
+    curves: float
+
+    @property
+    def part(self) -> float:
+        """The part of the noise that has the kernel's covariance."""
+        return 1.0 / (1.0 + math.exp(-self.shared_noise))
+
+    def kernel(self, examples: float, length: float) -> Kernel:
+        """Return the kernel in units of one example's noise.
+
+        Args:
+            examples: Of a typical mini-batch.
+            length: Features of a typical prompt.
+        """
+        one, pairs, same = (math.exp(value) / examples for value in self[:3])
+        return Kernel(one, pairs, same + _LEAST_OWN * (one + pairs), length)
+
+
+PRIOR = Hyperparameters(math.log(0.5), math.log(0.25), math.log(0.25), 0.0, math.log(4.0))
+"""Prior means: at first, half of the differences between prompts are noise."""
+
+_CURVES_INDEX = 4
+"""The index of `curves`, which has its own likelihood."""
+
+_SPREAD = 1.5
+"""Standard deviation of that prior: a factor of 4.5 either way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Likelihood:
+    """The restricted marginal likelihood of losses: the intercepts are integrated out.
+
+    Attributes:
+        batches: The prompts of each mini-batch.
+        present: Features of each prompt, 0 or 1, shape (P, F).
+        losses: Of each class at each prompt's best bias, shape (J, I, C).
+        unbiased: The same at one bias for all prompts; None without calibration.
+        weights: Examples of each class times the mini-batch's trust, shape (J, C).
+        examples: Of a typical mini-batch.
+    """
+
+    batches: MiniBatches
+    present: NDArray[np.float32]
+    losses: NDArray[np.float64]
+    unbiased: NDArray[np.float64] | None
+    weights: NDArray[np.float64]
+    examples: float
+
+    def improved(
+        self, values: Hyperparameters, coordinates: Sequence[int] = range(len(PRIOR))
+    ) -> Hyperparameters:
+        """Return better hyperparameters: one step along each coordinate in turn."""
+        found = _coordinate_step(
+            self._loss, list(values), [at for at in coordinates if at < _CURVES_INDEX]
+        )
+        if self.unbiased is not None and _CURVES_INDEX in coordinates:
+            inverse, contrasts = self._of(Hyperparameters(*found))
+
+            def loss(tried: list[float]) -> float:
+                wide = math.exp(tried[_CURVES_INDEX])
+                assert self.unbiased is not None
+                deviance = self._deviance(self.unbiased, inverse / wide, contrasts)
+                return deviance + _prior_deviance(Hyperparameters(*tried))
+
+            found = _coordinate_step(loss, found, [_CURVES_INDEX])
+        return Hyperparameters(*found)
+
+    def loss(self, values: Hyperparameters) -> float:
+        """Return -2 log of likelihood times prior, up to a constant."""
+        inverse, contrasts = self._of(values)
+        return self._deviance(self.losses, inverse, contrasts) + _prior_deviance(values)
+
+    def _loss(self, values: list[float]) -> float:
+        return self.loss(Hyperparameters(*values))
+
+    def _of(self, values: Hyperparameters) -> tuple[NDArray[np.float64], Contrasts]:
+        """Return the inverse of the prior covariance, and the contrasts."""
+        length = typical_length(self.present)
+        covariance = values.kernel(self.examples, length).matrix(self.present)
+        contrasts = Contrasts.of(self.batches, unit_covariance(covariance), values.part)
+        return inverted(covariance), contrasts
+
+    def _deviance(
+        self, losses: NDArray[np.float64], inverse: NDArray[np.float64], contrasts: Contrasts
+    ) -> float:
+        prior = -2.0 * float(np.log(np.diagonal(np.linalg.cholesky(inverse))).sum())
+        total = 0.0
+        for c in range(self.weights.shape[1]):
+            weights = self.weights[:, c]
+            present = weights > 0.0
+            if not present.any():
+                continue
+            own = Comparisons(self.batches, contrasts, losses[:, :, c], weights)
+            root = np.linalg.cholesky(inverse + own.precision())
+            weighted = np.linalg.solve(root, own.weighted())
+            square = max(own.square() - float(weighted @ weighted), _LEAST_VARIANCE)
+            total += own.degrees() * math.log(square) + prior
+            total += 2.0 * float(np.log(np.diagonal(root)).sum())
+            total += float(contrasts.log_det[present].sum())
+        return total
+
+
+def unit_covariance(covariance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a covariance divided by its mean variance."""
+    result: NDArray[np.float64] = covariance / np.diagonal(covariance).mean()
+    return result
+
+
+def _prior_deviance(values: Hyperparameters) -> float:
+    """-2 log of the prior."""
+    return sum(((one - usual) / _SPREAD) ** 2 for one, usual in zip(values, PRIOR, strict=True))
+
+
+def _coordinate_step(
+    loss: Callable[[list[float]], float], values: list[float], coordinates: Sequence[int]
+) -> list[float]:
+    """One step along each coordinate: to the best of both sides and the parabola's minimum."""
+    if not coordinates:
+        return values
+    found, best = values, loss(values)
+    for at in coordinates:
+        tried = [_moved(found, at, step) for step in (-_STEP, _STEP)]
+        lower, upper = map(loss, tried)
+        bend = lower + upper - 2.0 * best
+        if bend > 0.0:
+            shift = 0.5 * (lower - upper) / bend * _STEP
+            tried.append(_moved(found, at, min(max(shift, -_STEP), _STEP)))
+        losses = [lower, upper, *map(loss, tried[2:])]
+        lowest = min(range(len(tried)), key=losses.__getitem__)
+        if losses[lowest] < best:
+            best, found = losses[lowest], tried[lowest]
+    return found
+
+
+def _moved(values: list[float], at: int, step: float) -> list[float]:
+    moved = list(values)
+    moved[at] = min(max(moved[at] + step, -LARGEST), LARGEST)
+    return moved

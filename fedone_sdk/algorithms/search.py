@@ -14,14 +14,11 @@ from . import _checks
 from .calibration import BiasGrid
 from .draws import Draws
 from .evaluator import Estimates, Evaluator, updated
-from .hyperparameters import LARGEST, PRIOR, Hyperparameters
-from .kernel import Features
+from .gaussian_process import LARGEST, PRIOR, Features, Hyperparameters
 from .method import Candidates, ClassLosses
 from .observations import EVALUATIONS_PER_PROMPT, Observations
 from .sampling import argmax_prompt, draw_prompts, stream, stream_seed
-from .simplex import nearest_probabilities
-from .space import Space
-from .start import Start, is_warm_started, warm_start
+from .space import Space, Start, is_warm_started, nearest_probabilities, warm_start
 from .state import State
 
 POOL_SIZE = 256

@@ -332,27 +332,27 @@ class EdgeClient:
         """
         async with self._turns:
             await self._session.enrol()
-            return await self._fits(await self._source.held())
-
-    async def _fits(self, held: Sequence[Example], most: int | None = None) -> tuple[RunFit, ...]:
-        """Return how rows fit the running runs, at most `most` of them."""
-        transport = self._session.transport
-        listed = {run.run_id: run.status for run in await self._session.call(transport.runs)}
-        if self._run_id is not None:
-            if self._run_id not in listed:
-                raise ProblemError("not_found", f"there is no run {self._run_id!r} for this device")
-            listed = {self._run_id: listed[self._run_id]}
-        found = []
-        running = [run_id for run_id, status in listed.items() if status == "running"]
-        for run_id in running[:most]:
-            try:
-                run = await self._session.call(transport.task, run_id)
-            except MessageError as exc:
-                reason = f"the run cannot be understood: {exc}"
-                found.append(RunFit(run_id=run_id, rows=len(held), fit=0, reason=reason))
-            else:
-                found.append(self._capabilities.fit(run_id, run, held))
-        return tuple(found)
+            held = await self._source.held()
+            transport = self._session.transport
+            listed = {run.run_id: run.status for run in await self._session.call(transport.runs)}
+            if self._run_id is not None:
+                if self._run_id not in listed:
+                    raise ProblemError(
+                        "not_found", f"there is no run {self._run_id!r} for this device"
+                    )
+                listed = {self._run_id: listed[self._run_id]}
+            found = []
+            for run_id, status in listed.items():
+                if status != "running":
+                    continue
+                try:
+                    run = await self._session.call(transport.task, run_id)
+                except MessageError as exc:
+                    reason = f"the run cannot be understood: {exc}"
+                    found.append(RunFit(run_id=run_id, rows=len(held), fit=0, reason=reason))
+                else:
+                    found.append(self._capabilities.fit(run_id, run, held))
+            return tuple(found)
 
 
 class EdgeClientThread:

@@ -11,7 +11,7 @@ import pytest
 
 from fedone_sdk.aggregator import RoundMachine
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large
-from fedone_sdk.algorithms.gs_bdpl import GumbelSoftmaxBDPL
+from fedone_sdk.algorithms.gradient import GumbelSoftmaxBDPL
 from fedone_sdk.algorithms.search import PromptSearch
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec

@@ -12,7 +12,7 @@ from fedone_sdk.aggregator.rounds.machine import RoundMachine
 from fedone_sdk.aggregator.rounds.state import FinishedRound, Result, RunState, Seat
 from fedone_sdk.algorithms import Memory, State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import Admitted, Contribution, Defence, ledger
-from fedone_sdk.algorithms.estimator import drawn_advantage
+from fedone_sdk.algorithms.gradient import drawn_advantage
 from fedone_sdk.messages import RoundReport
 
 

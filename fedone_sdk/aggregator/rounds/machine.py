@@ -26,8 +26,7 @@ from fedone_sdk.algorithms import (
 )
 from fedone_sdk.algorithms.defence import Defence
 from fedone_sdk.algorithms.method import clip_losses
-from fedone_sdk.algorithms.space import Space
-from fedone_sdk.algorithms.start import Start
+from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.calibration import bias_grid
 from fedone_sdk.errors import ProblemError

@@ -13,7 +13,7 @@ from fedone_sdk.aggregator.rounds.lifecycle import propose
 from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.algorithms.standings import standings
+from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.description import Description

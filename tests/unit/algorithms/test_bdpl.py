@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from fedone_sdk.algorithms import BDPL, State, dump_state, load_state, stream
-from fedone_sdk.algorithms.estimator import drawn_advantage, variance_reduced_gradient
+from fedone_sdk.algorithms.gradient import drawn_advantage
 from fedone_sdk.algorithms.method import Candidates
 from fedone_sdk.algorithms.sampling import draw_prompts
 
@@ -21,6 +21,11 @@ def method(**options: object) -> BDPL:
 
 def random_state() -> State:
     return State(alpha=RNG.dirichlet(np.ones(6), size=4).astype(np.float32))
+
+
+def variance_reduced_gradient(losses: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """1/(I-1) sum_r (l_r - mean l) score_r, FedOne's eq. 6."""
+    return np.tensordot(losses - losses.mean(), scores, axes=1) / (len(losses) - 1)
 
 
 def score_function(indices: np.ndarray, p: np.ndarray) -> np.ndarray:

@@ -296,7 +296,7 @@ def test_unknown_names_say_what_is_allowed() -> None:
     sizes = {"prompt_len": 4, "vocab_size": 5, "num_samples": 3, "seed": 0}
     with pytest.raises(ValueError, match=r"bdpl, gs-bdpl, random, thompson, tpe, not 'cma'"):
         make_method("cma", **sizes)
-    with pytest.raises(ValueError, match=r"gs-bdpl takes tau, .*, not temperature"):
+    with pytest.raises(ValueError, match=r"gs-bdpl takes learning_rate, .*, not temperature"):
         make_method("gs-bdpl", temperature=1.0, **sizes)
     assert method_options("random") == (
         *("elite", "pool_size", "search", "race", "blank", "space", "biases", "start"),

@@ -9,8 +9,7 @@ from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import BiasGrid
 from fedone_sdk.algorithms.draws import Draws
 from fedone_sdk.algorithms.evaluator import Estimates, Evaluator, updated
-from fedone_sdk.algorithms.hyperparameters import PRIOR, Hyperparameters
-from fedone_sdk.algorithms.kernel import Features
+from fedone_sdk.algorithms.gaussian_process import PRIOR, Features, Hyperparameters
 from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
 from tests.benchmarks.attacks import ATTACKS

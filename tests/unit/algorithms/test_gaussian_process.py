@@ -3,10 +3,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms.contrasts import Contrasts, MiniBatches
-from fedone_sdk.algorithms.gaussian_process import Comparisons, inverted, posterior
-from fedone_sdk.algorithms.hyperparameters import PRIOR, Likelihood, unit_covariance
-from fedone_sdk.algorithms.kernel import Features, Kernel, typical_length
+from fedone_sdk.algorithms.gaussian_process import (
+    PRIOR,
+    Comparisons,
+    Contrasts,
+    Features,
+    Kernel,
+    Likelihood,
+    MiniBatches,
+    inverted,
+    posterior,
+    typical_length,
+    unit_covariance,
+)
 from fedone_sdk.algorithms.space import Space
 
 SPACE = Space.of([(1, 3, 0), (1, 4, None), (3, 5, 4)])

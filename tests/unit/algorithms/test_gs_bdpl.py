@@ -6,12 +6,24 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import GumbelSoftmaxBDPL, State, dump_state, load_state, stream
-from fedone_sdk.algorithms.estimator import drawn_advantage, variance_reduced_gradient
-from fedone_sdk.algorithms.gs_bdpl import score_function
+from fedone_sdk.algorithms.gradient import drawn_advantage
 from fedone_sdk.algorithms.method import Candidates
 from fedone_sdk.algorithms.sampling import draw_prompts
 
 RNG = np.random.default_rng(0)
+
+
+def variance_reduced_gradient(losses: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """1/(I-1) sum_r (l_r - mean l) score_r, FedOne's eq. 6."""
+    return np.tensordot(losses - losses.mean(), scores, axes=1) / (len(losses) - 1)
+
+
+def score_function(
+    indices: np.ndarray, probabilities: np.ndarray, alpha: np.ndarray, tau: float
+) -> np.ndarray:
+    """d log P(prompt) / d alpha at fixed Gumbel noise, FedOne's eq. 5, shape (I, n, N)."""
+    drawn = np.eye(probabilities.shape[1])[indices]
+    return (drawn - probabilities) / (tau * alpha.astype(np.float64))
 
 
 def softmax(alpha: np.ndarray, gumbel: np.ndarray, tau: float) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import State, make_method, stream
-from fedone_sdk.algorithms.start import is_warm_started, warm_start
+from fedone_sdk.algorithms.space import is_warm_started, warm_start
 
 SIZES: dict[str, Any] = {"prompt_len": 3, "vocab_size": 6, "num_samples": 8, "seed": 5}
 START = (((4, 0.5),), ((0, 0.5),), ((0, 0.25), (2, 0.75)))

@@ -1,0 +1,276 @@
+"""Policy gradients in a distribution over tokens, and the mean of clients' alphas.
+
+GS-BDPL is the Gumbel-Softmax policy gradient of FedOne (Wang et al., ICML 2025), BDPL black-box
+discrete prompt learning on the simplex (Diao et al. 2022).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import _checks
+from .method import Candidates, PlainAlgorithm
+from .optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from .sampling import argmax_prompt, draw_prompts, softmax
+from .space import Space, Start, nearest_probabilities, warm_start
+from .state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyGradient(PlainAlgorithm, ABC):
+    """A method whose alpha moves by one optimiser step per mini-batch.
+
+    Attributes:
+        prompt_len: n.
+        vocab_size: N.
+        num_samples: I, at least 2.
+        learning_rate: Of the optimiser.
+        optimizer: "adamw" or "sgd".
+        alpha_min: The floor of alpha (the nu > 0 of Theorem 3.4), a float32 below 1/N. A token at
+            the floor moves by 1/alpha_min when it is drawn, so SGD needs a higher floor.
+        space: Which candidates each position has; None gives every position all N.
+        start: The warm start of alpha (`warm_start`); None starts uniform.
+        seed: Breaks ties of the deployable prompt.
+    """
+
+    prompt_len: int
+    vocab_size: int
+    num_samples: int
+    learning_rate: float
+    optimizer: str
+    alpha_min: float
+    space: Space | None = None
+    start: Start | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse impossible options."""
+        _checks.sizes(
+            prompt_len=self.prompt_len,
+            vocab_size=self.vocab_size,
+            num_samples=self.num_samples,
+            seed=self.seed,
+        )
+        # Rounded to float32, so that the floor and the alphas on it compare equal.
+        floor = float(np.float32(_checks.number("alpha_min", self.alpha_min)))
+        object.__setattr__(self, "alpha_min", floor)
+        if not 0.0 < floor < 1.0 / self.vocab_size:
+            raise ValueError(f"alpha_min must lie in (0, 1/{self.vocab_size}), not {floor:g}")
+        _checks.choice("optimizer", self.optimizer, OPTIMIZERS)
+        self._optimizer()
+        found = _checks.space(self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size)
+        object.__setattr__(self, "space", found)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Positions and tokens, (n, N)."""
+        return self.prompt_len, self.vocab_size
+
+    @property
+    def shares_memory(self) -> bool:
+        """No: each client keeps its optimiser's moments."""
+        return False
+
+    def init(self) -> State:
+        """Return the uniform state, or the warm start."""
+        return State(alpha=self.project(warm_start(self.shape, self.start, self._mask)))
+
+    def check(self, state: State) -> None:
+        """Raise for an alpha without logarithms, or another optimiser's memory."""
+        self._optimizer().update(self._alpha(state), np.zeros(self.shape), state.memory)
+
+    def ask(
+        self, state: State, rng: np.random.Generator, num_samples: int | None = None
+    ) -> Candidates:
+        """Draw prompts from the categoricals of alpha."""
+        alpha = self._alpha(state)
+        count = _checks.count(num_samples, default=self.num_samples)
+        probabilities = self._probabilities(alpha, rng)
+        return Candidates(
+            prompts=draw_prompts(probabilities, count, rng), probabilities=probabilities
+        )
+
+    def tell(self, state: State, candidates: Candidates, losses: ArrayLike) -> State:
+        """Take one optimiser step against the variance-reduced gradient, then project."""
+        values = _checks.losses(losses, candidates, shape=self.shape)
+        alpha = self._alpha(state)
+        gradient = self._gradient(drawn_advantage(candidates, values), alpha, candidates)
+        alpha, memory = self._optimizer().update(alpha, gradient, state.memory)
+        return State(alpha=self.project(alpha), memory=memory)
+
+    @abstractmethod
+    def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
+        """Return the nearest feasible `alpha`; a feasible one comes back bit for bit."""
+
+    def prompt(self, state: State) -> NDArray[np.int64]:
+        """Return the likeliest token of each position."""
+        return argmax_prompt(state.alpha, self.seed)
+
+    @abstractmethod
+    def _probabilities(
+        self, alpha: NDArray[np.float64], rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """Return the categoricals that prompts are drawn from, shape (n, N)."""
+
+    @abstractmethod
+    def _gradient(
+        self,
+        advantage: NDArray[np.float64],
+        alpha: NDArray[np.float64],
+        candidates: Candidates,
+    ) -> NDArray[np.float64]:
+        """Return the advantage times the score of a drawn token less that of another, (n, N).
+
+        Off the mask the advantage is 0, so that any score works.
+        """
+
+    def _alpha(self, state: State) -> NDArray[np.float64]:
+        return _checks.positive_alpha(state.alpha, shape=self.shape, mask=self._mask)
+
+    @property
+    def _mask(self) -> NDArray[np.bool_]:
+        assert self.space is not None
+        return self.space.mask
+
+    def _optimizer(self) -> Optimizer:
+        return make_optimizer(self.optimizer, learning_rate=self.learning_rate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GumbelSoftmaxBDPL(PolicyGradient):
+    """Black-box discrete prompt learning through a Gumbel-Softmax.
+
+    A step draws one Gumbel noise g (n x N), which fixes the categoricals
+    p_ij = softmax_j((log alpha_ij + g_ij) / tau) (eq. 2), and then I prompts from them. At a
+    small tau the noise decides most positions, so prompts of one step are similar: at
+    tau = 0.1 about 4, 11 and 19 of 20 differ for n = 6, 20 and 50.
+
+    The score of a prompt at fixed noise (eq. 5) is (1 - p_ij) / (tau alpha_ij) at the token that
+    was drawn and -p_ij / (tau alpha_ij) at the others.
+
+    Attributes:
+        tau: Temperature of the softmax. For the others see `PolicyGradient`.
+    """
+
+    tau: float
+
+    def __post_init__(self) -> None:
+        """Refuse impossible options."""
+        super(GumbelSoftmaxBDPL, self).__post_init__()
+        _checks.number("tau", self.tau)
+
+    def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
+        """Clamp alpha to its floor."""
+        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        return np.where(self._mask, np.maximum(checked, self.alpha_min), 0.0).astype(np.float32)
+
+    def _probabilities(
+        self, alpha: NDArray[np.float64], rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        logs = np.log(alpha, out=np.full(self.shape, -np.inf), where=self._mask)
+        return softmax((logs + rng.gumbel(size=self.shape)) / self.tau)
+
+    def _gradient(
+        self,
+        advantage: NDArray[np.float64],
+        alpha: NDArray[np.float64],
+        candidates: Candidates,
+    ) -> NDArray[np.float64]:
+        gradient: NDArray[np.float64] = advantage / np.where(self._mask, self.tau * alpha, 1.0)
+        return gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BDPL(PolicyGradient):
+    """Black-box discrete prompt learning: alpha holds the probabilities themselves.
+
+    The score d log P / d p is 1/p_ij at the token that was drawn and 0 at the others. At p = 0,
+    1/p is infinite and a token is never drawn again, hence the floor.
+
+    Attributes: see `PolicyGradient`.
+    """
+
+    def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
+        """Project each row on the simplex, above the floor."""
+        checked = _checks.matrix("alpha", alpha, shape=self.shape)
+        return nearest_probabilities(checked, floor=self.alpha_min, mask=self._mask)
+
+    def _probabilities(
+        self, alpha: NDArray[np.float64], rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        shares: NDArray[np.float64] = alpha / alpha.sum(axis=1, keepdims=True)
+        return shares
+
+    def _gradient(
+        self,
+        advantage: NDArray[np.float64],
+        alpha: NDArray[np.float64],
+        candidates: Candidates,
+    ) -> NDArray[np.float64]:
+        p = _checks.positive_alpha(candidates.probabilities, shape=self.shape, mask=self._mask)
+        return advantage * (1.0 / np.where(self._mask, p, 1.0))
+
+
+def drawn_advantage(candidates: Candidates, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1/(I-1) sum_r (l_r - mean l) [prompt r has token j at position i], shape (n, N).
+
+    The policy gradient is 1/(I-1) sum_r (l_r - mean l) score_r (FedOne, eq. 6). The mean is a
+    baseline: the estimate is unbiased, and a constant added to all losses does not change it. All
+    score functions here have the form `other_ij + (drawn_ij - other_ij) [token drawn]`. The centred
+    losses sum to zero, so `other` cancels: the gradient is `(drawn - other) * drawn_advantage`.
+    This needs no (I, n, N) array. Tokens that no prompt drew get exactly 0, where AdamW would
+    amplify rounding noise. All operations are correctly rounded and in a fixed order, so a phone
+    and a server compute the same bits.
+    """
+    advantage = np.zeros_like(candidates.probabilities)
+    positions = np.arange(len(advantage))
+    centred = losses - math.fsum(losses) / len(losses)
+    for prompt, one in zip(candidates.prompts, centred, strict=True):
+        advantage[positions, prompt] += one
+    return advantage / (len(losses) - 1)
+
+
+def aggregate(
+    alphas: Sequence[NDArray[np.float32]], weights: Sequence[float] | None = None
+) -> NDArray[np.float32]:
+    """Return the mean of the clients' alphas, computed in float64 (FedOne, Algorithm 1, line 11).
+
+    The last bit of a sum depends on the order: pass clients by enrolment index.
+
+    Args:
+        alphas: One matrix per client, of equal shapes, finite.
+        weights: Examples held by each client; None weighs all equally, as Algorithm 1 does.
+
+    Returns:
+        Float32; a single client's alpha comes back bit for bit.
+    """
+    stacked = _checked(alphas)
+    shares = np.array([1.0] * len(stacked) if weights is None else weights, dtype=np.float64)
+    if shares.shape != (len(stacked),):
+        raise ValueError(f"{len(stacked)} alphas need as many weights, not {shares.size}")
+    if not np.isfinite(shares).all() or shares.min() < 0.0 or shares.sum() <= 0.0:
+        raise ValueError("weights must be finite, at least 0 and not all 0")
+    if len(stacked) == 1:
+        return stacked[0].copy()
+    total = np.zeros(stacked[0].shape)
+    for alpha, share in zip(stacked, shares, strict=True):
+        total += share * alpha.astype(np.float64)
+    mean: NDArray[np.float32] = (total / shares.sum()).astype(np.float32)
+    return mean
+
+
+def _checked(alphas: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    if not alphas:
+        raise ValueError("no alphas to aggregate")
+    stacked = [np.asarray(alpha, dtype=np.float32) for alpha in alphas]
+    if len({alpha.shape for alpha in stacked}) != 1:
+        raise ValueError(f"alphas differ in shape: {sorted({a.shape for a in stacked})}")
+    if not all(np.isfinite(alpha).all() for alpha in stacked):
+        raise ValueError("alphas must be finite")
+    return stacked
