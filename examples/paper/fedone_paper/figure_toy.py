@@ -57,7 +57,6 @@ class FigureToy(Study):
         caption = f"{self._caption(toy, results)} {about(self.name)}"
         return Report(
             markdown=f"![{self.title}]({self.name}.svg)\n\n{caption}\n\n{tables}",
-            data={"caption": caption, "splits": [_data(repeats) for repeats in found]},
             figures={self.name: drawing([_panel(repeats) for repeats in found])},
         )
 
@@ -111,17 +110,6 @@ def _section(repeats: Repeats) -> str:
     columns["accuracy at the end"] = lambda _, runs: mean_sd_text(_at_the_end(runs))
     verdicts = "\n".join(f"- To {target}: {repeats.verdict(target)}" for target in targets)
     return "\n".join([table("K*", repeats.runs, columns), f"{verdicts}\n"])
-
-
-def _data(repeats: Repeats) -> dict[str, Any]:
-    return {
-        "label": repeats.label,
-        "targets": {
-            target: {str(clients): repeats.numbers(clients, target) for clients in repeats.present}
-            for target in (f"{target:.0%}" for target in TARGETS)
-        },
-        "final_accuracy": {str(k): _at_the_end(runs) for k, runs in repeats.runs.items()},
-    }
 
 
 def _at_the_end(runs: Mapping[int, Result]) -> list[float]:

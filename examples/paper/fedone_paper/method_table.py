@@ -9,7 +9,7 @@ from typing import Any
 from fedone_paper.federated import CURVE_EXAMPLES
 from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.methods import METHODS, Method, missing, wanted
-from fedone_paper.paper import TASK_COLUMNS, TASK_NAMES, about, printed, score_table
+from fedone_paper.paper import TASK_COLUMNS, TASK_NAMES, about, score_table
 from fedone_paper.settings import Settings
 from fedone_paper.study import Point, Report, Results, Study
 from fedone_paper.summary import mean_curve, mean_sd, mean_sd_text, number, table
@@ -105,20 +105,6 @@ class MethodTable(Study):
         parts.append(f"![The deployable prompt's metric against training queries]({figure}.svg)\n")
         return Report(
             markdown="\n".join(parts),
-            data={
-                "scale": {"tasks": tasks, **self.run(settings)},
-                "seeds": settings.seeds,
-                "rows": {
-                    name: {
-                        "title": titles[name],
-                        "tasks": {task: _document(cell) for task, cell in row.items()},
-                    }
-                    for name, row in cells.items()
-                },
-                "rates": rates,
-                "left_out": absent,
-                "paper": printed(self.name),
-            },
             figures={
                 figure: drawing(
                     [_panel(titled, task) for task in tasks],
@@ -162,17 +148,6 @@ class MethodTable(Study):
             for task, cell in row.items()
             for seed, result in cell.items()
         ]
-        models: dict[str, dict[str, None]] = {}
-        fitted: dict[tuple[str, str], list[int]] = {}
-        for title, task, _, result in each:
-            if "model" in result:
-                models.setdefault(str(result["model"]), {})[title] = None
-            if "demonstrations" in result:
-                fitted.setdefault((title, task), []).append(result["demonstrations"])
-        if len(models) > 1:
-            lines += [
-                f"- Run by `{model}`: {', '.join(models[model])}." for model in sorted(models)
-            ]
         if reused := {task for _, task, _, result in each if result.get("reused_rows")}:
             lines.append(self.text("reused", tasks=", ".join(sorted(reused))))
         lines += [
@@ -181,9 +156,6 @@ class MethodTable(Study):
             for title, task, seed, result in each
             if result.get("status", "completed") != "completed"
         ]
-        for (title, task), counts in fitted.items():
-            count = " to ".join(map(str, sorted({min(counts), max(counts)})))
-            lines.append(f"- {title} on {task}: {count} fit before an input.")
         return ["\n".join(lines) + "\n"] if lines else []
 
     def _rates_section(
@@ -203,13 +175,6 @@ class MethodTable(Study):
 
 def _values(cell: Mapping[int | None, Result]) -> list[float]:
     return [result["metric"]["after"] for result in cell.values()]
-
-
-def _document(cell: Mapping[int | None, Result]) -> dict[str, Any]:
-    names = ("all" if seed is None else str(seed) for seed in cell)
-    values = dict(zip(names, _values(cell), strict=True))
-    mean, deviation = mean_sd(values.values()) if values else (None, None)
-    return {"values": values, "mean": mean, "sd": deviation}
 
 
 def _cost_section(cells: _Cells) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from fedone_paper.figures import Line, Panel
 from fedone_paper.statistics import (
@@ -76,18 +75,6 @@ class Repeats:
         seeds = sorted(one.keys() & other.keys())
         return compared([one[s] for s in seeds], [other[s] for s in seeds], cap=self.cap)
 
-    def numbers(self, clients: int, target: str) -> dict[str, Any]:
-        """Return the queries, their median and K*=1 against this K*, as JSON holds them."""
-        found: dict[str, Any] = {
-            "queries": finite({str(s): v for s, v in self.queries(clients, target).items()}),
-            "median": finite(self.median(clients, target)._asdict()),
-        }
-        if clients != 1 and 1 in self.present:
-            comparison = self.comparison(clients, target)
-            ratio = comparison.ratio and finite(comparison.ratio._asdict())
-            found["against_one"] = {**asdict(comparison), "ratio": ratio}
-        return found
-
     def verdict(self, target: str) -> str:
         """Whether one client per round needs the fewest queries to a target, in a sentence."""
         others = [clients for clients in self.present if clients != 1]
@@ -145,20 +132,6 @@ class Repeats:
     def markdown(self) -> str:
         """Return the tables and their verdicts."""
         return "\n".join([f"## {self.label}\n", *(self._section(target) for target in self.gains)])
-
-    def data(self) -> dict[str, Any]:
-        """Return the same numbers, as JSON holds them; null is infinite."""
-        return {
-            "learning_rates": {str(k): rate for k, rate in self.learning_rates.items()},
-            "cap": self.cap,
-            "targets": {
-                target: {
-                    "gain": gain,
-                    "clients": {str(k): self._data(k, target) for k in self.present},
-                }
-                for target, gain in self.gains.items()
-            },
-        }
 
     def panels(self) -> tuple[Panel, Panel]:
         """Query to the target over K*, and the curves that led there.
@@ -246,14 +219,6 @@ class Repeats:
         """Return the metric of the deployable prompt at a place of every curve."""
         return [run["curve"][place]["prompt_metric"] for run in self.runs[clients].values()]
 
-    def _data(self, clients: int, target: str) -> dict[str, Any]:
-        return {
-            **self.numbers(clients, target),
-            "trimmed_mean": self.trimmed(clients, target)._asdict(),
-            "paper": self.paper.get(clients),
-            "prompt": {"start": self._prompts(clients, 0), "end": self._prompts(clients, -1)},
-        }
-
 
 def queries_text(queries: float, cap: int) -> str:
     """Format a number of queries; an infinite one is more than the cap."""
@@ -267,11 +232,6 @@ def interval_text(median: Median, cap: int) -> str:
     if math.isinf(median.low):
         return queries_text(median.low, cap)
     return f"{queries_text(median.low, cap)} to {queries_text(median.high, cap)}"
-
-
-def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Numbers as JSON holds them: None is infinite."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def _start(curve: Sequence[Mapping[str, float]]) -> float:

@@ -36,13 +36,13 @@ def write_report(
         "command": command,
         "version": fedone_sdk.__version__,
         "quick": settings.quick,
-        "data": report.data,
         "trials": {
             key: {
                 "seed": record.options.get("seed"),
                 "version": record.version,
                 "inputs": record.inputs,
                 "wall_s": record.wall_s,
+                "result": record.result,
             }
             for key, record in records.items()
         },

@@ -59,17 +59,15 @@ def find_study(name: str) -> Study:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A study's results for readers and programs.
+    """A study's results for readers.
 
     Attributes:
         markdown: Tables and sentences, without a title. A figure is shown by
             ``![what it shows](NAME.svg)``.
-        data: The same numbers for programs, as JSON holds them.
         figures: The figures by their names; each becomes NAME.svg and NAME.png.
     """
 
     markdown: str
-    data: dict[str, Any]
     figures: Mapping[str, Draw] = field(default_factory=dict)
 
 

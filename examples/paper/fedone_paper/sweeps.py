@@ -35,13 +35,6 @@ class Sweep(Study):
                     *(self._section(task, runs) for task, runs in tasks.items()),
                 ]
             ),
-            data={
-                task: {
-                    str(value): {str(seed): _data(run) for seed, run in found.items()}
-                    for value, found in runs.items()
-                }
-                for task, runs in tasks.items()
-            },
             figures={
                 self.name: drawing(
                     [self._panel(task, runs) for task, runs in tasks.items()], size=(4.0, 3.8)
@@ -121,9 +114,3 @@ def _shared(runs: Mapping[int, Result]) -> str:
     """Whether clients hold the same rows, because there are too few for disjoint shards."""
     shared = {run["reused_rows"] for run in runs.values()}
     return "some" if len(shared) > 1 else "yes" if True in shared else "no"
-
-
-def _data(run: Result) -> dict[str, Any]:
-    return {name: run[name] for name in ("metric", "reused_rows")} | {
-        "queries": run["spent"]["queries"]
-    }

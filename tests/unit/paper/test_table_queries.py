@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedone_paper import Settings, find_study
-from fedone_paper.figure_theory import fitted
+from fedone_paper.figure_theory import FigureTheory, fitted
 from fedone_paper.methods import method_of
 from fedone_paper.queries_report import Repeats
 from fedone_sdk.errors import SpecError
@@ -112,17 +112,6 @@ class TestTableQueries:
             assert {k * t * 20 for k, t in zip(clients, rounds, strict=True)} <= {contender.cap}
             assert all(run == runs[0] for run in runs)
 
-    def test_options_change_all_alike(self, data: Path) -> None:
-        options = {"methods": "bdpl", "learning_rate": "0.0003", "gain": "0.1", "cap": "600"}
-        trials = find_study("table-queries").trials(
-            Settings(data=data, seeds=1, options=options), {}
-        )
-        assert [t.key for t in trials] == [f"bdpl_k{k}_s0" for k in (1, 3, 10, 30)]
-        assert [t.options["run"]["rounds"] for t in trials] == [30, 10, 3, 1]
-        for trial in trials:
-            assert trial.options["run"]["method"]["learning_rate"] == 0.0003
-            assert trial.options["probing"]["gains"]["expected_loss"] == 0.1
-
     def test_pilots_choose_a_rate_for_each_k(self, data: Path) -> None:
         options = {"methods": "bdpl-tuned", "clients": "1,10"}
         settings, experiment = (
@@ -175,7 +164,7 @@ class TestFigureTheory:
 
     def test_reports_the_formula_beside_the_measurement(self, data: Path) -> None:
         settings = Settings(data=data, seeds=6, options={"methods": "bdpl"})
-        experiment = find_study("figure-theory")
+        experiment = FigureTheory("figure-theory")
         results: dict[str, Result] = {
             f"bdpl_k{k}_s{seed}": run(100 * k + seed, clients=k)
             for k in (1, 3, 10)
@@ -183,17 +172,16 @@ class TestFigureTheory:
         }
         keys = {trial.key for trial in experiment.trials(settings, {})}
         assert results.keys() < keys  # K*=30 has no results
-        report = experiment.report(settings, results)
-        found = report.data["bdpl"]
+        found = experiment.measured(settings, results)["bdpl"]
         # c1 : c2 = 3 : 2, so that Q(K*) = K* (3 + 2 / K*)^2 / 25 of that of K*=1.
-        assert found["predicted"] == pytest.approx(
-            {str(k): 102 * k * (3 + 2 / k) ** 2 / 25 for k in (1, 3, 10)}
-        )
-        rounds = {k: found["measured"][str(k)]["value"] / (20 * k) for k in (1, 3, 10)}
-        assert (found["fit"]["c1"], found["fit"]["c2"]) == pytest.approx(fitted(rounds))
+        for k in (1, 3, 10):
+            assert found.formula(k) == pytest.approx(102 * k * (3 + 2 / k) ** 2 / 25)
+        rounds = {k: median.value / (20 * k) for k, median in found.medians.items()}
+        assert found.fit == pytest.approx(fitted(rounds))
+        report = experiment.report(settings, results)
         assert "The fit has c2 / c1 =" in report.markdown
         figure = Figure()
         report.figures["figure-theory"](figure)
         assert len(figure.axes) == 1
-        without = experiment.report(settings, {k: r for k, r in results.items() if "_k1_" not in k})
-        assert set(without.data["bdpl"]["predicted"].values()) == {None}
+        without = {key: result for key, result in results.items() if "_k1_" not in key}
+        assert experiment.measured(settings, without)["bdpl"].formula(3) is None
