@@ -421,16 +421,8 @@ def commit(connection: Connection, run_id: str, version: int, commit: Commit) ->
         with refusing("work can be closed only once"):
             connection.execute(_CLOSE, [asdict(work) for work in commit.closed])
     if commit.log:
-        rows = [
-            {
-                "run_id": run_id,
-                "version": version + 1,
-                "position": position,
-                "kind": entry.kind,
-                "body": entry.body,
-            }
-            for position, entry in enumerate(commit.log)
-        ]
+        entries = [replace(entry, version=version + 1) for entry in commit.log]
+        rows = [{"run_id": run_id, "position": at, **asdict(e)} for at, e in enumerate(entries)]
         connection.execute(_APPEND, rows)
     if commit.back_to is not None:
         later = (t.memories.c.run_id == run_id) & (t.memories.c.round > commit.back_to)
