@@ -147,7 +147,6 @@ def _model(given: str | None) -> str:
 
 
 def _backend_of(model: str, folder: Path) -> dict[str, Any]:
-    """Return the ``backend`` of RUN.yaml for a model."""
     if model in LOCAL_MODELS:
         known = LOCAL_MODELS[model]
         return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
@@ -208,7 +207,6 @@ def _run_yaml(
     clients: int,
     queries: int,
 ) -> str:
-    """Return the contents of the file, which are a valid run."""
     import yaml
 
     from fedone_sdk.spec import RunSpec, validate_spec
@@ -241,7 +239,6 @@ def _run_yaml(
 
 
 def _plain(name: str) -> str:
-    """Return a column's name as words of a template."""
     kept = "".join(c if c.isalnum() else " " for c in name)
     return " ".join(kept.split())[:100] or "text"
 
@@ -302,8 +299,6 @@ _SHOWN_CHANGES = 3
 
 
 class _Model(StrEnum):
-    """The models of the quickstart."""
-
     smollm2 = "smollm2-135m-instruct"
     mini = "mini"
 
@@ -354,7 +349,6 @@ def quickstart(
 
 
 def _available(model: _Model) -> _Model:
-    """Return the model, fetched if necessary; the embedded one if that fails."""
     if model is _Model.mini:
         return model
     from fedone_sdk.backends.local_models import is_present, local_model
@@ -370,7 +364,6 @@ def _available(model: _Model) -> _Model:
 
 
 def _as_own_run(path: Path) -> str:
-    """Return a built-in run as a file that works from any folder."""
     text = path.read_text(encoding="utf-8")
     folder = path.parent.as_posix()
     return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
