@@ -147,7 +147,6 @@ def _model(given: str | None) -> str:
 
 
 def _backend_of(model: str, folder: Path) -> dict[str, Any]:
-    """Return the ``backend`` of RUN.yaml for a model."""
     if model in LOCAL_MODELS:
         known = LOCAL_MODELS[model]
         return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
@@ -208,7 +207,6 @@ def _run_yaml(
     clients: int,
     queries: int,
 ) -> str:
-    """Return the contents of the file, which are a valid run."""
     import yaml
 
     from fedone_sdk.spec import RunSpec, validate_spec
@@ -241,7 +239,6 @@ def _run_yaml(
 
 
 def _plain(name: str) -> str:
-    """Return a column's name as words of a template."""
     kept = "".join(c if c.isalnum() else " " for c in name)
     return " ".join(kept.split())[:100] or "text"
 
@@ -287,7 +284,6 @@ data:
   num_clients: {clients}
 {prompt}# Thompson sampling over whole prompts. A query is one prompt on one mini-batch.
 method: {{name: thompson, num_samples: {samples}, batch_size: 16}}
-participation: {{exchange: losses}}
 # A hard cap. A higher number continues the same run.
 budget: {{queries: {queries}}}
 # More than the budget pays for, so that a higher one has work to pay for.
@@ -303,8 +299,6 @@ _SHOWN_CHANGES = 3
 
 
 class _Model(StrEnum):
-    """The models of the quickstart."""
-
     smollm2 = "smollm2-135m-instruct"
     mini = "mini"
 
@@ -355,7 +349,6 @@ def quickstart(
 
 
 def _available(model: _Model) -> _Model:
-    """Return the model, fetched if necessary; the embedded one if that fails."""
     if model is _Model.mini:
         return model
     from fedone_sdk.backends.local_models import is_present, local_model
@@ -371,14 +364,13 @@ def _available(model: _Model) -> _Model:
 
 
 def _as_own_run(path: Path) -> str:
-    """Return a built-in run as a file that works from any folder."""
     text = path.read_text(encoding="utf-8")
     folder = path.parent.as_posix()
     return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
 
 
 async def _tuned(run: RunFile, federation: Federation) -> tuple[RunResult, list[Change] | None]:
-    """Return the run and the answers that its prompt changes; None if it was stopped."""
+    """Return the run, and the answers that its prompt changes; None if it was stopped."""
     from fedone_sdk.stores import MemoryStore
 
     async with run.backend() as backend:
@@ -386,9 +378,7 @@ async def _tuned(run: RunFile, federation: Federation) -> tuple[RunResult, list[
         result = await run_here(
             federation, source=run.path, backend=backend, transport="http", store=store
         )
-        if exit_code(result):
-            return result, None
-        return result, await _changes(store, federation, result)
+    return result, None if exit_code(result) else await _changes(store, federation, result)
 
 
 async def _changes(store: Store, federation: Federation, result: RunResult) -> list[Change]:

@@ -86,13 +86,16 @@ def test_quickstart_keeps_its_cap(fedone: Fedone, tmp_path: Path) -> None:
     assert "Next, a run of your own: fedone quickstart --write run.yaml" in out
     assert "60 of 60" in out
     assert "round 1/" in err
-    result = result_in(tmp_path / "result.json")
-    assert result.cap.queries == 60
-    assert result.spent.queries <= 60
-    assert result.status == "budget_exhausted"
-    assert sum(entry.queries for entry in result.history) == result.spent.queries
-    assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
-    assert result.gateway.messages > 0
+    document = json.loads((tmp_path / "result.json").read_text())
+    served_only = {"devices"}
+    assert document.keys() == RunResult.model_fields.keys() - {"priced"} - served_only
+    run = RunResult.model_validate(document)
+    assert run.cap.queries == 60
+    assert run.spent.queries <= 60
+    assert run.status == "budget_exhausted"
+    assert sum(entry.queries for entry in run.history) == run.spent.queries
+    assert None not in (run.metric.no_prompt, run.metric.before, run.metric.after)
+    assert run.gateway.messages > 0
 
 
 def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smollm2: Path) -> None:
