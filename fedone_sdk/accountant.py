@@ -15,14 +15,7 @@ __all__ = ["GaussianAccountant"]
 
 
 class GaussianAccountant:
-    """Epsilon of Gaussian noise at one delta.
-
-    Args:
-        delta: Of (epsilon, delta)-differential privacy.
-
-    Raises:
-        MissingExtraError: dp-accounting is not installed.
-    """
+    """Epsilon of Gaussian noise at one delta."""
 
     def __init__(self, delta: float) -> None:
         with needs_extra("differential privacy", "privacy"):

@@ -70,16 +70,7 @@ def bias_grid(num_labels: int) -> tuple[Bias, ...]:
 
 
 def class_losses(task: TaskSpec, rows: Sequence[LogProbs], targets: Sequence[int]) -> ByClass:
-    """Return one prompt's mean losses per class, at each bias of the grid.
-
-    Args:
-        task: The task; the grid replaces its own bias.
-        rows: The label log-probabilities of each example, nats.
-        targets: The index of each example's label.
-
-    Raises:
-        ValueError: The task has too many labels, or the numbers of targets and rows differ.
-    """
+    """Return one prompt's mean losses per class, at each bias of the grid."""
     num_labels = len(task.labels)
     tasks = [task.with_bias(bias) for bias in bias_grid(num_labels)]
     held: list[list[LogProbs]] = [[] for _ in range(num_labels)]

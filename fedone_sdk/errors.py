@@ -107,11 +107,7 @@ class MissingExtraError(FedOneError, ImportError):
 
 @contextmanager
 def needs_extra(feature: str, extra: str) -> Iterator[None]:
-    """Translate the failure of the body's imports.
-
-    Raises:
-        MissingExtraError: An import fails.
-    """
+    """Translate the failure of the body's imports."""
     try:
         yield
     except ImportError as exc:
@@ -130,8 +126,6 @@ class BudgetExhausted(BudgetError):
     Attributes:
         usage: What was spent before the refusal, if a server queried the model; None for
             nothing.
-        unit: The capped unit that is exhausted (``queries``, ``usd`` ...).
-        cap: The cap in that unit.
         held: Spent and leased so far.
         asked: The additional amount of the reservation.
     """
@@ -239,9 +233,7 @@ class LabelWordError(BackendError):
 
     Attributes:
         word: The label word.
-        tokens: The model's tokens of the word.
         way_out: An alternative fix, for the message.
-        suggested: Words that are one token.
         also: The task's other label words that are not one token.
     """
 

@@ -66,12 +66,6 @@ def evaluate(
 ) -> float:
     """Return a metric by its name.
 
-    Args:
-        name: One of `METRICS`, or ``package.module:function`` for a user's function.
-        predictions: Predicted label indices.
-        targets: True label indices, as many.
-        measure: The user's function.
-
     Raises:
         SpecError: The user's function is missing, raised an exception (its cause), or returned a
             number that is not finite.

@@ -39,12 +39,10 @@ class AnswerCache:
     two processes are two calls.
 
     Attributes:
-        hits: Number of answers from the cache.
         misses: Number of calls of the model, failed ones included.
 
     Args:
         file: SQLite file for all answers; created if it does not exist. It contains no inputs.
-        max_entries: Maximum answers in memory; the least recently used one is evicted.
 
     Raises:
         SpecError: The file cannot be opened, is damaged, or is not a cache's.
@@ -188,27 +186,18 @@ class _AnswerFile:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
     async def get(self, key: bytes) -> Answer | None:
-        """Return the answer to a key, or None.
-
-        Raises:
-            BackendBlocked: The file cannot be read, or an earlier answer cannot be written.
-        """
         return await self._in_worker(lambda: self._get(key))
 
     async def put(self, key: bytes, fingerprint: str, answer: Answer) -> None:
         """Store an answer durably. The first answer to a key is kept.
 
         The answer of a cancelled caller is written too.
-
-        Raises:
-            BackendBlocked: It cannot be written; the next call retries it first.
         """
         with self._lock:
             self._unwritten[key] = (fingerprint, answer)
         await asyncio.shield(self._in_worker(self._flush, usage=answer.usage))
 
     async def aclose(self) -> None:
-        """Write pending answers and close the file."""
         try:
             await self._in_worker(self._flush)
         finally:
@@ -307,11 +296,7 @@ def dump_answer(answer: Answer) -> bytes:
 
 
 def load_answer(data: bytes) -> Answer:
-    """Load the result of `dump_answer`.
-
-    Raises:
-        ValueError: It has another form.
-    """
+    """Load the result of `dump_answer`."""
     try:
         found: dict[str, Any] = json.loads(data.decode("utf-8", "surrogatepass"))
         return Answer(

@@ -63,11 +63,7 @@ def is_chat(parts: Rendered) -> bool:
 
 
 def refuse_chat(parts: Rendered, instead: str) -> None:
-    """Raise an error with the advice `instead` if an input is a chat.
-
-    Raises:
-        BackendError: The input is a chat.
-    """
+    """Raise an error with the advice `instead` if an input is a chat."""
     if is_chat(parts):
         raise BackendError(f"the task is a chat, which this model does not take: {instead}")
 
@@ -111,9 +107,6 @@ def chat_frame(
         bare: The template's text for the first of the `probes`.
         spaced: The template's text for the second.
         cut: Splits a text into the model's special tokens and the text between them.
-
-    Raises:
-        BackendError: The template changes the contents of messages.
     """
     names = _names(roles)
     pieces, wider = _pieces(bare, names), _pieces(spaced, names)

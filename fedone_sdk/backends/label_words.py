@@ -53,11 +53,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the words that are valid label words of a model, without those of other labels.
-
-    Raises:
-        BackendError: The model is unavailable, or does not support the form.
-    """
+    """Return the words that are valid label words of a model, without those of other labels."""
     taken = {word.strip().casefold() for word in apart_from}
     found = []
     for word in dict.fromkeys(words):
@@ -92,14 +88,6 @@ async def usable_vocabulary(
     """Drop built-in sets of label words that a model does not support.
 
     User-defined sets are kept; the run rejects invalid ones at its start.
-
-    Args:
-        backend: The model; None if clients have their own models.
-        spec: The run.
-        vocabulary: Its candidates.
-
-    Raises:
-        BackendError: The model cannot be read.
     """
     shipped = any(
         isinstance(source, LabelsSource) and not source.sets for _, source in spec.prompt.sources

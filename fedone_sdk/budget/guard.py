@@ -86,11 +86,7 @@ class BudgetGuard:
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Reserve `worst` while the body runs, then charge the amount that the body settles.
-
-        Raises:
-            BudgetExhausted: The reservation exceeds a cap; the body does not run.
-        """
+        """Reserve `worst` while the body runs, then charge the amount that the body settles."""
         lease = Lease(uuid.uuid4().hex, worst)
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:

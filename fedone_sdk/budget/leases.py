@@ -22,9 +22,6 @@ class LeaseOwner:
     """The process that opened a lease, and when.
 
     Attributes:
-        host: Name of its machine or container.
-        pid: Its process id there.
-        program: Its program, as given to the ledger.
         opened_at: Time of the lease, seconds since the epoch.
     """
 
@@ -63,13 +60,7 @@ class LeaseOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLease:
-    """A reservation that is not settled yet.
-
-    Attributes:
-        lease_id: Its id in the ledger.
-        worst: The reserved amount.
-        owner: The process that opened it.
-    """
+    """A reservation that is not settled yet."""
 
     lease_id: str
     worst: Usage

@@ -103,12 +103,7 @@ class MemoryLedger:
                 self._spent = self._spent.at_least(charge) - charge + used
 
     def release(self, lease_id: str, *, charge: Usage | None = None) -> None:
-        """Close a lease whose owner may still settle it, or raise `UnknownLease`.
-
-        Args:
-            lease_id: The lease.
-            charge: The amount to charge; by default the whole lease.
-        """
+        """Close a lease whose owner may still settle it, or raise `UnknownLease`."""
         with self._lock:
             charge = self._leases.get(lease_id, NOTHING) if charge is None else charge
             self._close(lease_id, charge)
@@ -153,22 +148,14 @@ class SqliteLedger:
 
     @staticmethod
     def is_ledger(path: str | Path) -> bool:
-        """Return whether a file is a ledger, without writing to it.
-
-        Raises:
-            sqlite3.Error: It is not a SQLite file, or cannot be read.
-        """
+        """Return whether a file is a ledger, without writing to it."""
         uri = f"{Path(path).absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True, timeout=PATIENCE_S)) as db:
             found = {name for (name,) in db.execute("SELECT name FROM sqlite_schema")}
         return {"leases", "spent"} <= found
 
     def submit(self, call: Callable[[MemoryLedger], T]) -> Future[T]:
-        """Submit a call for the next transaction, without waiting for it.
-
-        Args:
-            call: The call, e.g. ``lambda ledger: ledger.settle(lease_id, used)``.
-        """
+        """Submit a call for the next transaction, without waiting for it."""
         if self._writer.pid != os.getpid():
             # A forked child does not have the parent's thread.
             self._writer = _Writer(self._path, self._program)
@@ -186,11 +173,6 @@ class SqliteLedger:
         """Close another process's lease, or raise `UnknownLease`.
 
         If the owner settles it later, its usage replaces the charge.
-
-        Args:
-            lease_id: The lease.
-            charge: The amount to charge; by default the whole lease, because its request may have
-                been sent.
         """
         self.submit(lambda ledger: ledger.release(lease_id, charge=charge)).result()
 

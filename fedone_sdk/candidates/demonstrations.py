@@ -150,7 +150,6 @@ def _is_there(pieces: _Pieces) -> bool:
 
 
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
-    """Return the distinct shots of each class, in the order of the rows."""
     found: dict[str, dict[str, None]] = {label: {} for label in task.labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
@@ -183,7 +182,6 @@ def _problem(example: Example, field: str) -> str | None:
 
 
 def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
-    """Return the shots of at most `max_chars`, or the shortest `need` of them."""
     short = [shot for shot in pool if len(shot) <= max_chars]
     return short if len(short) >= need else sorted(pool, key=len)[:need]
 
@@ -214,13 +212,11 @@ def _blocks(
 
 
 def _endless(pool: Sequence[str], stream: SplitMix64) -> Iterator[str]:
-    """Yield all shots of a class in random order, repeatedly."""
     while True:
         yield from stream.shuffle(pool)
 
 
 def _drawn(decks: dict[str, Iterator[str]], labels: Sequence[str]) -> list[str]:
-    """Return the next shot of each label, without repetitions."""
     drawn: list[str] = []
     for label in labels:
         drawn.append(next(shot for shot in decks[label] if shot not in drawn))

@@ -113,12 +113,6 @@ def shipped_label_sets(
 ) -> tuple[tuple[str, ...], ...]:
     """Return the shipped sets for a task, in the spelling of the task's own words.
 
-    Args:
-        task_labels: The task's own label words, by label value. They determine leading spaces and
-            capitals.
-        name: A key of `PRESET_LABEL_SETS`. None uses the sets that contain the task's words, in
-            any order; for example, yes and no select false and true.
-
     Returns:
         The words of each set in the task's label order; empty if none fit.
 
@@ -156,15 +150,8 @@ def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 def label_words(candidate: str, count: int | None = None) -> tuple[str, ...]:
     """Return the label words of a candidate of the slot ``labels``.
 
-    Args:
-        candidate: A JSON array of words.
-        count: Number of labels of the task; None accepts any number from 2.
-
     Returns:
         The words in the task's label order.
-
-    Raises:
-        ValueError: The candidate is not such an array, or its words do not fit.
     """
     try:
         words = json.loads(candidate)

@@ -37,14 +37,9 @@ class RunFile:
         *,
         seed: int | None = None,
         cap: int | None = None,
-        exchange: str | None = None,
         raised: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read a RUN.yaml; arguments that are not None override the file.
-
-        Raises:
-            SpecError: One line per mistake, in the file or in the arguments.
-        """
+        """Read a RUN.yaml; arguments that are not None override the file."""
         spec = RunSpec.load(path)
         # Keys that are not set in the file remain unset (`RunSpec.is_same_run`).
         given: dict[str, Any] = spec.model_dump(exclude_unset=True)
@@ -54,8 +49,6 @@ class RunFile:
             given["budget"] = {**(given.get("budget") or {}), "queries": cap}
         if raised:
             given["budget"] = {**(given.get("budget") or {}), **raised}
-        if exchange is not None:
-            given["participation"] = {**given.get("participation", {}), "exchange": exchange}
         changed = validate_spec(RunSpec, given, source="arguments")
         if raised and changed.budget is not None:
             _check_raised(spec.budget, changed.budget)
@@ -128,9 +121,7 @@ class KnownRun:
     """A stored run before the command continues it.
 
     Attributes:
-        ended: Its final status; None if it can continue.
         raised: The caps that this command raises, each as ``queries 300 -> 600``.
-        round: Rounds done.
         cache_hits: Answers that cost nothing so far.
     """
 
@@ -145,11 +136,6 @@ class RunState:
     """The files of one run.
 
     The paths are distinct for any run name, because only a store ends in ``.db``.
-
-    Attributes:
-        store: SQLite file with the run, its log and its ledger.
-        clients: Folder with a folder for each client.
-        answers: SQLite file with the model's answers. Runs of one folder share it.
     """
 
     store: Path
@@ -158,11 +144,7 @@ class RunState:
 
     @classmethod
     def next_to(cls, run_path: Path, name: str) -> Self:
-        """Return the default files of a run: in ``.fedone`` next to its RUN.yaml.
-
-        Raises:
-            SpecError: The folder cannot be written to.
-        """
+        """Return the default files of a run: in ``.fedone`` next to its RUN.yaml."""
         folder = run_path.parent / FOLDER
         place = folder if folder.exists() else run_path.parent
         if not run_path.is_file() or not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
@@ -185,11 +167,7 @@ class RunState:
         )
 
     def make(self) -> None:
-        """Create the default folder, with a file that makes git ignore it.
-
-        Raises:
-            SpecError: It cannot be created.
-        """
+        """Create the default folder, with a file that makes git ignore it."""
         folder = self.store.parent
         if folder.name != FOLDER:
             return
@@ -209,22 +187,7 @@ class RunState:
         fresh: bool,
         model: str | None = None,
     ) -> KnownRun | None:
-        """Find the run in the store, and check that it can continue.
-
-        Args:
-            spec: The current description of the run.
-            vocabulary: Its candidates.
-            fresh: Whether to remove the run and its clients first. Answers are kept.
-            model: Required fingerprint of the stored run's model; None accepts any.
-
-        Returns:
-            The stored run; None if there is none.
-
-        Raises:
-            SpecError: The store has another run of this name, one of another model, or ``fresh``
-                would remove other runs.
-            StoreUnavailable: Another process uses the store, or it cannot be read.
-        """
+        """Find the run in the store, and check that it can continue."""
         if not self.store.exists():
             self._remove_clients()
             return None
@@ -268,7 +231,6 @@ class RunState:
         await store.clear()
 
     def _remove_clients(self) -> None:
-        """Remove the clients of a deleted store, whose identities a new store would not accept."""
         shutil.rmtree(self.clients, ignore_errors=True)
 
     def _compare(

@@ -137,8 +137,6 @@ def _required(max_epsilon: float | None, unit: UnitName | None) -> RequiredPriva
 
 
 class _EventLog:
-    """Logs a client's events, except those that the library itself logs."""
-
     def __init__(self) -> None:
         self._offline = False
 

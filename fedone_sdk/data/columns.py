@@ -19,9 +19,6 @@ def label_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
     A label is a short text or a number, of 2 to 50 kinds, each in two rows on average.
-
-    Raises:
-        DataError: There is none.
     """
     kinds = {name: {_as_text(row.get(name)) for row in rows} for name in rows[0]}
     most = min(_MAX_LABELS, max(len(rows) // 2, 2))
@@ -39,11 +36,7 @@ def label_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def text_columns(rows: Sequence[Mapping[str, Any]], label: str) -> list[str]:
-    """Return the columns that may hold the texts, the likeliest first.
-
-    Raises:
-        DataError: There is no column in addition to the label.
-    """
+    """Return the columns that may hold the texts, the likeliest first."""
     sizes = {
         name: sum(len(row[name]) for row in rows)
         for name in rows[0]
@@ -58,11 +51,7 @@ def text_columns(rows: Sequence[Mapping[str, Any]], label: str) -> list[str]:
 def split_dev(
     rows: Sequence[Mapping[str, Any]], label: str, *, share: float, seed: int = 0
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Split a share of each label off, at least one row of each, in the order of the rows.
-
-    Raises:
-        DataError: A label has only one row.
-    """
+    """Split a share of each label off, at least one row of each, in the order of the rows."""
     by_label = defaultdict[str, list[int]](list)
     for number, row in enumerate(rows):
         by_label[_as_text(row[label])].append(number)

@@ -30,12 +30,7 @@ class Partition:
 
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[list[int]]:
-    """Deal all rows at random; shard sizes differ by at most one.
-
-    Raises:
-        DataError: There are fewer rows than clients.
-        ValueError: An argument is out of range.
-    """
+    """Deal all rows at random; shard sizes differ by at most one."""
     _check_enough(num_examples, num_clients, 1)
     rows = SplitMix64(seed).shuffle(range(num_examples))
     return [rows[client::num_clients] for client in range(num_clients)]
@@ -84,10 +79,6 @@ def k_shot(labels: Sequence[Hashable], num_clients: int, shots: int, seed: int) 
 
     Shards are disjoint while rows suffice. After that rows are reused evenly, but never twice by
     one client unless a class has fewer than `shots` rows.
-
-    Raises:
-        DataError: There are no rows.
-        ValueError: An argument is out of range.
     """
     classes = _rows_by_class(labels)
     _check_shots(len(labels), num_clients, shots)

@@ -64,14 +64,6 @@ def draw_minibatch(num_examples: int, batch_size: int, seed: int) -> list[int]:
     swap ``rows[i]`` and ``rows[j]``; where ``next_u64`` is SplitMix64 started at `seed`. The golden
     vectors are in ``tests/vectors/minibatch.json``.
 
-    Args:
-        num_examples: M, rows that the client holds.
-        batch_size: B.
-        seed: ``0 <= seed < 2**53``.
-
-    Returns:
-        ``min(B, M)`` distinct row numbers in [0, M), in draw order.
-
     Raises:
         ValueError: An argument is out of range.
     """

@@ -38,8 +38,6 @@ class Estimate(NamedTuple):
     Attributes:
         mean: Over the seeds.
         low: Lower end of the two-sided 95 % interval.
-        high: Its upper end.
-        pairs: How many seeds.
     """
 
     mean: float
@@ -79,12 +77,6 @@ def difference(
     degrees of freedom and of the normal distribution, because the interval of few repeats is too
     narrow otherwise (Hesterberg 2015, "expanded percentile interval"). With one seed, the interval
     is over the examples only.
-
-    Args:
-        metric: One of `RESAMPLED`.
-        first: Trials of one entrant, seed by seed.
-        second: Those of the other under the same seeds, on the same dev split.
-        num_labels: Labels of the task; not used for the loss.
 
     Returns:
         The difference; None without pairs, or without examples that both have answered.
@@ -145,13 +137,7 @@ def _linear(apart: _Floats) -> _Drawn | None:
 
 
 def _collected(once: _Floats, num_examples: int, by_seed: Callable[[_Ints], _Floats]) -> _Drawn:
-    """Return all draws.
-
-    Args:
-        once: The difference with each seed on the original examples, shape (S,).
-        num_examples: R.
-        by_seed: The same on drawn examples: counts of shape (draws, R) to shape (draws, S).
-    """
+    """Return all draws."""
     count = len(once)
     parts = [
         ((seeds * by_seed(examples)).sum(axis=1) / count, seeds @ once / count)

@@ -60,10 +60,7 @@ class Contest:
     """An entrant with one seed, and what its trial needs.
 
     Attributes:
-        entrant: The entrant.
         federation: Its run, with the seed and the loaded data, without the user's functions.
-        folder: Base of relative paths: the folder of RUN.yaml.
-        cache: File of the model's answers.
         caps: Of all trials together.
         ledger: File of the account of these caps.
     """
@@ -126,16 +123,6 @@ def contests(
     Those of one seed have the same clients, rows and candidates. As far as their settings agree,
     they also have the same clients per round and the same mini-batches. All of these are drawn from
     the run's seed, independent of the method.
-
-    Args:
-        entrants: In the order of the table.
-        seeds: Of the runs.
-        folder: The folder of RUN.yaml.
-        place: The files and caps of `Contest`.
-
-    Raises:
-        SpecError: The run names no data, or no dev split.
-        DataError: A file or an example cannot be used.
     """
     for seed in seeds:
         read: dict[str, Federation] = {}  # equal data is read once
@@ -157,12 +144,6 @@ def affordable(
 
     A seed is included with all its entrants or not at all, because an unpaired trial is of no use.
     Each counts with its upper bound.
-
-    Args:
-        contests: All of the comparison.
-        missing: Those without a result.
-        total: The cap; None for no cap.
-        spent: Training queries already spent.
     """
     held, found = spent, list[Contest]()
     for seed in dict.fromkeys(contest.seed for contest in contests):
@@ -252,13 +233,10 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
 
 
 class _TotalGuard(BudgetGuard):
-    """A guard for all trials that records the first refusal."""
-
     refusal: BudgetExhausted | None = None
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Reserve like `BudgetGuard.reserve`, and record a refusal."""
         try:
             async with super().reserve(worst) as lease:
                 yield lease
@@ -387,12 +365,10 @@ class _Checkpoints:
 
     @property
     def run(self) -> ServedRun:
-        """The run, after its first event."""
         assert self._run is not None
         return self._run
 
     def watch(self, run: ServedRun, change: Change | None) -> None:
-        """Record an event of the run."""
         self._run, every = run, run.spec.evaluation.every
         if change is not None and change.finished is not None:
             self._queries += change.finished.report.queries

@@ -31,8 +31,6 @@ class Devices:
     """The clients of a federation, one per shard.
 
     Attributes:
-        shards: Each client's examples.
-        token: The enrolment token.
         score: The user's function, for loss ``score``.
         state_dir: Holds one state folder per client; None keeps state in memory.
         between: Wraps each client's transport; None leaves it as it is.
@@ -52,9 +50,6 @@ class Devices:
 
         An enrolment with the same nonce returns the same client, so a client needs no state folder
         before its first assignment.
-
-        Raises:
-            DataError: The secret cannot be stored.
         """
         secret = secrets.token_bytes(32) if self.state_dir is None else _secret(self.state_dir)
         digests = (hashlib.sha256(secret + b"%d" % number) for number in range(len(self)))
@@ -89,11 +84,6 @@ class Devices:
 
 
 def _secret(folder: Path) -> bytes:
-    """Return the folder's secret, created if missing.
-
-    Raises:
-        DataError: It can be neither read nor created.
-    """
     file = folder / _SECRET
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -64,15 +64,7 @@ _CHARS_PER_TOKEN = 4
 
 
 class EvaluationPlan(Message):
-    """Evaluation queries, if all caps allow them.
-
-    Attributes:
-        no_prompt: For no prompt.
-        before: For the untrained prompt.
-        curve: For all points of the curve.
-        after: For the tuned prompt.
-        queries: Total.
-    """
+    """Evaluation queries, if all caps allow them."""
 
     no_prompt: int
     before: int
@@ -88,8 +80,6 @@ class Duration(Message):
         basis: ``probe``: by queries timed on this machine; ``rate_limits``: the lower bound that
             the backend's rate limits imply.
         seconds: The estimate, from the start of the process.
-        probe_queries: Number of timed queries.
-        probe_s: Their duration.
     """
 
     basis: Literal["probe", "rate_limits"]
@@ -102,20 +92,15 @@ class RunPlan(Message):
     """The plan of a run. Expectations come from a sample; the others are bounds.
 
     Attributes:
-        name: The run.
-        cap: Its caps.
         clients: K.
         vocab_size: N of the vocabulary as built.
         queries_per_round: K* x I x E.
-        rounds: T of the run.
         rounds_planned: Rounds that the method plans with. A search in the losses exchange plans
             with what the cap on queries pays, all else with T.
         rounds_affordable: Full rounds that the caps cover if each query costs what its lease
             reserves, at most T.
         rounds_expected: Full rounds that the caps are expected to cover, at most T.
-        training_queries: Upper bound.
         distinct_share: Expected share of prompts without repetitions on one mini-batch.
-        evaluation: Evaluation queries.
         proposals: Calls of the proposer, at most.
         per_query: Expected usage of a training query.
         expected: Expected usage of the whole run, with equal queries merged.
@@ -330,23 +315,12 @@ def _evaluation(federation: Federation, *, rounds: int) -> EvaluationPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Costs:
-    """What queries cost.
-
-    Attributes:
-        leased: What a lease reserves for a query.
-        query: Mean of a training query.
-        measured: All of evaluation, expected.
-        longest: Prompt tokens of a training and of an evaluation query with the longest rows and
-            candidates; None if not counted.
-    """
-
     leased: Usage = _ONE
     query: Usage = _ONE
     measured: Usage = NOTHING
     longest: tuple[int, int] | None = None
 
     def most(self, training: int, evaluation: EvaluationPlan) -> Usage:
-        """Upper bound of training and evaluation."""
         most = self.leased * training + (self.leased * evaluation.queries).without_queries()
         if self.longest is None:
             return most
@@ -363,7 +337,6 @@ async def _costs(
     points: int,
     troubles: list[str],
 ) -> _Costs:
-    """Count what queries cost."""
     spec, method = federation.spec, _machine(federation).method
     task, size = spec.task, spec.method.batch_size
     untrained = prompt_of(
@@ -445,7 +418,6 @@ async def _longest(federation: Federation, backend: LLMBackend) -> tuple[int, in
 async def _counts(
     federation: Federation, backend: LLMBackend, inputs: Sequence[tuple[TextPrompt, Example]]
 ) -> list[int]:
-    """Return the prompt tokens of single inputs."""
     queries = [_query(backend, federation, prompt, [row]) for prompt, row in inputs]
     found: list[int] = []
     for at in range(0, len(queries), _AT_ONCE):
@@ -460,16 +432,6 @@ async def _counts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Proposals:
-    """What the proposer costs.
-
-    Attributes:
-        calls: Its calls, at most.
-        expected_calls: Its calls, if each gives as many candidates as are asked for.
-        every: Rounds between two calls.
-        each: Expected usage of a call.
-        most: What is reserved for a call with the longest candidates.
-    """
-
     calls: int = 0
     expected_calls: int = 0
     every: int = 1
@@ -512,7 +474,6 @@ async def _proposals(
 
 
 def _by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
-    """Return the duration that a backend's rate limits imply; None without limits."""
     limits = getattr(spec.backend, "limits", None)
     if limits is None:
         return None

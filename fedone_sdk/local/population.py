@@ -24,16 +24,6 @@ _BATCH = 128
 
 @dataclass(slots=True)
 class _Member:
-    """One client.
-
-    Attributes:
-        number: Its index among the shards.
-        index: Its enrolment index; None before enrolment.
-        enrolled: The response to its enrolment, until its `EdgeClient` requests it.
-        client: The client object, after its first assignment.
-        awake: Whether it is working.
-    """
-
     number: int
     index: int | None = None
     enrolled: Enrolled | None = None
@@ -42,8 +32,6 @@ class _Member:
 
 
 class _MemberTransport(MemoryTransport):
-    """A client's transport to the service; it reports the client's identity."""
-
     def __init__(self, population: Population, member: _Member) -> None:
         super().__init__(population.service)
         self._population = population
@@ -87,9 +75,6 @@ class Population:
         """Enrol all clients, in the order of their shards.
 
         A client's enrolment index, which seeds its draws, is its shard's.
-
-        Raises:
-            ProblemError: The token is invalid.
         """
         devices = self._devices
         if devices.between is not None:
@@ -131,11 +116,7 @@ class Population:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        """Run the clients within the ``async with``.
-
-        Raises:
-            ExceptionGroup: Fatal errors of clients.
-        """
+        """Run the clients within the ``async with``."""
         async with asyncio.TaskGroup() as self._group:
             self.service.listeners.append(self._on_change)
             keeping = self._group.create_task(self._renew_waiting(), name="population")

@@ -66,17 +66,7 @@ class Retuning:
         return [rows[at] for at in sorted(draw_minibatch(len(rows), BIAS_EXAMPLES, seed))]
 
     async def plan(self, backend: LLMBackend) -> RunPlan:
-        """Compute the cost of the run with its label biases; a hosted model is not queried.
-
-        Args:
-            backend: The new model. Cached answers are free.
-
-        Raises:
-            BackendError: The model cannot be used as described.
-            LabelWordError: A label word is not one token of the model.
-            SpecError: The model does not support the task, or the caps do not cover one round and
-                all measurements.
-        """
+        """Compute the cost of the run with its label biases; a hosted model is not queried."""
         spec = self.federation.spec
         check_caps(spec, backend.bounds)
         if not backend.local:
@@ -104,16 +94,7 @@ class Retuning:
         )
 
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
-        """Fit the label biases of the old prompt and of "no prompt" on the new model.
-
-        Args:
-            backend: The new model; cached answers are reused.
-            ask: Queries the model for the rest, under the run's caps.
-
-        Raises:
-            BackendError: The model rejected a query.
-            ProblemError: The caps do not allow it.
-        """
+        """Fit the label biases of the old prompt and of "no prompt" on the new model."""
         asked = {prompt: self._queries(backend, prompt) for prompt in self.prompts}
         queries = [query for each in asked.values() for query in each]
         unknown = [query for query in queries if not await is_known(backend, query)]
@@ -141,12 +122,6 @@ def retune_spec(
 ) -> RunSpec:
     """Return the run that starts from an artefact's prompt and uses another model.
 
-    Args:
-        artefact: The old prompt.
-        backend: The new model.
-        run: Task, data, method, vocabulary and caps.
-        name: Of the new run.
-
     Raises:
         SpecError: The run does not fit the prompt.
     """
@@ -171,7 +146,6 @@ def retune_spec(
 
 
 def _misfits(artefact: PromptArtefact, run: RunSpec) -> list[str]:
-    """List what makes a run incomparable with an artefact's measurement."""
     old, new, found = artefact.task, run.task, []
     names = list(artefact.prompt.slots or ())
     if names != list(run.prompt.text_slots) or (

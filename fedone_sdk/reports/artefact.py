@@ -29,14 +29,7 @@ class _Part(BaseModel):
 
 
 class LedgerReport(Billed):
-    """The run's account.
-
-    Attributes:
-        cap: The caps.
-        spent: Spent usage.
-        leased: Usage reserved for open work.
-        evaluation: The part of `spent` for evaluation.
-    """
+    """The run's account."""
 
     cap: Cap
     spent: Usage
@@ -48,11 +41,8 @@ class ArtefactEvaluation(_Part):
     """The measurement of the prompt.
 
     Attributes:
-        metric: The metric on the dev split.
-        examples: Number of its examples; null without a measurement.
         interval: The metric's 95 % bootstrap interval over the examples; null as above.
         batch_size: Examples per query. Answers of quantised models depend on it slightly.
-        verdict: Whether tuning was worth it; null without a measurement.
     """
 
     metric: MetricReport
@@ -66,16 +56,6 @@ class PromptArtefact(_Part):
     """A tuned prompt and its provenance. The same run gives the same artefact.
 
     Attributes:
-        format: Kind of the file.
-        version: Version of the format.
-        run_id: The run.
-        name: The run's name.
-        status: The run's status.
-        rounds: Completed rounds.
-        seed: The run's seed.
-        method: The method that tuned it.
-        prompt: The prompt: text, tokens, label bias.
-        task: Template, label words, loss, metric.
         calibration: Whether the run fitted the label bias to labels.
         model: Fingerprint of the model that it was tuned for.
         models: Model versions that the provider reported.
@@ -131,9 +111,6 @@ class PromptArtefact(_Part):
 def artefact_of(run: ReportedRun) -> PromptArtefact:
     """Return the artefact of a run in its current state.
 
-    Args:
-        run: A run from an export, a store or a server.
-
     Raises:
         ResultError: The run is from a result file, which is incomplete.
     """
@@ -177,9 +154,6 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
 
 def read_artefact(path: Path) -> PromptArtefact:
     """Read an artefact.
-
-    Args:
-        path: The file.
 
     Raises:
         SpecError: It is not an artefact, is of a newer version, or was modified.

@@ -50,13 +50,7 @@ def curves_svg(run: ReportedRun) -> str:
 def svg_of(
     draw: Callable[[Figure], None], *, size: tuple[float, float], style: Mapping[str, Any]
 ) -> str:
-    """Return the SVG of axes over training queries; the same drawing gives the same bytes.
-
-    Args:
-        draw: Draws on an empty figure.
-        size: Width and height, inches.
-        style: More of matplotlib's settings.
-    """
+    """Return the SVG of axes over training queries; the same drawing gives the same bytes."""
     # Text is kept as text, which is smaller and accessible to screen readers.
     settings: Any = {"svg.hashsalt": "fedone", "svg.fonttype": "none", **style}
     with matplotlib.rc_context(settings):

@@ -27,14 +27,7 @@ def html_page(
     package: str = "fedone_sdk.reports",
     **values: object,
 ) -> str:
-    """One self-contained page, without network and scripts; all values are escaped.
-
-    Args:
-        template: A child of ``page.html.j2``.
-        figure: The SVG of the page's figure. A data URL isolates the image from the page.
-        package: The package of the template.
-        values: The template's other values.
-    """
+    """One self-contained page, without network and scripts; all values are escaped."""
     if figure is not None:
         figure = f"data:image/svg+xml;base64,{base64.b64encode(figure.encode()).decode()}"
     return (
@@ -50,14 +43,7 @@ def html_report(
     artefact: Path | None = None,
     backend: Path | None = None,
 ) -> str:
-    """Return the report as one HTML page.
-
-    Args:
-        run: The run.
-        moved: What the change of model does, for a run of `fedone retune`.
-        artefact: The file of the recommended prompt, for the commands of the page.
-        backend: The file of the new model, for the same.
-    """
+    """Return the report as one HTML page."""
     svg = curves_svg(run) if run.result.history else None
     return html_page(
         "report.html.j2",
@@ -93,7 +79,6 @@ def _signed(value: float, digits: int = 3) -> str:
 
 
 def _inline(text: object) -> str:
-    """Escapes a text for Markdown, in one line."""
     line = " ".join(str(text).split()) if "\n" in str(text) or "\r" in str(text) else str(text)
     return _SPECIAL.sub(lambda found: _ENTITIES.get(found[1], f"\\{found[1]}"), line)
 

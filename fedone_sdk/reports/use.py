@@ -20,8 +20,6 @@ class Labelled:
         labels: The label of each example; null if the model wrote no label word, or failed.
         scores: Each label's log-probability with the bias, in nats, by label; null if the model
             failed.
-        texts: The generated texts, for tasks without labels.
-        usage: The usage.
     """
 
     labels: tuple[str | None, ...]
@@ -46,12 +44,6 @@ async def label_examples(
         examples: The template's text fields, without labels.
         batch_size: Examples per query; None is that of the prompt's measurement.
         any_model: Whether to allow another model than the one the prompt was tuned for.
-
-    Raises:
-        BackendError: The model cannot answer.
-        DataError: A text field is missing.
-        LabelWordError: A label word is not one token of the model.
-        SpecError: It is another model, or does not support the task.
     """
     task = artefact.asked
     if task.loss == "nll":

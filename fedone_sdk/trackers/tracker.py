@@ -28,8 +28,6 @@ class TrackedRun:
     """The description of a run for trackers.
 
     Attributes:
-        run_id: The run.
-        name: Its display name.
         params: Its spec, flat: ``method.name`` and so on. Contains no secrets.
     """
 
@@ -51,13 +49,7 @@ class Tracker(Protocol):
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
-        """Record an evaluation of the deployable prompt on the dev split.
-
-        Args:
-            name: The metric.
-            value: Its value.
-            queries: Training queries spent by the end of the evaluated round.
-        """
+        """Record an evaluation of the deployable prompt on the dev split."""
         ...
 
     def end(self, result: RunResult | None) -> None:
@@ -74,12 +66,7 @@ TrackerFactory = Callable[[TrackedRun], Tracker]
 
 
 def find_tracker(name: str) -> TrackerFactory:
-    """Load a tracker by the name of its entry point.
-
-    Raises:
-        MissingExtraError: A package that it needs is not installed.
-        SpecError: There is no tracker of this name, or its import fails.
-    """
+    """Load a tracker by the name of its entry point."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"

@@ -33,10 +33,6 @@ class Tracking:
     and gets no more events. Use it with ``with``: leaving waits until all events are written.
 
     It is a `watch` callback of `simulate`, which supplies the rounds; otherwise call `add`.
-
-    Args:
-        trackers: Factories of trackers, by name.
-        patience_s: Longest wait for them at the end, seconds.
     """
 
     def __init__(
@@ -87,12 +83,7 @@ class Tracking:
         return bool(self._workers)
 
     def begin(self, run: TrackedRun, *, metric: str = "metric") -> None:
-        """Create the trackers.
-
-        Args:
-            run: The tracked run.
-            metric: The name of the run's metric.
-        """
+        """Create the trackers."""
         self._started, self._metric = True, metric
         for worker in self._workers:
             worker.start(run)
@@ -130,8 +121,6 @@ def _measurement(name: str, value: float, queries: int) -> Callable[[Tracker], N
 
 
 class _Worker:
-    """One tracker and its thread."""
-
     def __init__(self, name: str, factory: TrackerFactory) -> None:
         self._name, self._factory = name, factory
         self._calls: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
