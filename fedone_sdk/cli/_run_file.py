@@ -37,7 +37,6 @@ class RunFile:
         *,
         seed: int | None = None,
         cap: int | None = None,
-        exchange: str | None = None,
         raised: Mapping[str, Any] | None = None,
     ) -> Self:
         """Read a RUN.yaml; arguments that are not None override the file."""
@@ -50,8 +49,6 @@ class RunFile:
             given["budget"] = {**(given.get("budget") or {}), "queries": cap}
         if raised:
             given["budget"] = {**(given.get("budget") or {}), **raised}
-        if exchange is not None:
-            given["participation"] = {**given.get("participation", {}), "exchange": exchange}
         changed = validate_spec(RunSpec, given, source="arguments")
         if raised and changed.budget is not None:
             _check_raised(spec.budget, changed.budget)

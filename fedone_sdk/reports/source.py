@@ -125,5 +125,4 @@ def _json(data: bytes) -> dict[str, Any] | None:
 
 
 def _result(document: dict[str, Any]) -> RunResult:
-    document.pop("losses_exchange", None)  # Keys that `fedone quickstart` adds.
     return RunResult.model_validate_json(json.dumps(document))

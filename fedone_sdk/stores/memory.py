@@ -176,7 +176,6 @@ class MemoryStore(Alone):
         )
 
     def _put(self, client: ClientRecord) -> None:
-        """Add a client, or replace the one with its index."""
         if client.index < len(self._clients):
             before = self._clients[client.index]
             self._clients[client.index] = client

@@ -22,12 +22,7 @@ FROM {table}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What was copied.
-
-    Attributes:
-        rows: Number of rows by table.
-        digests: Digest of each run's state.
-    """
+    """The number of rows by table, and the digest of each run's state."""
 
     rows: dict[str, int]
     digests: dict[str, str]
@@ -36,12 +31,8 @@ class Copied:
 def copy(source: Connection, target: Connection, digest: Callable[[bytes], str]) -> Copied:
     """Copy all rows, then compare the number of rows of each table and the digest of each run.
 
-    Both connections are in a transaction, and no server holds either store.
-
-    Args:
-        source: A store of the newest schema.
-        target: A store without rows.
-        digest: Digest of a run's arrays.
+    Both connections are in a transaction, and no server holds either store. `digest` is that of a
+    run's arrays.
 
     Raises:
         FedOneError: The target is not empty, or the copy differs from the source.

@@ -378,12 +378,9 @@ def deleted(connection: Connection, run_id: str) -> float | None:
 
 
 def refuse_deleted(connection: Connection, run_id: str) -> None:
-    """Refuse a new run with the id of a deleted one.
+    """Refuse a new run with the id of a deleted one (`RunDeleted`).
 
     Call it after the insert, which waits for a concurrent deletion.
-
-    Raises:
-        RunDeleted: The id is reserved.
     """
     if deleted(connection, run_id) is not None:
         raise RunDeleted(f"run {run_id!r} was deleted")

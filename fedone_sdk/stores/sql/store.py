@@ -233,19 +233,11 @@ class SqlStore:
     # Schema
 
     async def schema(self) -> str | None:
-        """Return the schema version of the open or closed database; None if empty or missing.
-
-        Raises:
-            FedOneError: It cannot be read, or belongs to another program or a newer fedone-sdk.
-        """
+        """Return the schema version of the open or closed database; None if empty or missing."""
         return await self._database.schema()
 
     async def check(self) -> str:
-        """Return what `open` would do, without changes of the database.
-
-        Raises:
-            FedOneError: As for `open`.
-        """
+        """Return what `open` would do, without changes of the database, or raise its error."""
         found, where = await self.schema(), self._database.where
         if found is None:
             return f"would create the tables in {where}"
@@ -256,11 +248,7 @@ class SqlStore:
         return f"would use {where}, and upgrade it from schema {found} to {schema.HEAD}"
 
     async def upgrade(self) -> None:
-        """Upgrade the database to the newest schema; it stays closed.
-
-        Raises:
-            FedOneError: As for `open`.
-        """
+        """Upgrade the database to the newest schema; it stays closed."""
         await self._database.open(serving=False, upgrading=True)
         await self._database.close()
 
