@@ -88,7 +88,7 @@ class Retuning:
             update={
                 "evaluation": plan.evaluation.model_copy(update={"queries": evaluation}),
                 "expected": plan.expected + quoted,
-                "most": plan.most + (quoted if backend.local else leased),
+                "most": plan.most + (leased),
                 "smallest_cap": smallest,
             }
         )
