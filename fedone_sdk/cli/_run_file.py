@@ -193,12 +193,11 @@ class RunState:
         try:
             if fresh:
                 await self._clear(store, spec.name)
-            runs = {record.run_id: record for record in await store.runs()}
-            if not runs:
+            known = await store.run(spec.name)
+            if not await store.versions():
                 self._remove_clients()
         finally:
             await store.close()
-        known = runs.get(spec.name)
         if known is None:
             return None
         document = json.loads(known.document)
@@ -217,7 +216,7 @@ class RunState:
         )
 
     async def _clear(self, store: SqlStore, name: str) -> None:
-        others = sorted(record.run_id for record in await store.runs() if record.run_id != name)
+        others = sorted((await store.versions()).keys() - {name})
         if others:
             raise ArgumentError(
                 f"--fresh: {self.store} holds other runs, too ({', '.join(others)}); "
