@@ -171,10 +171,6 @@ class Store(Replica, Protocol):
         """Add a run; a duplicate id is a ``ValueError``, that of a deleted run a `RunDeleted`."""
         ...
 
-    async def runs(self) -> list[RunRecord]:
-        """Return all runs in order of creation."""
-        ...
-
     async def heads(self) -> list[RunHead]:
         """Return the heads of all runs in order of creation."""
         ...
