@@ -10,13 +10,7 @@ from typing import Any
 def lazy(
     package: dict[str, Any], modules: Mapping[str, str]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return a package's ``__getattr__`` and ``__dir__`` (PEP 562).
-
-    Args:
-        package: Its ``globals()``.
-        modules: By module, the names that it brings, with blanks in between. None of them is a
-            module's name: a loaded module is an attribute of its package.
-    """
+    """Return a package's ``__getattr__`` and ``__dir__`` (PEP 562)."""
     homes = {name: module for module, names in modules.items() for name in names.split()}
 
     def load(name: str) -> object:

@@ -15,14 +15,7 @@ __all__ = ["GaussianAccountant"]
 
 
 class GaussianAccountant:
-    """Epsilon of Gaussian noise at one delta.
-
-    Args:
-        delta: Of (epsilon, delta)-differential privacy.
-
-    Raises:
-        MissingExtraError: dp-accounting is not installed.
-    """
+    """Epsilon of Gaussian noise at one delta."""
 
     def __init__(self, delta: float) -> None:
         with needs_extra("differential privacy", "privacy"):
@@ -33,11 +26,7 @@ class GaussianAccountant:
         self.delta = delta
 
     def epsilon(self, precision: float) -> float:
-        """Epsilon of all releases together.
-
-        Args:
-            precision: The sum of ``1 / noise_multiplier**2`` over the releases.
-        """
+        """Epsilon of all releases together."""
         if precision < 0:
             raise ValueError(f"precision must be at least 0, not {precision}")
         if precision == 0:

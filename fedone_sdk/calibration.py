@@ -54,14 +54,8 @@ def bias_grid(num_labels: int) -> tuple[Bias, ...]:
     >>> len(bias_grid(2)), bias_grid(2)[0], bias_grid(3)[1]
     (9, (0.0, -4.0), (0.0, -3.0, -2.0))
 
-    Args:
-        num_labels: C, from 2 to `MAX_LABELS`.
-
     Returns:
         Shape (G, C), nats: G is 9 for 2 labels, 49 for 3, 125 for 4. The middle one is zero.
-
-    Raises:
-        ValueError: There is no grid for this number of labels.
     """
     if num_labels not in _OFFSETS:
         raise ValueError(f"biases exist for 2 to {MAX_LABELS} labels, not for {num_labels}")
@@ -70,16 +64,7 @@ def bias_grid(num_labels: int) -> tuple[Bias, ...]:
 
 
 def class_losses(task: TaskSpec, rows: Sequence[LogProbs], targets: Sequence[int]) -> ByClass:
-    """Return one prompt's mean losses per class, at each bias of the grid.
-
-    Args:
-        task: The task; the grid replaces its own bias.
-        rows: The label log-probabilities of each example, nats.
-        targets: The index of each example's label.
-
-    Raises:
-        ValueError: The task has too many labels, or the numbers of targets and rows differ.
-    """
+    """Return one prompt's mean losses per class, at each bias of the grid."""
     num_labels = len(task.labels)
     tasks = [task.with_bias(bias) for bias in bias_grid(num_labels)]
     held: list[list[LogProbs]] = [[] for _ in range(num_labels)]

@@ -20,14 +20,6 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
     After a crash, also of the machine, the file has either its old or its new content. On return
     the new content is on disk.
-
-    Args:
-        path: The file; its folder must exist.
-        content: The new content.
-        mode: Of the file, before the process's umask.
-
-    Raises:
-        OSError: The write fails.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -50,9 +42,6 @@ def sync_path(path: Path) -> None:
 
     Does nothing where this is not supported: on Windows, on some network file systems, and where
     the path is writable but not readable.
-
-    Raises:
-        OSError: The flush fails.
     """
     if os.name == "nt":
         return
@@ -85,10 +74,7 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit the changes of the body, or roll them back if it fails.
-
-    The connection has ``isolation_level=None``.
-    """
+    """Commit the changes of the body, or roll them back if it fails."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -92,13 +92,7 @@ Rendered = tuple[Part, ...]
 
 
 class Filling(NamedTuple):
-    """A prompt's slot texts and label words.
-
-    Attributes:
-        texts: The text of each slot, in the order of the prompt.
-        labels: The chosen label words, in the task's label order; empty for the task's
-            own.
-    """
+    """A prompt's slot texts and label words."""
 
     texts: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -136,7 +130,6 @@ _Template = Annotated[str, Field(max_length=4000), AfterValidator(lambda text: _
 
 
 def _parsed(template: str) -> str:
-    """Check a template's syntax."""
     try:
         found = list(string.Formatter().parse(template))
     except ValueError as exc:
@@ -273,23 +266,12 @@ class TaskSpec(BaseModel):
         return self
 
     def with_bias(self, bias: Sequence[float] | None) -> TaskSpec:
-        """Return the task with this bias instead of its own.
-
-        Args:
-            bias: One number per label, nats; None for none.
-
-        Raises:
-            ValueError: It does not fit the labels.
-        """
+        """Return the task with this bias instead of its own."""
         given = None if bias is None else tuple(bias)
         return TaskSpec.model_validate({**self.model_dump(), "bias": given})
 
     def with_labels(self, labels: Mapping[str, str]) -> TaskSpec:
-        """Return the task with these label words instead of its own.
-
-        Raises:
-            ValueError: They are not one word for each label.
-        """
+        """Return the task with these label words instead of its own."""
         if set(labels) != set(self.labels):
             raise ValueError(f"labels: needs one word for each of {', '.join(self.labels)}")
         given = {label: labels[label] for label in self.labels}
@@ -307,7 +289,6 @@ class TaskSpec(BaseModel):
 
     @property
     def _form(self) -> str:
-        """The key of the task's form."""
         return "template" if self.chat is None else "chat"
 
     @property
@@ -359,11 +340,7 @@ def words_of(task: TaskSpec, prompt: TextPrompt) -> tuple[str, ...]:
 
 
 def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
-    """Fill the task's template, or the messages of its chat, with a prompt and an example.
-
-    Raises:
-        DataError: A text field is missing or is not text.
-    """
+    """Fill the task's template, or the messages of its chat, with a prompt and an example."""
     texts = placed(task, prompt)
     parts: list[Part] = []
     for role, template in task.messages:
@@ -386,7 +363,6 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
 
 @lru_cache(maxsize=256)
 def _pieces(template: str) -> tuple[tuple[str, str | None], ...]:
-    """Return the literal texts of a template, each with the name of the field after it."""
     return tuple((text, name) for text, name, _, _ in string.Formatter().parse(template))
 
 
@@ -399,11 +375,8 @@ def answer_word(word: str, before: str) -> str:
     """Return a label word as a chat model writes it.
 
     This function alone decides on its leading space: none at the beginning of an answer and after
-    white space, one after any other text (``Sentiment:``).
-
-    Args:
-        word: The label word; its own leading white space is ignored.
-        before: The text that the answer follows; empty after a special token.
+    white space, one after any other text (``Sentiment:``). `before` is the text that the answer
+    follows; empty after a special token.
     """
     bare = word.lstrip()
     return bare if not before or before[-1].isspace() else f" {bare}"
@@ -438,11 +411,7 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
 
 
 def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...]:
-    """Return the reference texts of loss ``nll``; empty for another loss.
-
-    Raises:
-        DataError: An example has no reference text.
-    """
+    """Return the reference texts of loss ``nll``; empty for another loss."""
     if task.loss != "nll":
         return ()
     return tuple(str(target_of(task, example)) for example in examples)
@@ -459,11 +428,7 @@ def biased(task: TaskSpec, log_probs: LogProbs) -> LogProbs:
 
 
 def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
-    """Return the index of the likeliest label with the task's bias, the first of several.
-
-    Returns:
-        The index; -1 if the model wrote no label.
-    """
+    """Return the index of the likeliest label with the task's bias, the first of several."""
     written = [index for index, value in enumerate(log_probs) if value > LOG_ZERO]
     values = biased(task, log_probs)
     return max(written, key=lambda index: values[index], default=-1)
@@ -471,11 +436,6 @@ def predicted(task: TaskSpec, log_probs: LogProbs) -> int:
 
 def label_loss(task: TaskSpec, log_probs: LogProbs, target: int) -> float:
     """Return the training loss of one example.
-
-    Args:
-        task: Specifies the loss and the bias.
-        log_probs: Label log-probabilities from the model, nats.
-        target: Index of the true label.
 
     Returns:
         ``cross_entropy``: nats, over the label words only (their log-probs are renormalised, as
@@ -499,13 +459,6 @@ def example_loss(
     task: TaskSpec, row: LogProbs | str, example: Example, score: ScoreFunction | None = None
 ) -> float:
     """Return the training loss of one example, for any loss of a task.
-
-    Args:
-        task: Specifies the loss.
-        row: The model's answer: label log-probabilities, the log-probability of the reference
-            text, or (``score``) the generated text.
-        example: The example, with its label.
-        score: The user's function, for ``score``.
 
     Returns:
         As `label_loss`; nats for ``nll``; ``1 - score`` for ``score``.

@@ -74,9 +74,6 @@ class ScriptedBackend(LLMBackend):
         answers: The kinds of query that it supports.
         fingerprint: Its model's fingerprint.
         gate: Awaited before each answer, to delay it or to raise.
-
-    Attributes:
-        asked: Queries that reached it.
     """
 
     bounds = EVERY_UNIT
@@ -103,11 +100,7 @@ class ScriptedBackend(LLMBackend):
         return self._fingerprint
 
     async def score(self, query: Query) -> Answer:
-        """Answer from the functions; usage is one request, and one token per input.
-
-        Raises:
-            ValueError: The kind of query is not supported.
-        """
+        """Answer from the functions; usage is one request, and one token per input."""
         if query.want not in self.answers:
             raise ValueError(f"this backend answers {sorted(self.answers)}, not {query.want!r}")
         self.asked.append(query)
@@ -150,12 +143,6 @@ class LoopbackFederation:
                 await client.run_forever()
             print(federation.run.result())
         ```
-
-    Args:
-        spec: The run.
-        vocabulary: Its candidates.
-        backend: The gateway's model; None if clients bring their own.
-        store: The aggregator's store.
     """
 
     token = "loopback-enrolment-token"

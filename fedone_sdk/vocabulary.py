@@ -72,12 +72,7 @@ Layout = tuple[tuple[int, int, int | None], ...]
 
 
 def are_prompts(rows: Iterable[Sequence[float]], layout: Layout) -> bool:
-    """Return whether each row has one valid candidate index per position.
-
-    Args:
-        rows: Indices of candidates.
-        layout: Of the candidates (`Vocabulary.layout`).
-    """
+    """Return whether each row has one valid candidate index per position."""
     sizes = [size for repeat, size, _ in layout for _ in range(repeat)]
     return all(
         len(row) == len(sizes) and min(row, default=0) >= 0 and all(map(operator.lt, row, sizes))
@@ -193,9 +188,6 @@ class Vocabulary(_Frozen):
     def with_candidates(self, appended: Iterable[tuple[str, str]]) -> Vocabulary:
         """Return the vocabulary with candidates appended to some slots.
 
-        Args:
-            appended: The slot and the text of each, in order.
-
         Raises:
             ValueError: There is no such slot, or the slot has the text already.
         """
@@ -217,22 +209,14 @@ class Vocabulary(_Frozen):
         return tuple((slot.repeat, len(slot.candidates), slot.blank) for slot in self.slots)
 
     def of_position(self, position: int) -> tuple[str, ...]:
-        """Return the candidates of a position, in index order.
-
-        Raises:
-            IndexError: There are slots, and no such position.
-        """
+        """Return the candidates of a position, in index order."""
         if not self.slots:
             return self.candidates
         rows = [slot.candidates for slot in self.slots for _ in range(slot.repeat)]
         return rows[position]
 
     def tokens(self, indices: Iterable[int]) -> list[str]:
-        """Return the candidates at these indices, one per position.
-
-        Raises:
-            IndexError: An index is not one of its position's candidates.
-        """
+        """Return the candidates at these indices, one per position."""
         rows = [slot.candidates for slot in self.slots for _ in range(slot.repeat)]
         alike = self.candidates
         chosen = []
@@ -245,19 +229,11 @@ class Vocabulary(_Frozen):
         return chosen
 
     def text(self, indices: Iterable[int]) -> str:
-        """Return the concatenated candidates at these indices.
-
-        Raises:
-            IndexError: An index is not one of its position's candidates.
-        """
+        """Return the concatenated candidates at these indices."""
         return "".join(self.tokens(indices))
 
     def by_slot(self, indices: Iterable[int]) -> dict[str, str]:
-        """Return the text of each slot by its name; empty if there are no slots.
-
-        Raises:
-            IndexError: An index is not one of its position's candidates.
-        """
+        """Return the text of each slot by its name; empty if there are no slots."""
         tokens = iter(self.tokens(indices))
         return {slot.name: "".join(islice(tokens, slot.repeat)) for slot in self.slots}
 
@@ -268,11 +244,7 @@ class Vocabulary(_Frozen):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Return the vocabulary that `dump` wrote.
-
-        Raises:
-            ValueError: The text is not a vocabulary.
-        """
+        """Return the vocabulary that `dump` wrote."""
         value = json.loads(text)
         if not isinstance(value, list):
             raise ValueError("a vocabulary must be a JSON array")
@@ -385,7 +357,6 @@ def build_vocabulary(
 
 
 def _with(wanted: Iterable[str], candidates: Sequence[str], size: int | None) -> list[str]:
-    """Return at most `size` candidates, including the wanted ones."""
     chosen = list(candidates[:size])
     missing = [text for text in dict.fromkeys(wanted) if text not in chosen]
     if size is not None and len(missing) > size - 2:
@@ -465,7 +436,6 @@ def _segments(run: list[str], bound: set[tuple[str, str]], max_ngram: int) -> It
 
 
 def _ranked(counts: Counter[str]) -> list[str]:
-    """Return texts by frequency, ties in text order, without those that are too long."""
     usable = (text for text in counts if len(text) <= _MAX_COUNTED_CHARS)
     return sorted(usable, key=lambda text: (-counts[text], text))
 

@@ -53,15 +53,7 @@ _WANTED: dict[Loss, tuple[Want, ...]] = {
 
 
 def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
-    """Return the kind of query that a task's loss needs.
-
-    Args:
-        task: The task.
-        answers: The kinds of queries that the backend supports.
-
-    Raises:
-        SpecError: The backend does not support it.
-    """
+    """Return the kind of query that a task's loss needs."""
     wanted = _WANTED[task.loss]
     for want in wanted:
         if want in answers:
@@ -87,20 +79,7 @@ def query_for(
     references: Sequence[str] = (),
     payer: Payer | None = None,
 ) -> Query:
-    """Return the query of one prompt on one mini-batch.
-
-    Args:
-        task: The task.
-        prompt: The prompt's text, or the contents of its slots.
-        texts: The text fields of each example.
-        backend: The backend that will score the query.
-        references: The reference text of each example, for loss ``nll``.
-        payer: Budget that is charged for its requests.
-
-    Raises:
-        DataError: A text field is missing.
-        SpecError: The backend does not support the loss.
-    """
+    """Return the query of one prompt on one mini-batch."""
     want = want_of(task, backend.answers)
     return Query(
         inputs=tuple(render(task, prompt, text) for text in texts),
@@ -121,11 +100,7 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
 
 
 def check_answer(query: Query, answer: Answer) -> None:
-    """Check that an answer fits its query, because a backend may be user code.
-
-    Raises:
-        ValueError: It has a wrong size, or a number that is not finite.
-    """
+    """Check that an answer fits its query, because a backend may be user code."""
     rows = rows_of(query, answer)
     if len(rows) != len(query.inputs):
         raise ValueError(f"{len(rows)} answers were given to {len(query.inputs)} inputs")
@@ -147,12 +122,7 @@ async def is_known(backend: LLMBackend, query: Query) -> bool:
 async def score_all(
     backend: LLMBackend, queries: Iterable[Query], *, concurrency: int = CONCURRENCY
 ) -> list[Answer]:
-    """Scores several queries concurrently and waits for all of them (see `ask_each`).
-
-    Raises:
-        BackendError: The most severe failure.
-        BudgetError: The budget does not suffice for a request.
-    """
+    """Scores several queries concurrently and waits for all of them (see `ask_each`)."""
     asked = list(queries)
     answers, failures = await ask_each(backend.score, asked, concurrency=concurrency)
     if failures:
@@ -193,7 +163,6 @@ async def ask_each(
 
 
 def _gravity(failure: Exception) -> int:
-    """Severity: higher if a retry helps less; unexpected exceptions are bugs and come first."""
     order = (BackendUnavailable, BackendBlocked, BudgetError, BackendError)
     ranks = {BackendUnavailable: 0, BackendError: 1, BudgetError: 2, BackendBlocked: 3}
     return next((ranks[kind] for kind in order if isinstance(failure, kind)), len(order))
@@ -204,15 +173,9 @@ class Prediction:
     """A model's answers to one prompt.
 
     Attributes:
-        task: The task; metric and losses include its label bias.
         rows: Per example, the log-probabilities or the text, without the label bias; None if the
             model failed on it.
-        examples: The examples.
-        usage: Usage, one query per batch, without retries, which are charged to the payer.
         censored: Number of log-probabilities that are upper bounds.
-        models: Model versions that the provider reported.
-        score: The user's function, for loss ``score``.
-        measure: The user's function, for a user-defined metric.
     """
 
     task: TaskSpec
@@ -257,11 +220,7 @@ class Prediction:
 
     @property
     def metric(self) -> float | None:
-        """The task's metric over the scored examples; None if there are none.
-
-        Raises:
-            SpecError: The user's function is missing or broken.
-        """
+        """The task's metric over the scored examples; None if there are none."""
         if not self.scored or self.task.metric == "loss":
             return self.mean_loss
         predictions, targets = [], []
@@ -275,11 +234,7 @@ class Prediction:
 
     @property
     def mean_loss(self) -> float | None:
-        """The task's mean loss over the scored examples; None if there are none.
-
-        Raises:
-            SpecError: The user's score function is missing or broken.
-        """
+        """The task's mean loss over the scored examples; None if there are none."""
         losses = [example_loss(self.task, row, example, self.score) for row, example in self.scored]
         return math.fsum(losses) / len(losses) if losses else None
 
@@ -291,19 +246,7 @@ def prediction_queries(
     examples: Sequence[Example],
     batch_size: int,
 ) -> list[Query]:
-    """Return the queries that measure a prompt, one per batch.
-
-    Args:
-        backend: The backend that will score them.
-        task: The task.
-        prompt: The prompt.
-        examples: Labelled examples.
-        batch_size: Examples per query.
-
-    Raises:
-        DataError: An example does not fit the task.
-        SpecError: The backend does not support the task's loss.
-    """
+    """Return the queries that measure a prompt, one per batch."""
     if not task.generates:
         for example in examples:
             target_of(task, example)  # Labels are checked before any query is paid for.
@@ -324,22 +267,7 @@ async def predict(
     score: ScoreFunction | None = None,
     measure: MetricFunction | None = None,
 ) -> Prediction:
-    """Scores every example with one prompt; the prediction includes the task's label bias.
-
-    Args:
-        backend: The backend.
-        task: The task.
-        prompt: The prompt.
-        examples: Labelled examples.
-        batch_size: Examples per query.
-        score: The user's function, for loss ``score``.
-        measure: The user's function, for a user-defined metric.
-
-    Raises:
-        BackendError: The model refused a query.
-        DataError: An example does not fit the task.
-        SpecError: The backend does not support the task's loss.
-    """
+    """Scores every example with one prompt; the prediction includes the task's label bias."""
     queries = prediction_queries(backend, task, prompt, examples, batch_size)
     answers = await score_all(backend, queries)
     return Prediction.of(task, queries, answers, examples, score=score, measure=measure)

@@ -65,14 +65,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimits:
-    """Remaining rate limits as reported by a provider; None is unknown.
-
-    Attributes:
-        requests: Requests left.
-        requests_reset_s: Seconds until `requests` is at its maximum.
-        tokens: Tokens left.
-        tokens_reset_s: Seconds until `tokens` is at its maximum.
-    """
+    """Remaining rate limits as reported by a provider; None is unknown."""
 
     requests: int | None = None
     requests_reset_s: float | None = None
@@ -169,12 +162,7 @@ class LLMBackend(ABC):
         """
 
     def check_query(self, query: Query) -> None:
-        """Check that a query is of a supported kind, and has what its kind needs.
-
-        Raises:
-            BackendError: The kind is not among `answers`.
-            ValueError: There are no inputs, no label words, or not one reference per input.
-        """
+        """Check that a query is of a supported kind, and has what its kind needs."""
         if not query.inputs:
             raise ValueError("a query needs at least one input")
         if query.want not in self.answers:
@@ -187,14 +175,7 @@ class LLMBackend(ABC):
             raise ValueError("a query needs one reference per input")
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """Upper bound on the usage of a query of `batch_size` inputs, in the units of `bounds`.
-
-        It counts one attempt per request; each retry is charged when it is sent.
-
-        Args:
-            batch_size: B.
-            max_tokens: Limit of the generated text per input, in tokens; 0 for other queries.
-        """
+        """Upper bound on the usage of a query of `batch_size` inputs, in the units of `bounds`."""
         return Usage(queries=1, requests=1)
 
     async def quote(self, query: Query) -> Usage:
@@ -234,18 +215,13 @@ class LLMBackend(ABC):
 
 
 class Wrapper(LLMBackend):
-    """Delegates all methods to the inner backend; subclasses override some.
-
-    Args:
-        inner: The inner backend, closed together with the wrapper.
-    """
+    """Delegates all methods to the inner backend; subclasses override some."""
 
     def __init__(self, inner: LLMBackend) -> None:
         self.inner = inner
         self._describe()
 
     def _describe(self) -> None:
-        """Copy the inner backend's attributes, which `check` may change."""
         self.bounds = self.inner.bounds
         self.answers = self.inner.answers
         self.max_inputs = self.inner.max_inputs
@@ -305,7 +281,6 @@ class Prepared(Protocol):
     """A query that is tokenised and truncated.
 
     Attributes:
-        worst: Upper bound of its usage.
         shortened: The truncated form of inputs that are too long; None if nothing is truncated, or
             if the fingerprint determines the truncation.
     """
@@ -329,11 +304,7 @@ class PreparingBackend(LLMBackend, Generic[P]):
 
     @abstractmethod
     async def _prepare(self, query: Query) -> P:
-        """Tokenise and truncate a query.
-
-        Raises:
-            BackendError: An input does not fit the model.
-        """
+        """Tokenise and truncate a query."""
 
     async def _prepared(self, query: Query) -> P:
         if (found := self._recent.get(query)) is None:
@@ -343,19 +314,11 @@ class PreparingBackend(LLMBackend, Generic[P]):
         return found
 
     async def quote(self, query: Query) -> Usage:
-        """Return the counted tokens of the inputs, and the bound on the generated ones.
-
-        Raises:
-            BackendError: As `score`, but for failures of the model.
-        """
+        """Return the counted tokens of the inputs, and the bound on the generated ones."""
         return (await self._prepared(query)).worst
 
     async def shortened(self, query: Query) -> object | None:
-        """Return the truncated form of inputs that are too long.
-
-        Raises:
-            BackendError: As `score`, but for failures of the model.
-        """
+        """Return the truncated form of inputs that are too long."""
         return (await self._prepared(query)).shortened
 
 
@@ -366,10 +329,6 @@ class LocalBackend(PreparingBackend[P]):
 
     Attributes:
         max_length: Maximum tokens per input, special tokens and continuation included.
-
-    Args:
-        name: Name of the threads.
-        threads: Number of queries that the model answers at once.
     """
 
     bounds = EVERY_UNIT
@@ -390,21 +349,7 @@ class LocalBackend(PreparingBackend[P]):
         """Ask the model. It blocks."""
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query.
-
-        The text fields of an input that is too long are truncated at their ends, the longest
-        first; prompt, template text and mask are not.
-
-        Returns:
-            Log-probabilities as float32 numbers, which the wire preserves. ``prompt_tokens`` counts
-            each input once, with its longest label word or reference.
-
-        Raises:
-            BackendError: The model does not answer such a query, an input does not fit it, or it
-                cannot be loaded or run.
-            LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs, or not what its kind needs.
-        """
+        """Answers one query."""
         plan = await self._prepared(query)
         return await self._in(self._model_threads, lambda: self._run(query, plan))
 

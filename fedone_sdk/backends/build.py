@@ -24,18 +24,7 @@ def build_backend(
     guard: BudgetGuard | None = None,
     watch: Watch | None = None,
 ) -> ModelClient:
-    """Build the adapter of a spec, and the client that sends queries to it.
-
-    Args:
-        spec: The backend's spec.
-        folder: Base of its relative paths.
-        guard: A budget that is charged in addition to each query's payer.
-        watch: Called for every request, including each retry.
-
-    Raises:
-        SpecError: The description cannot be met: a missing file, key or model.
-        MissingExtraError: What the model needs is not installed.
-    """
+    """Build the adapter of a spec, and the client that sends queries to it."""
     folder = Path(folder)
     with _about("model"):
         adapter = build_adapter(spec, folder)
@@ -54,7 +43,6 @@ def build_backend(
 
 @contextmanager
 def _about(key: str) -> Iterator[None]:
-    """Add the key of ``backend`` to errors about its file."""
     try:
         yield
     except SpecError as exc:
@@ -73,17 +61,7 @@ def _about(key: str) -> Iterator[None]:
 async def proposer_of(
     spec: RunSpec, folder: str | Path = ".", backend: LLMBackend | None = None
 ) -> AsyncIterator[LLMBackend | None]:
-    """Return the open model of a run's ``prompt.proposer``; None if the run has no proposer.
-
-    Args:
-        spec: The run.
-        folder: Base of its relative paths.
-        backend: The run's open model, which is reused if the proposer has the same spec.
-
-    Raises:
-        SpecError: The description cannot be met.
-        MissingExtraError: What the model needs is not installed.
-    """
+    """Return the open model of a run's ``prompt.proposer``; None if the run has no proposer."""
     proposer = spec.prompt.proposer
     if proposer is None:
         yield None
@@ -99,12 +77,7 @@ async def proposer_of(
 
 
 def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
-    """Return the adapter to one API.
-
-    Raises:
-        SpecError: The description cannot be met.
-        MissingExtraError: What the model needs is not installed.
-    """
+    """Return the adapter to one API."""
     options, model = spec.adapter_options, spec.model or ""
     if spec.tokenizer is not None:
         options["tokenizer"] = _path(folder, spec.tokenizer)
@@ -137,7 +110,6 @@ def build_adapter(spec: BackendSpec, folder: Path) -> LLMBackend:
 
 
 def _own(spec: BackendSpec, folder: Path) -> LLMBackend:
-    """Return a user-defined backend."""
     try:
         make = load_object("object", spec.object or "", folder, group="fedone.backends")
     except SpecError as exc:
@@ -156,7 +128,6 @@ def _own(spec: BackendSpec, folder: Path) -> LLMBackend:
 
 
 def _gguf(model: str, folder: Path) -> Path:
-    """Return the file of a known model, or the file at a path."""
     from fedone_sdk.backends.local_models import LOCAL_MODELS, model_path
 
     file = _path(folder, model)

@@ -63,11 +63,7 @@ def is_chat(parts: Rendered) -> bool:
 
 
 def refuse_chat(parts: Rendered, instead: str) -> None:
-    """Raise an error with the advice `instead` if an input is a chat.
-
-    Raises:
-        BackendError: The input is a chat.
-    """
+    """Raise an error with the advice `instead` if an input is a chat."""
     if is_chat(parts):
         raise BackendError(f"the task is a chat, which this model does not take: {instead}")
 
@@ -92,11 +88,7 @@ def messages_of(parts: Rendered) -> list[Message]:
 
 
 def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return placeholder messages of these roles, from which `chat_frame` reads the frame.
-
-    Returns:
-        The messages twice, the second time with a space at both ends of each.
-    """
+    """Return placeholder messages of these roles, from which `chat_frame` reads the frame."""
     names = _names(roles)
     return _said(roles, names), _said(roles, [f" {name} " for name in names])
 
@@ -104,17 +96,7 @@ def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, s
 def chat_frame(
     roles: Sequence[str], bare: str, spaced: str, cut: Callable[[str], Rendered]
 ) -> ChatFrame:
-    """Return the frame that a chat template makes for messages of these roles.
-
-    Args:
-        roles: Roles of the messages, in order.
-        bare: The template's text for the first of the `probes`.
-        spaced: The template's text for the second.
-        cut: Splits a text into the model's special tokens and the text between them.
-
-    Raises:
-        BackendError: The template changes the contents of messages.
-    """
+    """Return the frame that a chat template makes for messages of these roles."""
     names = _names(roles)
     pieces, wider = _pieces(bare, names), _pieces(spaced, names)
     strips = tuple(

@@ -32,11 +32,7 @@ class Checkpoint(NamedTuple):
 
 
 def find_checkpoint(model: str) -> Checkpoint:
-    """Find a model, and download the small files of a hub model.
-
-    Raises:
-        SpecError: There is no such model, or a file is missing.
-    """
+    """Find a model, and download the small files of a hub model."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         checkpoint = Checkpoint(folder.resolve().name, folder, None)
@@ -52,7 +48,6 @@ def find_checkpoint(model: str) -> Checkpoint:
 
 
 def _fetch(model: str) -> Path:
-    """Download a hub model's small files into a folder named by the commit."""
     hub = import_module("huggingface_hub")
     try:
         return Path(hub.snapshot_download(model, allow_patterns=list(_SMALL_FILES)))
@@ -100,11 +95,7 @@ def chat_template(checkpoint: Checkpoint) -> ApplyTemplate | None:
 
 
 def is_causal(folder: Path) -> bool:
-    """Whether the model in a folder is a causal one; else it is a masked one.
-
-    Raises:
-        SpecError: It is neither.
-    """
+    """Whether the model in a folder is a causal one; else it is a masked one."""
     names = read_json(folder / "config.json").get("architectures") or []
     if any(name.endswith("ForMaskedLM") for name in names):
         return False
@@ -118,11 +109,7 @@ def is_causal(folder: Path) -> bool:
 
 
 def load_module(auto_class: str, checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
-    """Load a model for inference, without dropout and gradients of its weights.
-
-    Raises:
-        BackendError: The model cannot be loaded, or has missing weights.
-    """
+    """Load a model for inference, without dropout and gradients of its weights."""
     torch, transformers = import_module("torch"), import_module("transformers")
     place = (
         {"pretrained_model_name_or_path": checkpoint.folder, "local_files_only": True}

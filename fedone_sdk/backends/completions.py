@@ -22,22 +22,16 @@ _ROUNDING = 1e-6
 
 
 class _Shown(BaseModel):
-    """A token that the provider shows (chat)."""
-
     token: str
     logprob: float
 
 
 class _Position(BaseModel):
-    """The position of one generated token (chat)."""
-
     token: str
     top_logprobs: tuple[_Shown, ...] = ()
 
 
 class _Shows(BaseModel):
-    """The field ``logprobs`` of both endpoints."""
-
     content: list[_Position] | None = None
     tokens: list[str] | None = None
     top_logprobs: list[dict[str, float | None] | None] | None = None
@@ -114,19 +108,12 @@ class Completion(BaseModel):
 
 
 def _spelling(text: str) -> str:
-    """Return a token or label word, lower-cased and without leading space.
-
-    Some servers show their tokeniser's own characters for that space.
-    """
+    """Return a token or label word, lower-cased and without leading space."""
     return text.lstrip(" \t\n\u2581\u0120").casefold()
 
 
 def spellings(label_words: Sequence[str]) -> list[str]:
-    """Return the label words, lower-cased and stripped.
-
-    Raises:
-        SpecError: Two of them are equal then, or one is empty.
-    """
+    """Return the label words, lower-cased and stripped."""
     first: dict[str, str] = {}
     for word in label_words:
         spelling = _spelling(word).rstrip()
@@ -191,15 +178,12 @@ _MIN_REPEATS = 3
 
 @dataclass(slots=True)
 class _Count:
-    """Counts over the first answers for one set of label words."""
-
     answers: int = 0
     unseen: int = 0
     likeliest: Counter[str] = field(default_factory=Counter)
 
     @property
     def refused(self) -> bool:
-        """Whether more than half of the watched answers are certain to show no label word."""
         return self.unseen > NUM_WATCHED // 2
 
 
@@ -217,11 +201,7 @@ class LabelWatch:
         self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
 
     def admit(self, words: tuple[str, ...]) -> None:
-        """Check a query before it is sent.
-
-        Raises:
-            LabelsNotShown: The answers so far rarely showed them.
-        """
+        """Check a query before it is sent."""
         count = self._counts.get(words)
         if count is not None and count.refused:
             raise self._refusal(words, count)

@@ -58,8 +58,6 @@ def check_unicode(text: str) -> None:
 
 
 class _Encoder:
-    """A loaded tokeniser. Thread-safe."""
-
     # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
     # What allows label words of several tokens.
@@ -94,11 +92,7 @@ class _Encoder:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
     def _continued(self, text: str) -> Any:
-        """Return the tokens of a text that continues another one.
-
-        Raises:
-            BackendError: The tokeniser does not show them apart from the text before.
-        """
+        """Return the tokens of a text that continues another one."""
         if not self._anchor:
             return self._tokenise(text)
         anchor = self._tokenise(self._anchor).ids
@@ -112,11 +106,7 @@ class _Encoder:
         )
 
     def continuation(self, text: str) -> list[int]:
-        """Return the token ids of a text that continues another one; its leading space is kept.
-
-        Raises:
-            BackendError: The tokeniser does not show them apart from the text before.
-        """
+        """Return the token ids of a text that continues another one; its leading space is kept."""
         return list(self._continued(text).ids)
 
     def spelled(self, label_words: Sequence[str], like: Rendered) -> tuple[str, ...]:
@@ -126,12 +116,7 @@ class _Encoder:
     def label_ids(
         self, label_words: Sequence[str], like: Rendered = (), *, several: bool = False
     ) -> list[list[int]]:
-        """Return the token ids of each label word, in its spelling after an input (`spelled`).
-
-        Raises:
-            LabelWordError: It is not one token (or none, where it may be `several`).
-            BackendError: Two label words are the same tokens.
-        """
+        """Return the token ids of each label word, in its spelling after an input (`spelled`)."""
         words = self.spelled(label_words, like)
         found: list[list[int]] = []
         for word in words:
@@ -149,29 +134,17 @@ class _Encoder:
         return found
 
     def label_id(self, word: str) -> int:
-        """Return the token id of a label word, with its leading space as given.
-
-        Raises:
-            LabelWordError: It is not one token.
-        """
+        """Return the token id of a label word, with its leading space as given."""
         ((token,),) = self.label_ids((word,))
         return token
 
     def _special_id(self, text: str) -> int:
-        """Return the id of a special token."""
         return int(self._tokenizer.token_to_id(text))
 
     def _fitted(
         self, parts: Rendered, num_extra: int, mask_id: int | None = None
     ) -> tuple[list[int], bool]:
-        """Return the token ids of a rendered input, truncated to max_length - `num_extra`.
-
-        Returns:
-            The ids, and whether the fields are not truncated.
-
-        Raises:
-            BackendError: The input is too long without its fields.
-        """
+        """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
         whole = True
         while True:
             borders = [
@@ -218,13 +191,6 @@ class ClozeEncoder(_Encoder):
 
     The text fields of an input that is too long are truncated at their ends, the longest first;
     prompt, template text and mask are not. Special tokens in a text are plain text.
-
-    Args:
-        tokenizer_file: The model's ``tokenizer.json``.
-        max_length: Tokens that the model takes per input, special tokens included.
-
-    Raises:
-        BackendError: The file holds no such tokeniser.
     """
 
     pad_id: int
@@ -237,12 +203,7 @@ class ClozeEncoder(_Encoder):
         self._start, self.pad_id, self._end, self.mask_id = special
 
     def encode(self, parts: Rendered) -> Cloze:
-        """Tokenises an input, and shortens its fields until it fits; see `CausalEncoder.fitted`.
-
-        Raises:
-            BackendError: There is not exactly one mask, or the input is too long without its
-                fields.
-        """
+        """Tokenises an input, and shortens its fields until it fits; see `CausalEncoder.fitted`."""
         refuse_chat(parts, MASKED)
         num_masks = sum(part.kind == "mask" for part in parts)
         if num_masks != 1:
@@ -261,9 +222,6 @@ class CausalEncoder(_Encoder):
     They start with the tokeniser's start tokens, if it has any, and are truncated like those of
     `ClozeEncoder`. A chat has the frame of the model's chat template instead; frames are cached by
     the roles of their messages. Special tokens in a text are plain text.
-
-    Raises:
-        BackendError: The file holds no tokeniser.
     """
 
     frames: dict[tuple[str, ...], ChatFrame]
@@ -311,11 +269,7 @@ class CausalEncoder(_Encoder):
         return tuple(part for part in (*parts, Part("text", piece[end:])) if part.text)
 
     def frame(self, roles: tuple[str, ...]) -> ChatFrame:
-        """Return the frame of the model's chat template for messages of these roles.
-
-        Raises:
-            BackendError: The model has no chat template, or it refuses such messages.
-        """
+        """Return the frame of the model's chat template for messages of these roles."""
         if roles not in self.frames:
             if self._apply_template is None:
                 raise BackendError(
@@ -346,18 +300,7 @@ class CausalEncoder(_Encoder):
         return self.fitted(parts, reserve=reserve)[0]
 
     def fitted(self, parts: Rendered, *, reserve: int = 0) -> tuple[list[int], bool]:
-        """Tokenises a rendered input, and shortens its fields until it fits.
-
-        Args:
-            parts: The rendered input.
-            reserve: Positions to leave free after the input.
-
-        Returns:
-            The token ids, and whether the fields are not truncated.
-
-        Raises:
-            BackendError: There is a mask or no token, or the input is too long without its fields.
-        """
+        """Tokenises a rendered input, and shortens its fields until it fits."""
         if any(part.kind == "mask" for part in parts):
             raise BackendError(
                 "the template has {mask}, but a causal language model answers at the end: "
@@ -379,9 +322,6 @@ def read_max_length(folder: Path, *, causal: bool = False) -> int:
     """Return a model's maximum number of tokens per input, from its folder.
 
     A model that is not causal is of the RoBERTa family.
-
-    Raises:
-        SpecError: Neither configuration file has it, or one is not JSON.
     """
     limits = []
     stated = read_json(folder / "tokenizer_config.json").get("model_max_length")
@@ -402,11 +342,7 @@ def read_max_length(folder: Path, *, causal: bool = False) -> int:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file; empty if there is no such file.
-
-    Raises:
-        SpecError: It is not JSON.
-    """
+    """Return the object in a JSON file; empty if there is no such file."""
     if not file.is_file():
         return {}
     try:

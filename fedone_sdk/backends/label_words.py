@@ -22,13 +22,7 @@ _SUGGESTED = 3
 async def check_label_words(
     backend: LLMBackend, words: tuple[str, ...], form: Rendered = ()
 ) -> None:
-    """Check label words and form like `LLMBackend.check`, and report all wrong words.
-
-    Raises:
-        LabelWordError: The first label word that is not one token of the model. Its `also` has the
-            others; each has suggestions.
-        BackendError: The model is unavailable, or does not support the form.
-    """
+    """Check label words and form like `LLMBackend.check`, and report all wrong words."""
     try:
         await backend.check(words, form)
     except LabelWordError:
@@ -53,11 +47,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the words that are valid label words of a model, without those of other labels.
-
-    Raises:
-        BackendError: The model is unavailable, or does not support the form.
-    """
+    """Return the words that are valid label words of a model, without those of other labels."""
     taken = {word.strip().casefold() for word in apart_from}
     found = []
     for word in dict.fromkeys(words):
@@ -72,7 +62,6 @@ async def valid_words(
 
 
 def _alike(word: str, position: int, words: Sequence[str]) -> list[str]:
-    """Alternatives to a word: other spellings, its parts, and those of known sets."""
     sets = shipped_label_sets({str(at): one for at, one in enumerate(words)})
     return [*spellings_of(word), *(each[position] for each in sets)]
 
@@ -92,14 +81,6 @@ async def usable_vocabulary(
     """Drop built-in sets of label words that a model does not support.
 
     User-defined sets are kept; the run rejects invalid ones at its start.
-
-    Args:
-        backend: The model; None if clients have their own models.
-        spec: The run.
-        vocabulary: Its candidates.
-
-    Raises:
-        BackendError: The model cannot be read.
     """
     shipped = any(
         isinstance(source, LabelsSource) and not source.sets for _, source in spec.prompt.sources

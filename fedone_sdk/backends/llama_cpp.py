@@ -30,8 +30,6 @@ _NOT_QUANTISED = (0, 1, 32)  # float32, float16, bfloat16
 
 
 class _Plan(NamedTuple):
-    """The token ids of a query: of each input, and of each label word."""
-
     starts: list[list[int]]
     labels: list[tuple[int, ...]]
     worst: Usage
@@ -49,10 +47,6 @@ class LlamaCppBackend(LocalBackend[_Plan]):
     that needs it.
 
     The arguments are keys of ``kind: llama_cpp``; `model` is a file.
-
-    Raises:
-        MissingExtraError: The extra ``llama-cpp`` is not installed.
-        SpecError: There is no such file, or it is not a causal model in GGUF.
     """
 
     answers = frozenset[Want]({"labels", "text"})
@@ -105,12 +99,7 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         return f"llama_cpp:{self._file.name}:{digest[:16]}{self._settings}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check that every label word is one token, and that the model supports the form.
-
-        Raises:
-            BackendError: The model cannot be loaded, or does not support the form.
-            LabelWordError: A label word is not one token (or none, where it may be several).
-        """
+        """Check that every label word is one token, and that the model supports the form."""
         await self._in(self._token_thread, lambda: self._check(label_words, form))
         if self._has_template:
             self._template_warning.check(form)

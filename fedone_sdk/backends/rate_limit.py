@@ -96,7 +96,6 @@ class RateLimiter:
             raise
 
     def _pump(self) -> None:
-        """Releases requests while the limits allow, and schedules the next call."""
         loop = asyncio.get_running_loop()
         while self._under_way < self._concurrency and (head := self._next()) is not None:
             name, waiter = head
@@ -151,33 +150,21 @@ class RateLimiter:
 
 
 class _Waiter(NamedTuple):
-    """A waiting request: its tokens, and the future of its turn."""
-
     tokens: int
     turn: asyncio.Future[_Sent]
 
 
 class _Sent(NamedTuple):
-    """The counts of a sent request."""
-
     requests: _Count
     tokens: _Count
 
     def undo(self) -> None:
-        """Remove a request that was not sent."""
         self.requests.correct(0)
         self.tokens.correct(0)
 
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """An amount that was sent at one time, in seconds.
-
-    Attributes:
-        sum: Cumulative sum, this amount included.
-        recent: Whether it is in the meter's window.
-    """
-
     meter: Meter
     at: float
     amount: int
@@ -185,7 +172,6 @@ class _Count:
     recent: bool
 
     def correct(self, amount: int) -> None:
-        """Corrects the amount to the actual value."""
         if self.recent:
             self.meter.in_window += amount - self.amount
             self.amount = amount

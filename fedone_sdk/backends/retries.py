@@ -129,11 +129,7 @@ class Retries:
                 probe.set_result(None)
 
     async def _admit(self, want: Want) -> asyncio.Future[None] | None:
-        """Admits a request; the first one, or the first after the pause, becomes the probe.
-
-        Raises:
-            BackendBlocked: The breaker is open.
-        """
+        """Admits a request; the first one, or the first after the pause, becomes the probe."""
         while want not in self._tried or self._refusal is not None:
             loop = asyncio.get_running_loop()
             if self._probe is not None:

@@ -66,9 +66,6 @@ class TokenCounter(ABC):
         Returns:
             The texts, and their number of tokens: the sum of each text's, tokenised once if nothing
             is truncated.
-
-        Raises:
-            BackendError: They are too long without their fields.
         """
         fitted = list(texts)
         while True:
@@ -104,8 +101,6 @@ class ByteCounter(TokenCounter):
 
 
 class _FileCounter(TokenCounter):
-    """Counts with a ``tokenizer.json``."""
-
     def __init__(self, file: Path) -> None:
         try:
             self._tokenizer = import_module("tokenizers").Tokenizer.from_file(str(file))
@@ -123,8 +118,6 @@ class _FileCounter(TokenCounter):
 
 
 class _TiktokenCounter(TokenCounter):
-    """Counts with an encoding of tiktoken."""
-
     def __init__(self, encoding: Any) -> None:
         self._encoding = encoding
 
@@ -141,9 +134,6 @@ def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:
     Args:
         tokenizer: The file, or a folder with it; None looks for one by the model's name.
         model: A folder with it, or a name in the cache of ``huggingface_hub``.
-
-    Raises:
-        SpecError: `tokenizer` does not name such a file.
     """
     if tokenizer is not None:
         file = Path(tokenizer).expanduser()
@@ -175,10 +165,6 @@ def token_counter(
         tokenizer: ``tokenizer.json``, or a folder with it; None looks for one by the model's
             name, then falls back to tiktoken, then to counting bytes.
         timeout_s: Time limit for tiktoken, in seconds.
-
-    Raises:
-        MissingExtraError: `tokenizer` is given and the package tokenizers is not installed.
-        SpecError: `tokenizer` does not exist, or cannot be loaded.
     """
     file = find_tokenizer(tokenizer, model)
     if file is not None and find_spec("tokenizers") is not None:

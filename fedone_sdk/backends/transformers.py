@@ -76,10 +76,6 @@ class TransformersBackend(LocalBackend[Plan]):
 
     Attributes:
         answers: ``labels``; for a causal model also ``reference`` and ``text`` (greedy).
-
-    Raises:
-        MissingExtraError: The extra ``torch`` is not installed.
-        SpecError: There is no such model or device, or the model is of another kind.
     """
 
     def __init__(
@@ -131,12 +127,7 @@ class TransformersBackend(LocalBackend[Plan]):
         return hash_folder(self._checkpoint.folder)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
-        """Check that every label word is one token, and that the model supports the form.
-
-        Raises:
-            BackendError: The model cannot be loaded, or does not support the form.
-            LabelWordError: A label word is not one token (or none, if it may be several).
-        """
+        """Check that every label word is one token, and that the model supports the form."""
         several = self._multi_token_labels
         await self._in(
             self._token_thread,
@@ -182,17 +173,7 @@ class TransformersBackend(LocalBackend[Plan]):
 
 
 def plan_of(encoder: Encoder, query: Query, *, several: bool = False) -> Plan:
-    """Plan the forward passes of a query.
-
-    Args:
-        encoder: The model's tokeniser.
-        query: The query.
-        several: Whether label words may be several tokens.
-
-    Raises:
-        BackendError: An input does not fit the model, or a reference is empty.
-        LabelWordError: A label word is not one token and must be.
-    """
+    """Plan the forward passes of a query."""
     if isinstance(encoder, ClozeEncoder):
         labels = [token for (token,) in encoder.label_ids(query.label_words)]
         clozes = [encoder.encode(parts) for parts in query.inputs]
@@ -244,15 +225,7 @@ def _continued(
 
 
 class TorchModel:
-    """The model and its tokeniser. All methods block, and are not thread-safe.
-
-    Attributes:
-        module: The torch module, in evaluation mode and without gradients of its weights.
-        max_batch: Maximum rows per forward pass.
-
-    Raises:
-        BackendError: The model cannot be loaded.
-    """
+    """The model and its tokeniser. All methods block, and are not thread-safe."""
 
     def __init__(
         self, checkpoint: Checkpoint, encoder: Encoder, *, device: str, dtype: str, max_batch: int
@@ -285,11 +258,7 @@ class TorchModel:
         return getattr(self.module, "lm_head", None) or self.module.get_output_embeddings()
 
     def score(self, plan: Plan) -> Answer:
-        """Return the log-probability of each text of each input.
-
-        Raises:
-            BackendError: The model cannot be run.
-        """
+        """Return the log-probability of each text of each input."""
         values = self._in_batches(plan.rows)
         return Answer(
             log_probs=tuple(
@@ -300,11 +269,7 @@ class TorchModel:
         )
 
     def write(self, plan: Plan, max_tokens: int) -> Answer:
-        """Generate greedily up to the model's end token or `max_tokens`.
-
-        Raises:
-            BackendError: The model cannot be run.
-        """
+        """Generate greedily up to the model's end token or `max_tokens`."""
         assert isinstance(self.encoder, CausalEncoder)
         ends = self.module.generation_config.eos_token_id
         ends = {ends} if isinstance(ends, int) else set(ends or ())
@@ -329,7 +294,6 @@ class TorchModel:
 
     @contextmanager
     def _failing_clearly(self) -> Iterator[None]:
-        """Convert torch's exceptions to a `BackendError` of one line."""
         torch = self._torch
         try:
             yield
@@ -344,7 +308,6 @@ class TorchModel:
             raise BackendError(f"torch failed: {first_line(exc)}") from exc
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[list[int]]:
-        """Yield the indices of the rows of each pass, sorted by length if there are several."""
         order = list(range(len(rows)))
         if len(rows) > self.max_batch:
             order.sort(key=lambda index: len(rows[index].ids), reverse=True)
@@ -352,7 +315,6 @@ class TorchModel:
             yield order[begin : begin + self.max_batch]
 
     def _in_batches(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Return the requested log-probabilities of each row."""
         found: list[list[float]] = [[]] * len(rows)
         for batch in self._batches(rows):
             with self._failing_clearly(), self._torch.inference_mode():
@@ -387,7 +349,6 @@ class TorchModel:
         return logits[at, tokens] - logits.logsumexp(1)[at]
 
     def _padded(self, sequences: Sequence[Sequence[int]], *, right: bool) -> tuple[Any, Any]:
-        """Token ids and attention mask, shape (len(sequences), longest)."""
         width = max(map(len, sequences))
         ids, mask = [], []
         for sequence in sequences:

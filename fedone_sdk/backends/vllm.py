@@ -53,9 +53,6 @@ class _Request(NamedTuple):
     """One request, and the parser of its answer.
 
     Attributes:
-        body: The JSON body.
-        worst: Upper bound of its usage.
-        read: Parses the answer to log-probabilities and texts.
         shortened: The truncated token ids, if an input was too long; else None.
     """
 
@@ -84,10 +81,6 @@ class VllmBackend(ServerBackend[_Request]):
 
     The arguments are keys of ``kind: vllm``. With `multi_token_labels` each input is sent once per
     label word.
-
-    Raises:
-        MissingExtraError: The extra ``vllm`` is not installed.
-        SpecError: The key's variable or the tokeniser's file does not exist.
     """
 
     _server: VllmServer
@@ -119,11 +112,7 @@ class VllmBackend(ServerBackend[_Request]):
 
     @property
     def fingerprint(self) -> str:
-        """``vllm:<the model's folder or hub name on the server>:<maximum length>``.
-
-        Raises:
-            BackendError: The server has not been checked yet.
-        """
+        """``vllm:<the model's folder or hub name on the server>:<maximum length>``."""
         served = self._checked()
         return f"vllm:{served.root}:{served.max_length}"
 
@@ -156,19 +145,7 @@ class VllmBackend(ServerBackend[_Request]):
             self._prompts_per_input = max(self._prompts_per_input, len(labels))
 
     async def score(self, query: Query) -> Answer:
-        """Answers one query by one request.
-
-        Returns:
-            Log-probabilities as float32 numbers, which the wire preserves.
-
-        Raises:
-            BackendError: An input does not fit the model (its length, ``{mask}``), or the server
-                refused it.
-            BackendUnavailable: The server is temporarily unavailable.
-            BackendBlocked: Key, model or server settings must change.
-            LabelWordError: A label word is not one token.
-            ValueError: The query has no inputs.
-        """
+        """Answers one query by one request."""
         request = await self._prepared(query)
         answer = await self._server.post(request.path, request.body)
         try:
@@ -244,7 +221,6 @@ class VllmBackend(ServerBackend[_Request]):
         )
 
     async def _label_request(self, query: Query, labels: list[int]) -> _Request:
-        """Return the request for the log-probabilities of given tokens after each input."""
         ids, shortened = await self._encoded(query, [1] * len(query.inputs))
 
         def read(answer: Any) -> _Found:
@@ -253,7 +229,6 @@ class VllmBackend(ServerBackend[_Request]):
         return self._completion(ids, read, shortened=shortened, **asking_for(labels))
 
     async def _ending_request(self, query: Query, endings: list[list[list[int]]]) -> _Request:
-        """Return the request for the log-probability of each given ending of each input."""
         reserve = [max(map(len, some)) + 1 for some in endings]
         if short := [room for room in reserve if room >= self._checked().max_length]:
             raise BackendError(
@@ -326,7 +301,6 @@ class VllmBackend(ServerBackend[_Request]):
         return self._encoder
 
     async def _check_form(self, form: Rendered) -> None:
-        """Check that the model supports inputs of this form."""
         if isinstance(self._encoder, ClozeEncoder):
             refuse_chat(form, MASKED)
         elif is_chat(form):
@@ -337,12 +311,7 @@ class VllmBackend(ServerBackend[_Request]):
             self._template_warning = None
 
     async def _know_frame(self, parts: Rendered) -> None:
-        """Fetch the frame of a chat from the server, unless it is cached.
-
-        Raises:
-            BackendBlocked: The model has no chat template, or refuses such messages; or its
-                tokeniser is not on this machine.
-        """
+        """Fetch the frame of a chat from the server, unless it is cached."""
         if not is_chat(parts):
             return
         roles = tuple(message.role for message in messages_of(parts))

@@ -23,8 +23,6 @@ class ServedModel:
 
     Attributes:
         root: The model's folder or its name on the hub, as configured on the server.
-        max_length: Maximum tokens per input, generated ones included.
-        masked: Whether it is a masked model with the SDK's plugin.
         start: The special tokens that the server puts before a text.
         probe: The server's tokens of `PROBE`, without special tokens.
     """
@@ -42,9 +40,6 @@ class VllmServer(ModelServer):
 
     Attributes:
         url: The server's root, without ``/v1``.
-
-    Raises:
-        SpecError: The key's variable is not set.
     """
 
     def __init__(
@@ -55,12 +50,7 @@ class VllmServer(ModelServer):
         self.url = root
 
     async def describe(self) -> ServedModel:
-        """Fetch the description of the model.
-
-        Raises:
-            BackendBlocked: It is not a vLLM server, it does not have the model, or the model
-                neither generates nor runs with the SDK's plugin.
-        """
+        """Fetch the description of the model."""
         listed = (await self.get("/v1/models")).get("data")
         cards = listed if isinstance(listed, list) else []
         names = {card.get("id"): card for card in cards if isinstance(card, dict)}
@@ -88,11 +78,7 @@ class VllmServer(ModelServer):
         )
 
     async def tokenise(self, text: str, *, special: bool = False) -> tuple[list[int], list[str]]:
-        """Return the ids and names of a text's tokens.
-
-        Raises:
-            BackendBlocked: It is not a vLLM server.
-        """
+        """Return the ids and names of a text's tokens."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": special}
         found = await self.post("/tokenize", {**body, "return_token_strs": True})
         ids, names = found.get("tokens"), found.get("token_strs")
@@ -101,12 +87,7 @@ class VllmServer(ModelServer):
         return ids, names
 
     async def apply_template(self, messages: list[dict[str, str]]) -> str | None:
-        """Apply the server's chat template to messages.
-
-        Returns:
-            The text, special tokens included; None if the server refuses, because the model has no
-            chat template or one that does not support such messages.
-        """
+        """Apply the server's chat template to messages."""
         import openai
 
         answered = messages[-1]["role"] == "assistant"
@@ -140,7 +121,6 @@ class VllmServer(ModelServer):
         )
 
     async def _is_masked(self) -> bool:
-        """Whether the server runs the SDK's plugin, by a request that the plugin refuses."""
         import openai
 
         with self.translated():
@@ -195,12 +175,7 @@ class ServerTokenizer:
         self._names: dict[int, str] = {}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        """Return the tokens of a text, without special tokens.
-
-        Raises:
-            TypeError: It is not valid Unicode.
-            UnknownText: It is not in the cache.
-        """
+        """Return the tokens of a text, without special tokens."""
         if not text:
             return Encoding([], [])
         if (found := self._known.get(text)) is None:

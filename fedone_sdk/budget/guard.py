@@ -86,11 +86,7 @@ class BudgetGuard:
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Reserve `worst` while the body runs, then charge the amount that the body settles.
-
-        Raises:
-            BudgetExhausted: The reservation exceeds a cap; the body does not run.
-        """
+        """Reserve `worst` while the body runs, then charge the amount that the body settles."""
         lease = Lease(uuid.uuid4().hex, worst)
         reserving = self._call(lambda ledger: ledger.reserve(lease.lease_id, worst, self.budget))
         try:
@@ -132,14 +128,7 @@ class BudgetGuard:
         return await self._call(lambda ledger: ledger.account(self.budget))
 
     async def remaining(self) -> Budget | None:
-        """Return what can still be reserved, by capped unit; None without a budget.
-
-        Example:
-            ```python
-            left = await guard.remaining()
-            print(left.usd)  # 3.25
-            ```
-        """
+        """Return what can still be reserved, by capped unit; None without a budget."""
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:

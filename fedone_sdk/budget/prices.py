@@ -29,8 +29,6 @@ class PriceTier(_Priced):
 
     Attributes:
         above: Applies to requests with more prompt tokens than this.
-        prompt: Per million prompt tokens.
-        completion: Per million completion tokens.
     """
 
     above: Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -42,9 +40,6 @@ class Price(_Priced):
     """Prices of a model, US dollars.
 
     Attributes:
-        prompt: Per million prompt tokens.
-        completion: Per million completion tokens.
-        request: Per request.
         tiers: Prices of long prompts, shortest first. Prices must not decrease, so that the longest
             prompt bounds all costs.
     """
@@ -76,12 +71,7 @@ class Price(_Priced):
         return frozenset(unit for unit, usd in costs.items() if usd)
 
     def priced(self, usage: Usage) -> Usage:
-        """Return usage with its exact cost in `usd`.
-
-        Args:
-            usage: Usage of one request. The sum of several requests is priced like one request with
-                all their tokens, which is an upper bound.
-        """
+        """Return usage with its exact cost in `usd`."""
         rate: Price | PriceTier = self
         for tier in self.tiers:
             if usage.prompt_tokens > tier.above:

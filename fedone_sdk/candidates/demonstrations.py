@@ -86,14 +86,6 @@ def demonstration_candidates(
 
 
 class _Form(NamedTuple):
-    """The form of a shot.
-
-    Attributes:
-        pieces: Text and the name that follows it: a field, a slot, ``mask``.
-        fields: The names that are columns of the data.
-        slots: The names that are other slots.
-    """
-
     pieces: _Pieces
     fields: tuple[str, ...]
     slots: frozenset[str]
@@ -150,7 +142,6 @@ def _is_there(pieces: _Pieces) -> bool:
 
 
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
-    """Return the distinct shots of each class, in the order of the rows."""
     found: dict[str, dict[str, None]] = {label: {} for label in task.labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
@@ -183,7 +174,6 @@ def _problem(example: Example, field: str) -> str | None:
 
 
 def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
-    """Return the shots of at most `max_chars`, or the shortest `need` of them."""
     short = [shot for shot in pool if len(shot) <= max_chars]
     return short if len(short) >= need else sorted(pool, key=len)[:need]
 
@@ -191,7 +181,6 @@ def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
 def _blocks(
     slot_name: str, pools: dict[str, list[str]], count: int, blocks: int, stream: SplitMix64
 ) -> list[str]:
-    """Return different blocks of `count` shots: `blocks` of them, if the rows suffice."""
     found: dict[str, None] = {}
     shortest = 0
     decks = {label: _endless(pool, stream) for label, pool in pools.items()}
@@ -214,13 +203,11 @@ def _blocks(
 
 
 def _endless(pool: Sequence[str], stream: SplitMix64) -> Iterator[str]:
-    """Yield all shots of a class in random order, repeatedly."""
     while True:
         yield from stream.shuffle(pool)
 
 
 def _drawn(decks: dict[str, Iterator[str]], labels: Sequence[str]) -> list[str]:
-    """Return the next shot of each label, without repetitions."""
     drawn: list[str] = []
     for label in labels:
         drawn.append(next(shot for shot in decks[label] if shot not in drawn))

@@ -23,11 +23,6 @@ def instruction_candidates(
     Label words are placeholders, which `fill` replaces by the chosen words. Without labels,
     instructions that list labels are omitted.
 
-    Args:
-        description: What is classified, and by what.
-        labels: The label values in the task's order.
-        size: The largest number of candidates, including the blank; None returns all.
-
     Returns:
         The blank candidate, then unique instructions with alternating styles. Each is one line
         with its line feed, so that text or demonstrations can follow it.
@@ -53,14 +48,12 @@ def instruction_candidates(
 
 @cache
 def _phrasings() -> tuple[str, ...]:
-    """All phrasings: the first of each style, then the second ..."""
     styles = tomllib.loads(assets.path("instructions.toml").read_text(encoding="utf-8"))
     in_turn = chain.from_iterable(zip_longest(*styles.values()))
     return tuple(phrasing for phrasing in in_turn if phrasing is not None)
 
 
 def _listed(words: Sequence[str], conjunction: str) -> str:
-    """Return words as an English list: ``a, b or c``."""
     *others, last = words
     return f"{', '.join(others)} {conjunction} {last}" if others else last
 

@@ -15,11 +15,7 @@ _OPENING = "([{<\u2018\u201c\u00ab"
 
 
 def label_placeholder(label: str) -> str:
-    """Return the placeholder of a class's label word in a candidate.
-
-    Args:
-        label: The label value, a key of the task's labels.
-    """
+    """Return the placeholder of a class's label word in a candidate."""
     return f"{{label:{label}}}"
 
 
@@ -69,7 +65,6 @@ def _replaced(text: str, labels: Mapping[str, str], others: Mapping[str, str]) -
 
 
 def _word(word: str, before: str) -> str:
-    """Return a label word after the characters `before`, which are empty at the beginning."""
     if before and before[-1] in _QUOTES:  # an opening quote only if no text precedes it
         before = before[:-1]
     return word.lstrip() if not before or before[-1].isspace() or before[-1] in _OPENING else word
@@ -78,18 +73,9 @@ def _word(word: str, before: str) -> str:
 def prompt_of(task: TaskSpec, vocabulary: Vocabulary, indices: Iterable[int]) -> TextPrompt:
     """Return the prompt of these candidates, one index per position.
 
-    Args:
-        task: The task.
-        vocabulary: The candidates.
-        indices: Shape (n,).
-
     Returns:
         Their concatenation; with slots, the text of each slot, with placeholders of label words
         and other slots replaced (`fill`).
-
-    Raises:
-        IndexError: An index is not one of its position's candidates.
-        ValueError: The candidate of the slot ``labels`` is not a set of the task's label words.
     """
     if not vocabulary.slots:
         return vocabulary.text(indices)
@@ -119,11 +105,7 @@ def no_prompt(task: TaskSpec, vocabulary: Vocabulary) -> TextPrompt:
 
 
 def label_sets(task: TaskSpec, vocabulary: Vocabulary) -> tuple[tuple[str, ...], ...]:
-    """Return all sets of label words of a prompt: those of the slot ``labels``, or the task's.
-
-    Raises:
-        ValueError: A candidate of the slot is not a set of the task's label words.
-    """
+    """Return all sets of label words of a prompt: those of the slot ``labels``, or the task's."""
     for slot in vocabulary.slots:
         if slot.name == LABELS:
             return tuple(label_words(text, len(task.labels)) for text in slot.candidates)
@@ -151,9 +133,5 @@ def forms_of(task: TaskSpec, vocabulary: Vocabulary) -> tuple[Rendered, ...]:
 def label_checks(
     task: TaskSpec, vocabulary: Vocabulary
 ) -> tuple[tuple[tuple[str, ...], Rendered], ...]:
-    """Return each set of label words with each form of the task, for a check against a model.
-
-    Raises:
-        ValueError: A candidate of the slot ``labels`` is not a set of the task's label words.
-    """
+    """Return each set of label words with each form of the task, for a check against a model."""
     return tuple(product(label_sets(task, vocabulary), forms_of(task, vocabulary)))

@@ -25,7 +25,6 @@ class ScoredCandidate:
     """A candidate and its measured losses.
 
     Attributes:
-        text: The candidate.
         mean_loss: Mean over all queries with it, nats.
         class_losses: The same for the examples of each class, by label value.
     """
@@ -53,21 +52,7 @@ def proposal_messages(
     count: int = 4,
     max_chars: int = 400,
 ) -> list[tuple[Role, str]]:
-    """Return the messages that ask a model for new candidates of a slot.
-
-    Args:
-        description: What is classified, and by what.
-        labels: The label words, by label value.
-        slot_name: The slot.
-        form: The combined form of prompt and example, from `TaskSpec.messages`.
-        best: The candidates with the lowest losses; those without a finite loss are omitted.
-        worst: Those with the highest.
-        count: Number of candidates to request.
-        max_chars: Maximum length to request, characters.
-
-    Returns:
-        The messages, each with its role.
-    """
+    """Return the messages that ask a model for new candidates of a slot."""
     paragraphs = [f"Task: {description.asked} Each text is a {description.text}."]
     if labels:
         named = (f"{label_placeholder(label)} = {_quoted(word)}" for label, word in labels.items())
@@ -95,7 +80,6 @@ def proposal_messages(
 
 
 def _ascending(candidates: Iterable[ScoredCandidate]) -> list[ScoredCandidate]:
-    """Return the distinct candidates, the highest loss first."""
     unique = {one.text: one for one in candidates if math.isfinite(one.mean_loss)}
     return sorted(unique.values(), key=lambda one: (-one.mean_loss, one.text))
 
@@ -169,7 +153,6 @@ def read_proposals(
 
 
 def _margins(known: Collection[str]) -> tuple[str, str]:
-    """Return the common leading and trailing white space of all known candidates."""
     texts = [candidate for candidate in known if candidate.strip()]
     begins = {text[: len(text) - len(text.lstrip())] for text in texts}
     ends = {text[len(text.rstrip()) :] for text in texts}
@@ -184,7 +167,6 @@ def _folded(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether all characters of a text are visible."""
     return not any(
         unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
         for character in text
@@ -193,7 +175,6 @@ def _is_plain(text: str) -> bool:
 
 
 def _read(text: str) -> Sequence[str]:
-    """Return the strings of the longest JSON array, the last of equals; else a list's lines."""
     longest: Sequence[str] = []
     for strings in _arrays(text):
         if len(strings) >= len(longest):
@@ -217,7 +198,6 @@ def _arrays(text: str) -> Iterator[list[str]]:
 
 
 def _strings(item: object) -> Iterator[str]:
-    """Yield an array's item, or the first text in it if it is an object."""
     if isinstance(item, str):
         yield item
     elif isinstance(item, dict):
@@ -225,7 +205,6 @@ def _strings(item: object) -> Iterator[str]:
 
 
 def _cut_off(text: str, at: int) -> list[str]:
-    """Return the complete strings at the beginning of a truncated array."""
     found = []
     while match := _ITEM.match(text, at):
         try:

@@ -28,11 +28,7 @@ class TransportName(StrEnum):
 
 
 def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
-    """Strip a token for a header.
-
-    Raises:
-        SpecError: It cannot be sent. The message does not contain it.
-    """
+    """Strip a token for a header."""
     found = None if token is None else token.strip()
     if found and not is_sendable(found):
         raise ArgumentError(
@@ -57,7 +53,6 @@ Server = Annotated[str, _SERVER]
 Token = Annotated[str, _TOKEN]
 OptionalServer = Annotated[str | None, _SERVER]
 OptionalToken = Annotated[str | None, _TOKEN]
-StoreUrl = Annotated[str | None, typer.Option("--store", metavar="STORE", help=STORE)]
 RunStore = Annotated[
     str | None,
     typer.Option(
@@ -117,23 +112,14 @@ def group(about: str, *, example: str) -> typer.Typer:
 
 
 def tracking_of(names: Sequence[str] | None) -> Tracking:
-    """Load trackers by their names.
-
-    Raises:
-        MissingExtraError: The extra of a tracker is not installed.
-        SpecError: There is no tracker of a name.
-    """
+    """Load trackers by their names."""
     from fedone_sdk.trackers import Tracking, find_tracker
 
     return Tracking({name: find_tracker(name) for name in names or ()})
 
 
 def call(server: str, token: str, use: Callable[[AdminClient], Awaitable[T]]) -> T:
-    """Return what `use` does with a client of the server.
-
-    Raises:
-        FedOneError: The errors of `AdminClient`.
-    """
+    """Return what `use` does with a client of the server."""
 
     async def used() -> T:
         async with AdminClient(server, token) as admin:

@@ -45,13 +45,6 @@ class Output:
     """Prints a report and writes the JSON file.
 
     The file is written first, so that a closed output pipe loses no paid result.
-
-    Args:
-        json_file: The JSON file; ``-`` is standard output, which moves the report to stderr; None
-            writes none.
-
-    Raises:
-        SpecError: The file cannot be written. Raised before the work.
     """
 
     def __init__(self, json_file: Path | None) -> None:
@@ -94,11 +87,7 @@ class Output:
 
 
 def check_target(option: str, target: Path) -> None:
-    """Check that a file can be written.
-
-    Raises:
-        SpecError: It cannot be written.
-    """
+    """Check that a file can be written."""
     place = _place(target)
     folder = place.parent
     # Pipes and devices need no write access to their folder.
@@ -121,9 +110,6 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
 
     The target of a link is replaced, and the link is kept. Pipes and devices are written directly.
     Text is encoded as UTF-8; the process's umask masks `mode`. Errors name the option.
-
-    Raises:
-        SpecError: It cannot be written.
     """
     content = data.encode() if isinstance(data, str) else data
     place = _place(target)
@@ -137,14 +123,12 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
 
 
 def _place(target: Path) -> Path:
-    """Return the target of the file's links, unless that is a pipe without a name."""
     if not target.is_symlink() or _is_special(target):
         return target
     return Path(os.path.realpath(target))
 
 
 def _is_special(path: Path) -> bool:
-    """Whether the path is a pipe or a device, such as `/dev/stdout`."""
     return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
@@ -202,7 +186,6 @@ def is_resumable(result: RunResult) -> bool:
 
 
 def _paused(result: RunResult) -> bool:
-    """Whether the run is paused until a setting, key or quota changes."""
     return (result.reason or "").startswith("paused: ")
 
 
@@ -255,7 +238,6 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
 
 
 def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]]]:
-    """Return the prompts that a verdict compares, as a table: header and rows."""
     header = [f"{metric} on {verdict.examples} dev rows", "value", "95 %", "tuned gains", "95 %"]
     return header, [
         [

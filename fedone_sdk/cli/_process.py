@@ -157,7 +157,6 @@ def _lines(error: BaseException) -> Iterator[str | None]:
 
 
 def _is_full(error: BaseException) -> TypeGuard[OSError]:
-    """Whether standard output could not be written; errors of files have a file name."""
     return isinstance(error, OSError) and error.errno in _FULL and error.filename is None
 
 

@@ -16,7 +16,7 @@ from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, load_backend, v
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.budget import Budget, BudgetGuard
+    from fedone_sdk.budget import Budget
     from fedone_sdk.local import Federation
     from fedone_sdk.spec import RunSpec
     from fedone_sdk.stores import RunRecord, SqlStore
@@ -37,14 +37,9 @@ class RunFile:
         *,
         seed: int | None = None,
         cap: int | None = None,
-        exchange: str | None = None,
         raised: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Read a RUN.yaml; arguments that are not None override the file.
-
-        Raises:
-            SpecError: One line per mistake, in the file or in the arguments.
-        """
+        """Read a RUN.yaml; arguments that are not None override the file."""
         spec = RunSpec.load(path)
         # Keys that are not set in the file remain unset (`RunSpec.is_same_run`).
         given: dict[str, Any] = spec.model_dump(exclude_unset=True)
@@ -54,8 +49,6 @@ class RunFile:
             given["budget"] = {**(given.get("budget") or {}), "queries": cap}
         if raised:
             given["budget"] = {**(given.get("budget") or {}), **raised}
-        if exchange is not None:
-            given["participation"] = {**given.get("participation", {}), "exchange": exchange}
         changed = validate_spec(RunSpec, given, source="arguments")
         if raised and changed.budget is not None:
             _check_raised(spec.budget, changed.budget)
@@ -78,20 +71,15 @@ class RunFile:
         with naming(str(self.path)):
             return Federation.load(self.spec, self.folder)
 
-    def backend(self, *, cache: Path | None = None, guard: BudgetGuard | None = None) -> LLMBackend:
-        """Return the model's client.
-
-        Args:
-            cache: File of its answers, unless the run has one.
-            guard: A budget that is charged in addition to each query's payer.
-        """
+    def backend(self, *, cache: Path | None = None) -> LLMBackend:
+        """Return the model's client; `cache` keeps its answers, unless the run has one."""
         from fedone_sdk.backends.build import build_backend
 
         spec = self.spec.backend
         if cache is not None and spec.cache is None:
             spec = spec.model_copy(update={"cache": str(cache.absolute())})
         with naming(str(self.path)):
-            return build_backend(spec, self.folder, guard=guard)
+            return build_backend(spec, self.folder)
 
 
 def backend_of(path: Path | None) -> LLMBackend:
@@ -128,9 +116,7 @@ class KnownRun:
     """A stored run before the command continues it.
 
     Attributes:
-        ended: Its final status; None if it can continue.
         raised: The caps that this command raises, each as ``queries 300 -> 600``.
-        round: Rounds done.
         cache_hits: Answers that cost nothing so far.
     """
 
@@ -145,11 +131,6 @@ class RunState:
     """The files of one run.
 
     The paths are distinct for any run name, because only a store ends in ``.db``.
-
-    Attributes:
-        store: SQLite file with the run, its log and its ledger.
-        clients: Folder with a folder for each client.
-        answers: SQLite file with the model's answers. Runs of one folder share it.
     """
 
     store: Path
@@ -158,11 +139,7 @@ class RunState:
 
     @classmethod
     def next_to(cls, run_path: Path, name: str) -> Self:
-        """Return the default files of a run: in ``.fedone`` next to its RUN.yaml.
-
-        Raises:
-            SpecError: The folder cannot be written to.
-        """
+        """Return the default files of a run: in ``.fedone`` next to its RUN.yaml."""
         folder = run_path.parent / FOLDER
         place = folder if folder.exists() else run_path.parent
         if not run_path.is_file() or not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
@@ -185,11 +162,7 @@ class RunState:
         )
 
     def make(self) -> None:
-        """Create the default folder, with a file that makes git ignore it.
-
-        Raises:
-            SpecError: It cannot be created.
-        """
+        """Create the default folder, with a file that makes git ignore it."""
         folder = self.store.parent
         if folder.name != FOLDER:
             return
@@ -209,22 +182,7 @@ class RunState:
         fresh: bool,
         model: str | None = None,
     ) -> KnownRun | None:
-        """Find the run in the store, and check that it can continue.
-
-        Args:
-            spec: The current description of the run.
-            vocabulary: Its candidates.
-            fresh: Whether to remove the run and its clients first. Answers are kept.
-            model: Required fingerprint of the stored run's model; None accepts any.
-
-        Returns:
-            The stored run; None if there is none.
-
-        Raises:
-            SpecError: The store has another run of this name, one of another model, or ``fresh``
-                would remove other runs.
-            StoreUnavailable: Another process uses the store, or it cannot be read.
-        """
+        """Find the run in the store, and check that it can continue."""
         if not self.store.exists():
             self._remove_clients()
             return None
@@ -235,12 +193,11 @@ class RunState:
         try:
             if fresh:
                 await self._clear(store, spec.name)
-            runs = {record.run_id: record for record in await store.runs()}
-            if not runs:
+            known = await store.run(spec.name)
+            if not await store.versions():
                 self._remove_clients()
         finally:
             await store.close()
-        known = runs.get(spec.name)
         if known is None:
             return None
         document = json.loads(known.document)
@@ -259,7 +216,7 @@ class RunState:
         )
 
     async def _clear(self, store: SqlStore, name: str) -> None:
-        others = sorted(record.run_id for record in await store.runs() if record.run_id != name)
+        others = sorted((await store.versions()).keys() - {name})
         if others:
             raise ArgumentError(
                 f"--fresh: {self.store} holds other runs, too ({', '.join(others)}); "
@@ -268,7 +225,6 @@ class RunState:
         await store.clear()
 
     def _remove_clients(self) -> None:
-        """Remove the clients of a deleted store, whose identities a new store would not accept."""
         shutil.rmtree(self.clients, ignore_errors=True)
 
     def _compare(

@@ -176,11 +176,7 @@ def shown(title: str) -> Iterator[Show]:
 
 
 class Progress:
-    """Observer of a run that shows its progress.
-
-    Args:
-        show: Shows a text.
-    """
+    """Observer of a run that shows its progress."""
 
     def __init__(self, show: Show) -> None:
         self._show = show
@@ -214,7 +210,6 @@ class Progress:
             self._show(f"{self._line(run)}, {run.state.status}", True)
 
     def _has_new_metric(self, run: ServedRun) -> bool:
-        """Whether there is a new point of the curve."""
         # Points arrive some rounds late and update their entry, so the last few are checked again.
         for report in reversed(run.history):
             if report.round < self._seen:
@@ -242,7 +237,6 @@ class Progress:
 
 
 def _share(run: ServedRun) -> float:
-    """Return the completed share of the run, by rounds or by budget, whichever ends first."""
     budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:

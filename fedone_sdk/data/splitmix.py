@@ -14,12 +14,6 @@ class SplitMix64:
 
     It is five lines in any language and needs no floating point, so that a client in any language
     draws the same mini-batch.
-
-    Args:
-        seed: The first state, ``0 <= seed < 2**53`` (exact in every JSON parser).
-
-    Raises:
-        ValueError: The seed is out of range.
     """
 
     def __init__(self, seed: int) -> None:
@@ -63,14 +57,6 @@ def draw_minibatch(num_examples: int, batch_size: int, seed: int) -> list[int]:
     ``rows = 0..M-1``; for ``i`` in ``0..min(B, M)-1``: ``j = i + ((next_u64 * (M - i)) >> 64)``,
     swap ``rows[i]`` and ``rows[j]``; where ``next_u64`` is SplitMix64 started at `seed`. The golden
     vectors are in ``tests/vectors/minibatch.json``.
-
-    Args:
-        num_examples: M, rows that the client holds.
-        batch_size: B.
-        seed: ``0 <= seed < 2**53``.
-
-    Returns:
-        ``min(B, M)`` distinct row numbers in [0, M), in draw order.
 
     Raises:
         ValueError: An argument is out of range.

@@ -66,7 +66,6 @@ class Workspace:
         inputs: The trial's input files and folders by name.
         folder: The trial's folder, made by the first use of `file`. It keeps paid answers for the
             next attempt at the same trial, and may be deleted at any time.
-        context: That of the trial.
     """
 
     inputs: Mapping[str, Path]
@@ -88,8 +87,6 @@ class Trial:
     """One piece of work, such as one method on one task with one seed.
 
     Attributes:
-        key: Its name among the trials, also that of its file.
-        run: The function.
         options: All that its result depends on besides `inputs`, as JSON holds it, without paths.
             A result is used again only with the same options.
         inputs: Files and folders that it reads; their contents are part of its identity.
@@ -109,11 +106,7 @@ class Trial:
             raise ValueError(f"{self.key!r} is no key of a trial: {_KEY.pattern}")
 
     def identity(self) -> str:
-        """Return what a record of it has in common with it.
-
-        Raises:
-            SpecError: An input cannot be read.
-        """
+        """Return what a record of it has in common with it."""
         return _canonical(self.function, self.options, self.digests())
 
     @property
@@ -128,17 +121,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """A trial that was run, as its file has it.
-
-    Attributes:
-        key: The trial's key.
-        function: The name of its function.
-        options: Its options, the seed among them.
-        inputs: Digests of its inputs by name.
-        version: Of the SDK that ran it.
-        wall_s: How long it took, seconds.
-        result: Its result.
-    """
+    """A trial that was run, as its file has it."""
 
     key: str
     function: str
@@ -159,13 +142,9 @@ class Progress:
     """The progress of trials.
 
     Attributes:
-        total: Known trials.
         kept: Trials whose results existed before.
-        done: Trials with a result, kept or new.
-        failed: Trials that failed.
         last: The trial that has just ended; None at the beginning.
         failure: Why it failed, one line; None if it did not.
-        note: Its note for the user.
         left_s: About how many seconds the other trials take; None if that is not known.
     """
 
@@ -203,11 +182,7 @@ class Records:
         self._out, self._name = out, name
 
     def find(self, trial: Trial) -> Record | None:
-        """Return the record with the same function, options and contents of inputs.
-
-        Raises:
-            SpecError: An input cannot be read.
-        """
+        """Return the record with the same function, options and contents of inputs."""
         identity = trial.identity()
         for file in self._file(trial), self._set_aside(trial, identity):
             record = _read(file)
@@ -220,10 +195,6 @@ class Records:
 
         A result with other options (a quick run, another model) under the same key is set aside:
         it may have taken hours, and `find` returns it for those options.
-
-        Raises:
-            TypeError: The result holds what JSON does not.
-            ValueError: It holds a number that JSON does not (NaN, infinity).
         """
         record = Record(
             key=trial.key,
@@ -298,12 +269,7 @@ class Session:
         return {key: record.result for key, record in self.found.items()}
 
     def find(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Find existing results of trials; returns the trials of this session without one.
-
-        Raises:
-            SpecError: An input cannot be read.
-            ValueError: Two trials share a key.
-        """
+        """Find existing results of trials; returns the trials of this session without one."""
         if len({trial.key for trial in trials}) < len(trials):
             raise ValueError("two trials share a key")
         missing = []
@@ -319,12 +285,7 @@ class Session:
         return missing
 
     def run(self, trials: Sequence[Trial], *, stop_at_failure: bool = False) -> None:
-        """Run trials that `find` returned, and keep their results.
-
-        Raises:
-            MissingExtraError: Ray is not installed.
-            SpecError: The Ray cluster cannot be reached.
-        """
+        """Run trials that `find` returned, and keep their results."""
         self._began = time.monotonic()
         self._tell(None)
         by_key = {trial.key: trial for trial in trials}
@@ -374,8 +335,6 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A trial as a worker receives it."""
-
     key: str
     run: TrialFunction
     options: dict[str, Any]
@@ -384,23 +343,18 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a trial failed: one line, and the traceback or how its process died."""
-
     message: str
     details: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The result of a job, or why it failed, and how long it took."""
-
     key: str
     found: Result | _Failure
     wall_s: float
 
 
 def _perform(job: _Job) -> _Outcome:
-    """Run a job; an exception becomes a `_Failure`."""
     began = time.monotonic()
     found: Result | _Failure
     try:
@@ -440,8 +394,6 @@ def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
 
 
 class _Worker:
-    """One process, and the pipe to it."""
-
     def __init__(self, threads: int) -> None:
         # Not a fork: a process with threads must not be copied.
         context = multiprocessing.get_context("spawn")
@@ -464,13 +416,11 @@ class _Worker:
         self._began = 0.0
 
     def give(self, job: _Job) -> None:
-        """Send a job."""
         self._job, self._began = job, time.monotonic()
         with suppress(BrokenPipeError):  # it has died: `take` returns the failure
             self.connection.send(job)
 
     def take(self) -> _Outcome:
-        """Return the outcome of the job, once the pipe has something to read."""
         assert self._job is not None
         try:
             outcome = self.connection.recv()
@@ -487,7 +437,6 @@ class _Worker:
             )
 
     def kill(self) -> None:
-        """End the process at once."""
         self.alive = False
         self.connection.close()
         self._process.kill()
@@ -496,7 +445,6 @@ class _Worker:
 
 
 def _work(connection: Connection) -> None:
-    """Run the jobs of a worker process until the other end of the pipe is closed."""
     # Ctrl-C reaches every process of the terminal; the parent stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -519,15 +467,6 @@ def _on_ray(jobs: Iterable[_Job], workers: int, address: str) -> Generator[_Outc
     """Run jobs as tasks of Ray, one CPU each, and yield outcomes as they arrive.
 
     The nodes of a cluster must see inputs and the output folder under the same paths.
-
-    Args:
-        jobs: The trials.
-        workers: CPUs of a cluster that is started here; one that runs already has its own.
-        address: Of the cluster; ``local`` starts one here.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        SpecError: The cluster cannot be reached.
     """
     os.environ.update(_QUIET_RAY)
     with needs_extra("--ray", "ray"):
@@ -575,7 +514,6 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def _read(file: Path) -> Record | None:
-    """Return a record; None if the file is missing or no record."""
     try:
         return Record(**json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -591,7 +529,6 @@ def _canonical(*parts: Any) -> str:
 
 
 def _digest(path: Path) -> str:
-    """Return the digest of a file, or of all files in a folder with their names."""
     try:
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         total = hashlib.sha256()
@@ -607,6 +544,5 @@ def _digest(path: Path) -> str:
 
 @cache
 def _file_digest(file: Path, size: int, mtime_ns: int) -> str:
-    """Return the digest of a file, cached until the file changes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -35,11 +35,6 @@ def interval(metric: str, outcomes: Outcomes, num_labels: int) -> Interval | Non
     seed, so that reports are reproducible. The interval covers the choice of examples, not the
     variation between runs.
 
-    Args:
-        metric: ``accuracy``, ``f1``, ``matthews`` or ``loss``.
-        outcomes: The measurement.
-        num_labels: Number of labels of the task; 0 for tasks without labels.
-
     Returns:
         The interval; None if nothing was scored or the metric is a user function, which reports do
         not import.
@@ -60,12 +55,6 @@ def interval(metric: str, outcomes: Outcomes, num_labels: int) -> Interval | Non
 
 def difference(metric: str, first: Outcomes, second: Outcomes, num_labels: int) -> Interval | None:
     """Return the paired bootstrap interval of the difference of two prompts' metrics.
-
-    Args:
-        metric: As for `interval`.
-        first: The measurement of one prompt.
-        second: The measurement of the other prompt on the same dev split.
-        num_labels: Number of labels of the task; 0 for tasks without labels.
 
     Returns:
         The interval of first minus second; None as for `interval`, or for different dev splits.
@@ -94,7 +83,6 @@ def confusion(outcomes: Outcomes, num_labels: int) -> list[list[int]]:
 
 
 def _rows_with_answers(*columns: Sequence[int | None]) -> list[tuple[int, ...]]:
-    """Return the rows without a failed answer."""
     rows = zip(*columns, strict=True)
     return [tuple(int(v) for v in row if v is not None) for row in rows if None not in row]
 
@@ -129,9 +117,6 @@ def metrics_of_tables(name: str, tables: _Floats) -> _Floats:
         name: ``accuracy``, ``f1`` or ``matthews``.
         tables: Counts by true and predicted label, shape (tables, C, C + 1); the last column is
             "no label".
-
-    Returns:
-        The metric of each table, shape (tables,).
     """
     labels = tables.shape[1]
     total = tables.sum(axis=(1, 2))
@@ -151,7 +136,6 @@ def _quotient(above: _Floats, below: _Floats) -> _Floats:
 
 
 def _means(values: Sequence[float]) -> _Floats:
-    """Return the means of resampled values, shape (draws,)."""
     numbers = np.array(values, dtype=np.float64)
     rng = np.random.Generator(np.random.Philox(0))
     size = max(1, _CHUNK // len(numbers))

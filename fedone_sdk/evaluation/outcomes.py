@@ -30,7 +30,6 @@ class Outcomes(BaseModel):
     """Results of one prompt per example of the dev split, in order, without texts.
 
     Attributes:
-        which: The prompt.
         predicted: Index of the predicted label; -1 if the model wrote no label, null if it failed.
             Empty for tasks without labels.
         targets: Index of the true label. Empty for tasks without labels.
@@ -57,11 +56,7 @@ class Outcomes(BaseModel):
 
     @classmethod
     def of(cls, which: Which, found: Prediction) -> Self:
-        """Return the outcomes of a prediction.
-
-        Raises:
-            SpecError: The user's score function is missing or broken.
-        """
+        """Return the outcomes of a prediction."""
         task, pairs = found.task, list(zip(found.rows, found.examples, strict=True))
         labels: dict[str, tuple[object, ...]] = {}
         if not task.generates:
@@ -88,9 +83,6 @@ def newest_outcomes(log: Iterable[LogEntry]) -> dict[Which, Outcomes]:
     Args:
         log: Its lines in order, at least those of the kinds `OUTCOMES` and ``rollback``. A rollback
             discards the outcomes of the deployable prompt.
-
-    Raises:
-        ResultError: A line is damaged.
     """
     found: dict[Which, Outcomes] = {}
     for entry in log:

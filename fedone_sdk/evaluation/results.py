@@ -43,7 +43,6 @@ class Entrant:
     """One row of a comparison.
 
     Attributes:
-        name: As given by the user.
         kind: A ``method`` is tuned; a ``baseline`` is only measured.
         spec: Its run, with the seed of RUN.yaml. A baseline has the run of RUN.yaml.
         notes: Differences from RUN.yaml other than the method itself.
@@ -70,7 +69,6 @@ class Point(BaseModel):
     """A deployable prompt during training.
 
     Attributes:
-        queries: Training queries so far.
         metric: On the dev split, or the part of it that ``evaluation.examples`` selects.
         loss: The task's mean loss there.
     """
@@ -86,25 +84,15 @@ class TrialRecord(BaseModel):
     """One entrant with one seed. It contains no text of examples.
 
     Attributes:
-        entrant: The method or baseline.
-        seed: Of the run.
-        model: Fingerprint of the model.
         status: How the run ended; ``measured`` for a baseline.
-        rounds: Rounds that ran.
-        queries: Training queries.
         example_calls: Training queries times the examples of a query.
         evaluation_queries: Queries on the dev split.
         spent: Usage of the trial; cached answers cost nothing.
-        prompt: The deployable prompt.
-        bias: Its label bias.
-        metric: On the dev split.
         loss: The task's mean loss there, with the bias.
         predicted: Index of the predicted label per example of the dev split: -1 for no label,
             null where the model failed. Empty for tasks without labels.
-        targets: Index of the true label per example. Empty for tasks without labels.
         losses: The task's loss per example, null where the model failed.
         curve: The untrained prompt, points during training, and the final prompt.
-        wall_s: Seconds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -134,11 +122,8 @@ class Standing:
     """One entrant's results.
 
     Attributes:
-        entrant: The entrant.
-        trials: By seed.
         difference: Its metric minus the first entrant's, paired; None for the first, without
             pairs, or for a metric that cannot be resampled.
-        loss_difference: The same for the loss.
         reached: Training queries to the target by seed; None if it was not reached.
     """
 
@@ -221,14 +206,8 @@ class Results:
     """The results of a comparison.
 
     Attributes:
-        name: Of the run.
-        task: The task.
-        seeds: All requested seeds.
         standings: In the order of the table; the others are compared with the first.
         target: The metric to reach; None is the first entrant's final metric, seed by seed.
-        models: Fingerprints of the models.
-        num_examples: Examples of the dev split.
-        missing: Trials without a record.
     """
 
     name: str
@@ -312,7 +291,6 @@ class Results:
         }
 
     def _by_loss(self, names: Sequence[str]) -> str:
-        """Return a sentence on the losses of entrants whose metrics do not differ."""
         parts = []
         for verdict, word in ("less", "lower"), ("more", "higher"):
             found = [
@@ -327,7 +305,6 @@ class Results:
         return f" The loss {' and that '.join(parts)}." if parts else ""
 
     def _side(self, estimate: Estimate) -> str:
-        """Return whether an entrant is better or worse than the first."""
         if estimate.verdict == "open":
             return "open"
         more_is_better = self.judged != "loss"
@@ -344,17 +321,7 @@ def results_of(
     num_examples: int,
     target: float | None = None,
 ) -> Results:
-    """Compute the results of trials.
-
-    Args:
-        name: Of the run.
-        task: The task.
-        entrants: In the order of the table.
-        seeds: All requested seeds.
-        records: The existing records, by entrant and seed.
-        num_examples: Examples of the dev split.
-        target: The metric to reach; None is the first entrant's final metric.
-    """
+    """Compute the results of trials."""
     by_name = {
         entrant.name: {
             seed: record
@@ -407,7 +374,6 @@ def _bar(first: TrialRecord | None, target: float | None) -> float | None:
 
 
 def _reached(record: TrialRecord, bar: float, *, lower: bool) -> int | None:
-    """Return the training queries at the first point of a curve that reaches the target."""
     for point in record.curve:
         if (point.metric <= bar) if lower else (point.metric >= bar):
             return point.queries

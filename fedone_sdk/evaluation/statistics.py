@@ -33,14 +33,7 @@ RESAMPLED = ("accuracy", "f1", "matthews", "loss")
 
 
 class Estimate(NamedTuple):
-    """A mean difference of pairs.
-
-    Attributes:
-        mean: Over the seeds.
-        low: Lower end of the two-sided 95 % interval.
-        high: Its upper end.
-        pairs: How many seeds.
-    """
+    """A mean difference of pairs."""
 
     mean: float
     low: float
@@ -57,7 +50,6 @@ class _Drawn(NamedTuple):
     """A mean difference and draws of it.
 
     Attributes:
-        mean: On the original seeds and examples.
         drawn: With drawn seeds and examples, shape (draws,).
         of_seeds: With the same seeds and all examples, shape (draws,).
     """
@@ -79,12 +71,6 @@ def difference(
     degrees of freedom and of the normal distribution, because the interval of few repeats is too
     narrow otherwise (Hesterberg 2015, "expanded percentile interval"). With one seed, the interval
     is over the examples only.
-
-    Args:
-        metric: One of `RESAMPLED`.
-        first: Trials of one entrant, seed by seed.
-        second: Those of the other under the same seeds, on the same dev split.
-        num_labels: Labels of the task; not used for the loss.
 
     Returns:
         The difference; None without pairs, or without examples that both have answered.
@@ -118,7 +104,6 @@ def _stretch(num_seeds: int) -> float:
 
 
 def _apart(metric: str, first: TrialRecord, second: TrialRecord) -> list[float]:
-    """Return the difference per example; NaN where one has no answer."""
     if metric == "loss":
         return [_less(a, b) for a, b in zip(first.losses, second.losses, strict=True)]
     columns = zip(first.predicted, second.predicted, first.targets, strict=True)
@@ -145,13 +130,6 @@ def _linear(apart: _Floats) -> _Drawn | None:
 
 
 def _collected(once: _Floats, num_examples: int, by_seed: Callable[[_Ints], _Floats]) -> _Drawn:
-    """Return all draws.
-
-    Args:
-        once: The difference with each seed on the original examples, shape (S,).
-        num_examples: R.
-        by_seed: The same on drawn examples: counts of shape (draws, R) to shape (draws, S).
-    """
     count = len(once)
     parts = [
         ((seeds * by_seed(examples)).sum(axis=1) / count, seeds @ once / count)

@@ -44,7 +44,6 @@ class Plain(NamedTuple):
     """The baseline "no prompt" with its own label bias.
 
     Attributes:
-        outcomes: Its outcomes.
         bias: The bias, nats; None if each fold has its own.
         bias_from: The data that it was fitted on (`Verdict.bias_from`).
     """
@@ -60,11 +59,6 @@ def no_prompt_biased(task: TaskSpec, bare: Outcomes, plain_bias: Bias | None) ->
     The bias is that of training, if the run scored "no prompt". Otherwise it is cross-fitted: rows
     are dealt into 5 folds, stratified by label, and each fold uses the bias with the least
     cross-entropy on the other folds. This sends no queries.
-
-    Args:
-        task: The task.
-        bare: The outcomes of "no prompt".
-        plain_bias: The label bias of "no prompt" in training, if any.
 
     Returns:
         The baseline; None for a task without labels or with a fixed bias, for a model without
@@ -87,18 +81,7 @@ def judge(
     empty: bool = False,
     measure: MetricFunction | None = None,
 ) -> Verdict:
-    """Compare the tuned prompt with chance, "no prompt", and the untrained prompt.
-
-    Args:
-        task: The task.
-        outcomes: The measurements, including the tuned prompt's (``after``).
-        plain_bias: The label bias of "no prompt" in training, if any.
-        empty: Whether the tuned prompt is "no prompt".
-        measure: User function for a custom metric.
-
-    Returns:
-        The verdict, without its text.
-    """
+    """Compare the tuned prompt with chance, "no prompt", and the untrained prompt."""
     after, bare = outcomes["after"], outcomes.get("no_prompt")
     found: dict[Compared, Outcomes] = {}
     plain: Plain | None = None
@@ -216,7 +199,6 @@ def _conclude(gain: Spread | None, over_chance: Spread | None) -> Conclusion:
 
 
 def _more(rows: int, *found: Spread | None) -> int | None:
-    """Return the number of additional rows needed, rounded to two digits."""
     open_ones = [one for one in found if one is not None and one.low <= 0 <= one.high]
     needed = [examples_needed(rows, one) for one in open_ones]
     most = max((number for number in needed if number is not None), default=0)
@@ -248,11 +230,6 @@ def label_bias(
     task: TaskSpec, rows: Sequence[LogProbs | str | None], examples: Sequence[Example]
 ) -> Bias:
     """Return the label bias that minimises the cross-entropy of a prompt's answers.
-
-    Args:
-        task: The task.
-        rows: The log-probability of each label, per example. Other answers are skipped.
-        examples: The examples: training rows.
 
     Returns:
         One number per label, nats; zeros if no example has log-probabilities.
@@ -291,7 +268,6 @@ def _standing(
 
 
 def _own_metric(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -> float | None:
-    """Return the custom metric of a measurement."""
     pairs = [(p, t) for p, t in zip(one.predicted, one.targets, strict=True) if p is not None]
     if measure is None or not pairs:
         return None
@@ -299,7 +275,6 @@ def _own_metric(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -
 
 
 def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compared | None:
-    """Return the better of "no prompt" with and without a bias; with a bias if equal."""
     names: tuple[Compared, ...] = ("no_prompt_biased", "no_prompt")
     found = [name for name in names if name in standings]
     if not found or ":" in metric:
@@ -331,12 +306,10 @@ def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
 
 
 def _is_shown(row: LogProbs | None) -> bool:
-    """Whether a bias can change this answer: it has log-probabilities of several labels."""
     return row is not None and sum(value > LOG_ZERO for value in row) > 1
 
 
 def _with_biases(task: TaskSpec, bare: Outcomes, biases: Sequence[Bias | None]) -> Outcomes:
-    """Return the outcomes of the same answers, each with its bias."""
     tasks = {bias: task.with_bias(bias) for bias in dict.fromkeys(biases)}
     rows = [(row, tasks[bias]) for row, bias in zip(bare.log_probs, biases, strict=True)]
     losses: tuple[float | None, ...] = ()

@@ -60,10 +60,6 @@ class Contest:
     """An entrant with one seed, and what its trial needs.
 
     Attributes:
-        entrant: The entrant.
-        federation: Its run, with the seed and the loaded data, without the user's functions.
-        folder: Base of relative paths: the folder of RUN.yaml.
-        cache: File of the model's answers.
         caps: Of all trials together.
         ledger: File of the account of these caps.
     """
@@ -126,16 +122,6 @@ def contests(
     Those of one seed have the same clients, rows and candidates. As far as their settings agree,
     they also have the same clients per round and the same mini-batches. All of these are drawn from
     the run's seed, independent of the method.
-
-    Args:
-        entrants: In the order of the table.
-        seeds: Of the runs.
-        folder: The folder of RUN.yaml.
-        place: The files and caps of `Contest`.
-
-    Raises:
-        SpecError: The run names no data, or no dev split.
-        DataError: A file or an example cannot be used.
     """
     for seed in seeds:
         read: dict[str, Federation] = {}  # equal data is read once
@@ -157,12 +143,6 @@ def affordable(
 
     A seed is included with all its entrants or not at all, because an unpaired trial is of no use.
     Each counts with its upper bound.
-
-    Args:
-        contests: All of the comparison.
-        missing: Those without a result.
-        total: The cap; None for no cap.
-        spent: Training queries already spent.
     """
     held, found = spent, list[Contest]()
     for seed in dict.fromkeys(contest.seed for contest in contests):
@@ -180,14 +160,9 @@ class Costs:
     """The total cost of some trials.
 
     Attributes:
-        trials: Number of trials.
-        training_queries: Upper bound.
-        evaluation_queries: Upper bound.
         expected: Sum of the trials' expected usage. Answers that trials share are sent once, so the
             actual usage may be less.
-        most: Upper bound of the total usage.
         warnings: What prevents a trial, or makes it incomparable.
-        priced: Whether the model's price is known.
     """
 
     trials: int
@@ -205,13 +180,7 @@ def is_free(backend: LLMBackend, batch_size: int) -> bool:
 
 
 async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
-    """Plan the first trial of each entrant, and multiply by the number of seeds.
-
-    Raises:
-        BackendError: The model cannot be used as described.
-        LabelWordError: A label word is not one token of the model.
-        SpecError: A method cannot be run with this model.
-    """
+    """Plan the first trial of each entrant, and multiply by the number of seeds."""
     training = evaluation = 0
     expected = most = NOTHING
     budget = contests[0].federation.spec.budget
@@ -252,13 +221,10 @@ async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
 
 
 class _TotalGuard(BudgetGuard):
-    """A guard for all trials that records the first refusal."""
-
     refusal: BudgetExhausted | None = None
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
-        """Reserve like `BudgetGuard.reserve`, and record a refusal."""
         try:
             async with super().reserve(worst) as lease:
                 yield lease
@@ -268,12 +234,7 @@ class _TotalGuard(BudgetGuard):
 
 
 def run_contest(options: Mapping[str, Any], workspace: Workspace) -> Result:
-    """Run an entrant to its measured prompt; the trial's function.
-
-    Raises:
-        FedOneError: The trial failed, or its caps leave nothing for the measurement.
-        BudgetExhausted: The caps on all trials are reached.
-    """
+    """Run an entrant to its measured prompt; the trial's function."""
     contest: Contest = workspace.context
     federation, folder = contest.federation, contest.folder
     load_method(federation.spec.method, folder)
@@ -316,7 +277,6 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
     def measured(
         state: RunState, examples: Sequence[Example], *, biased: bool = True
     ) -> Prediction | None:
-        """Return a state's prompt by the run's evaluation; None if it was not evaluated."""
         machine = run.base.at(state)  # with its candidates
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
@@ -354,11 +314,7 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
 
 
 class AnswerRecorder(Wrapper):
-    """Records all answers, including those with failed inputs.
-
-    Args:
-        inner: The backend; its owner closes it.
-    """
+    """Records all answers, including those with failed inputs."""
 
     def __init__(self, inner: LLMBackend) -> None:
         super().__init__(inner)
@@ -387,12 +343,10 @@ class _Checkpoints:
 
     @property
     def run(self) -> ServedRun:
-        """The run, after its first event."""
         assert self._run is not None
         return self._run
 
     def watch(self, run: ServedRun, change: Change | None) -> None:
-        """Record an event of the run."""
         self._run, every = run, run.spec.evaluation.every
         if change is not None and change.finished is not None:
             self._queries += change.finished.report.queries
@@ -448,7 +402,6 @@ def _measurement(
     prompt: TextPrompt,
     examples: Sequence[Example],
 ) -> tuple[list[Query], Callable[[Sequence[Answer]], Prediction]]:
-    """Return the queries that measure a prompt, and the function of their answers."""
     spec = federation.spec
     size, score, measure = spec.method.batch_size, federation.score, federation.measure
     queries = prediction_queries(backend, task, prompt, examples, size)

@@ -39,14 +39,6 @@ def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]
 
     A method takes the settings of RUN.yaml's method that it has in common. If ``calibration`` is
     not valid with it, the SDK's default is used, and noted.
-
-    Args:
-        document: RUN.yaml as parsed.
-        base: The same, validated, with the changes of the command line.
-        names: Of methods and baselines, in the order of the table.
-
-    Raises:
-        SpecError: There is no such method, or it cannot run RUN.yaml.
     """
     if not names or len(set(names)) < len(names):
         raise ArgumentError("--methods: each name may occur only once")
@@ -81,7 +73,6 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
 
 
 def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
-    """Return the run with the shipped instructions as choices; other slots are `_plain`."""
     slots = [slot for slot in base.prompt.slots if slot.name != LABELS]
     chosen = next((s for s in slots if isinstance(s.candidates, InstructionsSource)), None)
     chosen = chosen or (slots[0] if slots else None)
@@ -113,11 +104,7 @@ def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
-    """Return the run, with the default ``calibration`` if only that makes it valid.
-
-    Raises:
-        SpecError: No such run is valid.
-    """
+    """Return the run, with the default ``calibration`` if only that makes it valid."""
     first: SpecError | None = None
     without = {key: value for key, value in document.items() if key != "calibration"}
     for form in (document, without):
@@ -130,7 +117,6 @@ def _valid(document: Mapping[str, Any], name: str) -> RunSpec:
 
 
 def _against_bias(spec: RunSpec) -> str | None:
-    """Return why no label bias can be fitted for a task; None if it can."""
     if spec.task.generates:
         return "needs a task with label words"
     if spec.task.loss != "cross_entropy":

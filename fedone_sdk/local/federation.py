@@ -20,8 +20,7 @@ from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.local.devices import Between, Devices
-from fedone_sdk.local.population import Population
+from fedone_sdk.local.population import Between, Devices, Population
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
@@ -47,10 +46,6 @@ class Federation:
     """A RunSpec with its data loaded.
 
     Attributes:
-        spec: The run.
-        shards: Each client's examples.
-        dev: Held-out examples.
-        vocabulary: The candidates.
         reused_rows: Whether clients share rows because there are too few.
         score: The user's function, for loss ``score``.
         measure: The user's function, for a custom metric.
@@ -127,19 +122,7 @@ class Federation:
 
 
 def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
-    """Import the score function that a local run names.
-
-    Args:
-        task: The task.
-        base_dir: Appended to the import path, after installed packages: the folder of RUN.yaml. It
-            stays there for imports that the function makes later.
-
-    Returns:
-        The function; None if the loss does not use one.
-
-    Raises:
-        SpecError: The loss needs a function and the task names none, or the import fails.
-    """
+    """Import the score function that a local run names."""
     if task.loss != "score":
         return None
     if task.score is None:
@@ -149,18 +132,7 @@ def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | No
 
 
 def load_measure(task: TaskSpec, base_dir: str | Path = ".") -> MetricFunction | None:
-    """Import the metric function that a local run names.
-
-    Args:
-        task: The task.
-        base_dir: As for `load_score`.
-
-    Returns:
-        The function; None if the metric is built in.
-
-    Raises:
-        SpecError: The import fails.
-    """
+    """Import the metric function that a local run names."""
     if ":" not in task.metric:
         return None
     found: MetricFunction = load_object("task.metric", task.metric, base_dir)

@@ -43,11 +43,7 @@ _NOTHING = b""
 
 
 class MemoryTransport:
-    """Calls a service in the same process, and counts the bytes of the bodies.
-
-    Args:
-        service: The aggregator's service, started.
-    """
+    """Calls a service in the same process, and counts the bytes of the bodies."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -35,7 +35,6 @@ class Retuning:
     """An old prompt, and the run that tunes it for another model.
 
     Attributes:
-        artefact: The old prompt.
         federation: The run, which starts from the old prompt.
         biases: Label biases on the new model, by prompt, set by `find_biases`; empty if the run
             is not calibrated by labels.
@@ -66,17 +65,7 @@ class Retuning:
         return [rows[at] for at in sorted(draw_minibatch(len(rows), BIAS_EXAMPLES, seed))]
 
     async def plan(self, backend: LLMBackend) -> RunPlan:
-        """Compute the cost of the run with its label biases; a hosted model is not queried.
-
-        Args:
-            backend: The new model. Cached answers are free.
-
-        Raises:
-            BackendError: The model cannot be used as described.
-            LabelWordError: A label word is not one token of the model.
-            SpecError: The model does not support the task, or the caps do not cover one round and
-                all measurements.
-        """
+        """Compute the cost of the run with its label biases; a hosted model is not queried."""
         spec = self.federation.spec
         check_caps(spec, backend.bounds)
         if not backend.local:
@@ -98,22 +87,13 @@ class Retuning:
             update={
                 "evaluation": plan.evaluation.model_copy(update={"queries": evaluation}),
                 "expected": plan.expected + quoted,
-                "most": plan.most + (quoted if backend.local else leased),
+                "most": plan.most + (leased),
                 "smallest_cap": smallest,
             }
         )
 
     async def find_biases(self, backend: LLMBackend, ask: Ask) -> None:
-        """Fit the label biases of the old prompt and of "no prompt" on the new model.
-
-        Args:
-            backend: The new model; cached answers are reused.
-            ask: Queries the model for the rest, under the run's caps.
-
-        Raises:
-            BackendError: The model rejected a query.
-            ProblemError: The caps do not allow it.
-        """
+        """Fit the label biases of the old prompt and of "no prompt" on the new model."""
         asked = {prompt: self._queries(backend, prompt) for prompt in self.prompts}
         queries = [query for each in asked.values() for query in each]
         unknown = [query for query in queries if not await is_known(backend, query)]
@@ -139,17 +119,7 @@ def retune_name(artefact: PromptArtefact, backend: str) -> str:
 def retune_spec(
     artefact: PromptArtefact, backend: BackendSpec, run: RunSpec, *, name: str
 ) -> RunSpec:
-    """Return the run that starts from an artefact's prompt and uses another model.
-
-    Args:
-        artefact: The old prompt.
-        backend: The new model.
-        run: Task, data, method, vocabulary and caps.
-        name: Of the new run.
-
-    Raises:
-        SpecError: The run does not fit the prompt.
-    """
+    """Return the run that starts from an artefact's prompt and uses another model."""
     tokens, slots = artefact.prompt.tokens, artefact.prompt.slots is not None
     if not slots and "".join(tokens) != artefact.prompt.text:
         raise SpecError("prompt: its tokens do not make its text")
@@ -171,7 +141,6 @@ def retune_spec(
 
 
 def _misfits(artefact: PromptArtefact, run: RunSpec) -> list[str]:
-    """List what makes a run incomparable with an artefact's measurement."""
     old, new, found = artefact.task, run.task, []
     names = list(artefact.prompt.slots or ())
     if names != list(run.prompt.text_slots) or (

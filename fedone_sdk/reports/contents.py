@@ -142,7 +142,6 @@ def _cap(cap: int | None) -> str:
 
 
 def _clients(run: ReportedRun) -> list[Client]:
-    """Return the clients' contributions, largest first."""
     losses = defaultdict[str, list[float]](list)
     for entry in run.result.history:
         for name in entry.client_id.split(","):
@@ -162,15 +161,7 @@ def _clients(run: ReportedRun) -> list[Client]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """An example whose answer the prompt changes.
-
-    Attributes:
-        example: The example.
-        before: Index of the label without a prompt, with the label bias of no prompt if there is
-            one; -1 for none.
-        after: The same with the tuned prompt.
-        target: Index of the true label.
-    """
+    """An example whose answer the prompt changes."""
 
     example: Example
     before: int
@@ -184,14 +175,7 @@ def changed_answers(
     examples: Sequence[Example],
     plain_bias: Bias | None,
 ) -> list[Change]:
-    """Return the examples whose answer differs from that without a prompt, in their order.
-
-    Args:
-        task: The task.
-        outcomes: The run's measurements of no prompt and of the tuned one.
-        examples: Their dev split.
-        plain_bias: The label bias that training found for no prompt.
-    """
+    """Return the examples whose answer differs from that without a prompt, in their order."""
     bare, tuned = outcomes["no_prompt"], outcomes["after"]
     plain = no_prompt_biased(task, bare, plain_bias)
     before = (bare if plain is None else plain.outcomes).predicted

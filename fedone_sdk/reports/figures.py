@@ -50,13 +50,7 @@ def curves_svg(run: ReportedRun) -> str:
 def svg_of(
     draw: Callable[[Figure], None], *, size: tuple[float, float], style: Mapping[str, Any]
 ) -> str:
-    """Return the SVG of axes over training queries; the same drawing gives the same bytes.
-
-    Args:
-        draw: Draws on an empty figure.
-        size: Width and height, inches.
-        style: More of matplotlib's settings.
-    """
+    """Return the SVG of axes over training queries; the same drawing gives the same bytes."""
     # Text is kept as text, which is smaller and accessible to screen readers.
     settings: Any = {"svg.hashsalt": "fedone", "svg.fonttype": "none", **style}
     with matplotlib.rc_context(settings):
@@ -79,7 +73,6 @@ def printable(name: str) -> str:
 
 
 def _in_the_dark() -> str:
-    """Style that overrides the colours that matplotlib writes on each element."""
     rules = (
         f'[style*="{kind}: {light}"]{{{kind}:{dark} !important}}'
         for light, dark in _DARK.items()
@@ -110,7 +103,6 @@ def _draw_metric(axes: Axes, run: ReportedRun) -> None:
 
 
 def _along(run: ReportedRun) -> str:
-    """Return the legend of the curve, which may cover a part of the dev split only."""
     after = run.outcomes.get("after")
     if after is None or run.spec is None:
         return "along the way"

@@ -23,14 +23,6 @@ _TOP = 20
 def _messages(
     task: TaskSpec, prompt: TextPrompt, plain: Callable[[str], str], field: str
 ) -> list[dict[str, str]]:
-    """Return the messages of `ready_messages`, with other escapes and fields.
-
-    Args:
-        task: The task.
-        prompt: The prompt.
-        plain: Escapes the text between two fields, the prompt's included.
-        field: Marks the place of a text field ``%s``.
-    """
     texts = placed(task, prompt)
 
     def filled(template: str) -> str:
@@ -124,16 +116,6 @@ def program_of(
     For a server with OpenAI's API it uses the `openai` client, for other models the SDK. Its
     requests equal those of the run. Without the SDK it does not truncate texts that are too long
     for the model.
-
-    Args:
-        task: The task.
-        prompt: The prompt, with its label words and label bias.
-        backend: How the model is called.
-        model: Fingerprint of the model; None if it is not known.
-
-    Returns:
-        The program and a note about it. The program is empty where there is none, with the reason
-        as the note.
     """
     if prompt.labels is not None:
         task = task.with_labels(prompt.labels)
@@ -179,7 +161,6 @@ def program_of(
 
 
 def _sdk_program(task: TaskSpec, backend: BackendSpec, prompt: PromptReport) -> str:
-    """Return a program that calls any backend by the SDK."""
     asked = task.with_bias(prompt.bias) if prompt.bias else task
     settings = backend.model_dump(mode="json", exclude_defaults=True, exclude={"cache"})
     text = prompt.prompt

@@ -8,7 +8,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import fedone_sdk
 from fedone_sdk.reports.contents import contents_of
@@ -20,28 +20,11 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~&<>])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
-def html_page(
-    template: str,
-    figure: str | None = None,
-    *,
-    package: str = "fedone_sdk.reports",
-    **values: object,
-) -> str:
-    """One self-contained page, without network and scripts; all values are escaped.
-
-    Args:
-        template: A child of ``page.html.j2``.
-        figure: The SVG of the page's figure. A data URL isolates the image from the page.
-        package: The package of the template.
-        values: The template's other values.
-    """
+def html_page(template: str, figure: str | None = None, **values: object) -> str:
+    """One self-contained page, without network and scripts; all values are escaped."""
     if figure is not None:
         figure = f"data:image/svg+xml;base64,{base64.b64encode(figure.encode()).decode()}"
-    return (
-        _environment(package, autoescape=True)
-        .get_template(template)
-        .render(figure=figure, **values)
-    )
+    return _environment(autoescape=True).get_template(template).render(figure=figure, **values)
 
 
 def html_report(
@@ -50,14 +33,7 @@ def html_report(
     artefact: Path | None = None,
     backend: Path | None = None,
 ) -> str:
-    """Return the report as one HTML page.
-
-    Args:
-        run: The run.
-        moved: What the change of model does, for a run of `fedone retune`.
-        artefact: The file of the recommended prompt, for the commands of the page.
-        backend: The file of the new model, for the same.
-    """
+    """Return the report as one HTML page."""
     svg = curves_svg(run) if run.result.history else None
     return html_page(
         "report.html.j2",
@@ -72,15 +48,11 @@ def html_report(
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
     """Return the report as Markdown, and its SVG.
 
-    Args:
-        run: The run.
-        figure: File name of the SVG, in the Markdown's folder.
-
     Returns:
         The Markdown; and the SVG, or None for a run without rounds.
     """
     svg = curves_svg(run) if run.result.history else None
-    template = _environment("fedone_sdk.reports", autoescape=False).get_template("report.md.j2")
+    template = _environment(autoescape=False).get_template("report.md.j2")
     return template.render(report=contents_of(run), figure=svg and figure), svg
 
 
@@ -88,18 +60,12 @@ def _number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _signed(value: float, digits: int = 3) -> str:
-    return f"{value:+.{digits}f}"
-
-
 def _inline(text: object) -> str:
-    """Escapes a text for Markdown, in one line."""
     line = " ".join(str(text).split()) if "\n" in str(text) or "\r" in str(text) else str(text)
     return _SPECIAL.sub(lambda found: _ENTITIES.get(found[1], f"\\{found[1]}"), line)
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """Return a text as a Markdown code block, with a fence that the text does not contain."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     # A carriage return or another line separator would end the block's line.
@@ -108,9 +74,9 @@ def _fenced(text: str, language: str = "") -> str:
 
 
 @cache
-def _environment(package: str, *, autoescape: bool) -> Environment:
+def _environment(*, autoescape: bool) -> Environment:
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package), PackageLoader("fedone_sdk.reports")]),
+        loader=PackageLoader("fedone_sdk.reports"),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -118,7 +84,7 @@ def _environment(package: str, *, autoescape: bool) -> Environment:
     )
     environment.filters |= {
         "number": _number,
-        "signed": _signed,
+        "signed": "{:+.3f}".format,
         "inline": _inline,
         "fenced": _fenced,
         "capitalize_first": lambda text: text[:1].upper() + text[1:],

@@ -31,7 +31,6 @@ class RetunedPrompt(Message):
 
     Attributes:
         prompt: The prompt with the label bias of the measurement.
-        value: The metric.
         interval: Its 95 % interval; null for a user-defined metric.
         behind: The recommended prompt minus this one, paired by example; null without a
             recommendation, and as above.
@@ -47,11 +46,6 @@ class Retuned(Message):
     """The effect of a change of model on a prompt.
 
     Attributes:
-        metric: Its name.
-        examples: Examples of the dev split.
-        old_model: Fingerprint of the model that the old prompt was tuned for.
-        new_model: Fingerprint of the new one.
-        on_old_model: The old prompt on the old model, from its artefact.
         prompts: The prompts on the new model. Without label calibration there is no new bias.
         change: The old prompt as it is, new model minus old model; null without intervals.
         recommended: The best prompt; null while the run is not over or if nothing is measured.
@@ -100,15 +94,7 @@ def retuned(
     finished: bool,
     measure: MetricFunction | None = None,
 ) -> Retuned:
-    """Compare the prompts by the answers that the run's evaluation paid for.
-
-    Args:
-        artefact: The old prompt.
-        run: The run that tuned it for the new model.
-        biases: Label biases on the new model, by prompt (`Retuning.biases`).
-        finished: Whether the run is over, so that a prompt can be recommended.
-        measure: User function for a custom metric.
-    """
+    """Compare the prompts by the answers that the run's evaluation paid for."""
     spec, result = run.spec, run.result
     if spec is None or run.vocabulary is None:
         raise ValueError("a retuned run has its spec and its vocabulary")
@@ -158,11 +144,7 @@ def retuned(
 
 
 def retuned_artefact(run: ReportedRun, found: Retuned) -> PromptArtefact:
-    """Return the artefact of the recommended prompt, for the new model.
-
-    Raises:
-        ValueError: No prompt is recommended.
-    """
+    """Return the artefact of the recommended prompt, for the new model."""
     if found.recommended is None:
         raise ValueError("no prompt is recommended")
     made, best = artefact_of(run), found.prompts[found.recommended]

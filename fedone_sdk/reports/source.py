@@ -26,11 +26,9 @@ class ReportedRun:
     """The available data of a run.
 
     Attributes:
-        result: Its result so far, or its final result.
         spec: Its spec; None for a result file without one.
         vocabulary: Its candidates; None for a result file.
         created_at: Seconds since the epoch; None for a result file.
-        untrained: Its initial prompt; None for a result file.
         outcomes: The measurements of whole dev splits, example by example.
     """
 
@@ -53,9 +51,6 @@ class ReportedRun:
 
 def read_export(data: bytes) -> ReportedRun:
     """Return a run from its export.
-
-    Args:
-        data: JSON lines, written by `fedone runs export`.
 
     Raises:
         ResultError: They are damaged, cut, or no export.
@@ -88,16 +83,7 @@ def read_export(data: bytes) -> ReportedRun:
 
 
 def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
-    """Return a run from a file: an export, or a result that `--json` wrote.
-
-    Args:
-        path: The file.
-        spec: The run's spec, for a result file, which does not contain it.
-
-    Raises:
-        ResultError: The file cannot be used.
-        SpecError: The spec is that of another run.
-    """
+    """Return a run from a file: an export, or a result that `--json` wrote."""
     data = _read(path)
     try:
         document = _json(data)
@@ -125,7 +111,6 @@ def _read(path: Path) -> bytes:
 
 
 def _json(data: bytes) -> dict[str, Any] | None:
-    """Return the only JSON object of a file; None if it is something else."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -134,5 +119,4 @@ def _json(data: bytes) -> dict[str, Any] | None:
 
 
 def _result(document: dict[str, Any]) -> RunResult:
-    document.pop("losses_exchange", None)  # Keys that `fedone quickstart` adds.
     return RunResult.model_validate_json(json.dumps(document))

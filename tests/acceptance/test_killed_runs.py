@@ -55,7 +55,7 @@ async def test_a_stopped_run_loses_no_answer_and_ends_the_same(exchange: str) ->
     assert (figures.same_alpha, figures.compared) == (1, 1)
 
 
-@pytest.mark.parametrize("cap", [Budget(requests=40), Budget(usd="0.08")], ids=["requests", "usd"])
+@pytest.mark.parametrize("cap", [Budget(requests=40), Budget(usd="0.02")], ids=["requests", "usd"])
 async def test_the_cap_holds_under_kills_and_errors(cap: Budget) -> None:
     plan = replace(killed_runs.Plan.draw(1), cap=cap, kills=KILLS, evaluates=False)
     figures = await killed_runs.play(plan, keep=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedone_paper.figures import Line, Panel, drawing
-from fedone_paper.methods import Method, method_of
+from fedone_paper.methods import method_of
 from fedone_paper.paper import about
 from fedone_paper.queries_report import Repeats, interval_text, queries_text
 from fedone_paper.settings import Settings
@@ -61,10 +61,6 @@ class FigureTheory(TableQueries):
             markdown="\n".join([*figure, self.text("method"), f"{about(self.name)}\n", *sections]),
             figures={self.name: drawing(panels)} if found else {},
         )
-
-
-def _contender(name: str) -> Method:
-    return method_of("table-queries", name)
 
 
 def fitted(rounds: Mapping[int, float]) -> tuple[float, float] | None:

@@ -31,7 +31,6 @@ class Method:
         name: In keys and JSON.
         title: In tables; FedOne or FedAvg precedes that of a federated one.
         paper: The paper's row in `paper.yaml`; None is that of its name, an empty one is none.
-        access: What it needs of the model.
         seeded: Whether its result depends on the seed; else it is run once.
         kind: Who must run the model; None takes any.
         packages: Packages that it needs in addition to the model's own.
@@ -48,7 +47,6 @@ class Method:
     name: str
     title: str
     paper: str | None = None
-    access: Literal["black box", "white box"] = "black box"
     seeded: bool = True
     kind: Literal["onnx", "transformers"] | None = None
     packages: Sequence[str] = ()

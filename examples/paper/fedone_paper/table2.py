@@ -17,25 +17,19 @@ from fedone_sdk.evaluation.engine import Result, Trial
 
 _MB = 2**20
 _FLOAT32 = 4
-_TIMED_TASK = "sst2"
-
 _Line = Mapping[str, Any]
 
 
 class Table2(Study):
-    """Counts of messages of real runs with a scripted model, and seconds of runs with a real one.
+    """Counts of messages of real runs with a scripted model.
 
-    The counts depend on shapes only, so they need no weights of the paper's model. Seconds are of
-    the given model.
+    The counts depend on shapes only, so they need no weights of the paper's model.
     """
 
     def seeds(self, settings: Settings, point: Point) -> Sequence[int]:
         """One seed, where the method has the exchange."""
-        return (
-            (0,)
-            if point["exchange"] == "alpha" or not method_of(self.name, point["row"]).soft
-            else ()
-        )
+        soft = method_of(self.name, point["row"]).soft
+        return (0,) if point["exchange"] == "alpha" or not soft else ()
 
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """Return the count of a method's messages."""

@@ -59,11 +59,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         self._labels: ContextVar[list[int]] = ContextVar("label_token_ids")
 
     def parse_data(self, data: object) -> MaskRequest:
-        """Parse and validate a request.
-
-        Raises:
-            ValueError: The request is malformed; the message says where.
-        """
+        """Parse and validate a request."""
         try:
             request = MaskRequest.model_validate(data)
         except ValidationError as exc:
@@ -108,11 +104,7 @@ class MaskIOProcessor(IOProcessor[MaskRequest, dict[str, Any]]):
         request_id: str | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the answer: ``log_probs`` (nats of the labels, per input) and ``prompt_tokens``.
-
-        Raises:
-            ValueError: Another option of the request has truncated the mask.
-        """
+        """Return ``log_probs`` (nats of the labels, per input) and ``prompt_tokens``."""
         log_probs = []
         for output in model_output:
             rows = output.outputs.data.tolist()

@@ -56,13 +56,13 @@ def test_a_search_that_ended_by_itself_searches_on() -> None:
     game.play()
     assert game.state.status == "completed"
     assert game.state.round < 100
-    rounds, known = game.state.round, int(game.state.method.memory["progress"][2])
+    rounds, known = game.state.round, int(game.state.method.memory["progress"][1])
     assert known >= 0  # where the race began
     assert refusal(raised(game, queries=20 * SAMPLES + 1)).code == "run_conflict"
     raised(game, queries=40 * SAMPLES)
     assert game.state.running
     game.take()
-    assert game.state.method.memory["progress"][2] == -1
+    assert game.state.method.memory["progress"][1] == -1
     assert game.machine.at(game.state).method.wanted(game.state.method) == SAMPLES
     game.play()
     assert game.state.round > rounds
@@ -70,7 +70,7 @@ def test_a_search_that_ended_by_itself_searches_on() -> None:
 
 def test_a_race_under_way_is_not_disturbed_within_a_round() -> None:
     game = Game(spec_of(budget={"queries": 20 * SAMPLES}, race=0.25, **SEARCH))
-    while game.state.method.memory.get("progress", (0, 0, -1))[2] < 0:
+    while game.state.method.memory.get("progress", (0, -1))[1] < 0:
         work = game.take()
         game.send(work)
     work = game.take()
@@ -79,7 +79,7 @@ def test_a_race_under_way_is_not_disturbed_within_a_round() -> None:
     assert assignment(game.machine, game.state, game.state.seats[0], game.now) == work
     game.send(work)
     game.take()
-    assert game.state.method.memory["progress"][2] == -1
+    assert game.state.method.memory["progress"][1] == -1
 
 
 @pytest.mark.parametrize(
