@@ -158,7 +158,8 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
     chance = verdict.standing("chance")
     one = "" if chance is None else metric_text(chance.value)
     if verdict.conclusion == "guessing":
-        return f"no better than guessing: {reached}, and {one} with one answer for everything; {summary}"
+        summary = f"{one} with one answer for everything; {summary}"
+        return f"no better than guessing: {reached}, and {summary}"
     more = verdict.more_examples
     tell = "" if more is None else f": about {more:,} more dev rows would tell"
     if base.gain.low > 0:
