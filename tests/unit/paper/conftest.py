@@ -17,7 +17,7 @@ def glue(tmp_path: Path) -> Path:
     source, target = assets.path("companion_feedback"), tmp_path / "glue" / "sst2"
     target.mkdir(parents=True)
     for name, count in ("train", 120), ("dev", 30):
-        rows = load_examples(source / f"{name}.jsonl", limit=count)
+        rows = load_examples(source / f"{name}.jsonl")[:count]
         lines = [json.dumps({"sentence": row["text"], "label": row["label"]}) for row in rows]
         (target / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return target.parent
