@@ -118,13 +118,7 @@ class _Place(NamedTuple):
 def _place(
     schema: Mapping[str, Any], location: tuple[str | int, ...], named: Mapping[str, Any]
 ) -> _Place | None:
-    """Follow a location through pydantic's core schema; None if it does not fit.
-
-    Args:
-        schema: The schema at the start of the location.
-        location: The location in an error.
-        named: Schemas by the names that `schema` refers to them with.
-    """
+    """Follow a location through pydantic's core schema; None if it does not fit."""
     if not location:
         return _Place()
     step, rest = location[0], location[1:]

@@ -138,10 +138,6 @@ class RunSpec(Spec):
     def check_shared_memory(self, method: str, memories: str) -> None:
         """Raise unless the participation fits a method whose memory is the run's.
 
-        Args:
-            method: For errors.
-            memories: What cannot be averaged, for errors.
-
         Raises:
             ValueError: It does not fit.
         """
