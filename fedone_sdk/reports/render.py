@@ -48,10 +48,6 @@ def html_report(
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
     """Return the report as Markdown, and its SVG.
 
-    Args:
-        run: The run.
-        figure: File name of the SVG, in the Markdown's folder.
-
     Returns:
         The Markdown; and the SVG, or None for a run without rounds.
     """
@@ -70,7 +66,6 @@ def _inline(text: object) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """Return a text as a Markdown code block, with a fence that the text does not contain."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     # A carriage return or another line separator would end the block's line.
