@@ -199,5 +199,6 @@ DEVICE_ROUTES = (
         tag="devices",
         query={"after": {"type": "integer", "minimum": 0}},
         answers={200: VocabularyList},
+        problems=("invalid_message",),
     ),
 )
