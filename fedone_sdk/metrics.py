@@ -64,13 +64,7 @@ def evaluate(
     targets: Sequence[int],
     measure: MetricFunction | None = None,
 ) -> float:
-    """Return a metric by its name.
-
-    Raises:
-        SpecError: The user's function is missing, raised an exception (its cause), or returned a
-            number that is not finite.
-        ValueError: There is no such metric, or the lengths differ.
-    """
+    """Return a metric by its name."""
     if ":" in name:
         return _measured(name, predictions, targets, measure)
     if name not in METRICS:

@@ -62,6 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "cap on training queries of the whole study, for paid models"
     add("--cap", type=int, metavar="N", help=text)
     add("--cap-usd", type=float, metavar="X", help="cap on its cost, US dollars")
+    text = "US dollars per million tokens, if the price is not known"
+    add("--prices", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help=text)
     add("--base-url", metavar="URL", help="OpenAI-compatible endpoint, for table3")
     add("--api-model", metavar="NAME", help="the model's name there")
     add("--api-key-env", metavar="NAME", help="environment variable with its key")
@@ -80,6 +82,7 @@ def _reproduce(given: argparse.Namespace, out: Path, command: str) -> int:
         options=_options(study, given.set),
         cap_queries=given.cap,
         cap_usd=given.cap_usd,
+        prices=given.prices and tuple(given.prices),
         base_url=given.base_url,
         api_model=given.api_model,
         api_key_env=given.api_key_env,

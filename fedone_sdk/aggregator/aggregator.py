@@ -197,13 +197,6 @@ class Aggregator:
     async def listen_metrics(self, *, host: str = "127.0.0.1", port: int = 0) -> str:
         """Serve ``/metrics`` on its own port, without a token.
 
-        Args:
-            host: Address to listen on.
-            port: 0 picks a free one.
-
-        Returns:
-            The base URL.
-
         Raises:
             ValueError: The observers have no metrics.
         """

@@ -113,10 +113,7 @@ class StoreConfig(Spec):
             raise SpecError([f"store: {problem}" for problem in exc.problems]) from exc
 
     async def check(self, folder: Path) -> str:
-        """Check that the store can be used, without changes.
-
-        Returns:
-            A description of the store's content, without the password.
+        """Describe the store's content without the password or changes.
 
         Raises:
             SpecError: The store cannot be used.
@@ -199,7 +196,6 @@ class LogConfig(Spec):
     """Logging.
 
     Attributes:
-        level: Minimal level.
         requests: Level of the line per request; ``off`` disables it.
     """
 
@@ -212,11 +208,7 @@ class RunToServe:
     """A run of the config with its vocabulary.
 
     Attributes:
-        path: Its RUN.yaml.
         spec: The run, without data, which clients have.
-        vocabulary: The candidates.
-        dev: The public dev rows on which the server evaluates prompts (`data.dev`).
-        unmeasured: Why there are no dev rows.
     """
 
     path: Path
@@ -232,17 +224,12 @@ class ServeConfig(Spec):
     Attributes:
         listen: ``HOST:PORT``; port 0 selects a free one.
         store: SQLite file, or URL of a PostgreSQL database, for runs and clients.
-        auth: Authentication.
-        limits: Rate limits.
         cors: Origins of web pages that may take part as devices; none by default.
         retention: Retention periods; unlimited by default.
         tls: Certificate; null serves plain HTTP, for loopback or behind a proxy.
         backend: The gateway's model; null if clients query their own models.
-        runs: RUN.yaml files.
-        metrics: Prometheus metrics.
         tracing: OpenTelemetry traces; null disables them unless OpenTelemetry's environment
             variables name an endpoint.
-        log: Logging.
         drain_s: Time for pending requests to finish after SIGTERM, seconds.
         drain_notice_s: Time before that during which requests are still accepted while ``/readyz``
             returns 503, for load balancers, seconds.
@@ -303,28 +290,13 @@ class ServeConfig(Spec):
         return host_and_port(self.listen)
 
     def server_tls(self, folder: Path) -> ServerTls | None:
-        """Return the TLS context, if TLS is configured.
-
-        Args:
-            folder: Base of relative paths.
-
-        Raises:
-            SpecError: The files cannot be used.
-        """
+        """Return the TLS context if TLS is configured; a `SpecError` if its files are unusable."""
         return None if self.tls is None else self.tls.open(folder)
 
     def load_runs(
         self, folder: Path, source: str = "config"
     ) -> tuple[list[RunToServe], list[FedOneError]]:
-        """Load the runs and build their vocabularies.
-
-        Args:
-            folder: Base of relative paths.
-            source: Name of this configuration in errors.
-
-        Returns:
-            The runs that can be served, and the errors of the others.
-        """
+        """Load the runs and build their vocabularies; return the servable ones, and the errors."""
         runs: dict[str, RunToServe] = {}
         errors: list[FedOneError] = []
         for number, name in enumerate(self.runs):

@@ -23,11 +23,7 @@ from fedone_sdk.vocabulary import Vocabulary
 
 
 async def open_run(store: Store, run_id: str) -> RunView:
-    """Return a stored run that this process does not serve.
-
-    Raises:
-        ResultError: The store has no such run.
-    """
+    """Return a stored run that this process does not serve; a `ResultError` if there is none."""
     record = await store.run(run_id)
     if record is None:
         raise ResultError(f"there is no run {run_id!r} in the store")
@@ -39,15 +35,7 @@ async def open_run(store: Store, run_id: str) -> RunView:
 
 
 async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
-    """Yield a run as JSON lines, at its current version.
-
-    Args:
-        store: Its store.
-        run: The run, which may go on meanwhile.
-
-    Yields:
-        Pieces of whole lines.
-    """
+    """Yield a run as JSON lines, at its current version."""
     result, version = run.result(), run.version
     untrained = run.prompt(run.machine.initial_state())
     # With the first page, so that a store that is away is an error and not a cut answer.

@@ -31,12 +31,7 @@ _THREADS = ThreadPoolExecutor(max(1, min(4, (os.cpu_count() or 2) - 1)), "fedone
 
 
 async def run_shielded(work: Coroutine[Any, Any, T], *, of: object) -> T:
-    """Await `work`; if the caller is cancelled, `work` still runs to completion.
-
-    Args:
-        work: The coroutine.
-        of: Its owner: the store that it changes.
-    """
+    """Await `work`, which changes `of`; it runs to completion even if the caller is cancelled."""
     if asyncio.current_task() in _PENDING:
         return await work  # The caller is shielded.
     task = asyncio.create_task(work)
@@ -67,13 +62,7 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` in a thread.
-
-    Args:
-        work: A thread-safe function that does not itself wait for `in_thread`.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """Call `work` in a thread; it must be thread-safe and not wait for `in_thread` itself."""
     context = contextvars.copy_context()
     call = functools.partial(context.run, work, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
@@ -82,14 +71,7 @@ async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> 
 async def in_thread_if_large(
     size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call `work` in a thread if its input has at least 32 KiB, else inline.
-
-    Args:
-        size: Size of the input, bytes.
-        work: A function as for `in_thread`.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """Call `work` in a thread if its input has at least 32 KiB, else inline; `size` is in bytes."""
     if size < _SMALL:
         return work(*args, **kwargs)
     return await in_thread(work, *args, **kwargs)
@@ -119,11 +101,7 @@ class Bucket:
         return max(self._full_at.get(caller, now) + share - now - max(60.0, share), 0.0)
 
     def check(self, caller: Hashable, now: float) -> None:
-        """Refuse a caller whose bucket is empty.
-
-        Raises:
-            ProblemError: ``rate_limited``, with the time to wait.
-        """
+        """Refuse a caller whose bucket is empty (``rate_limited``, with the time to wait)."""
         wait_s = self.wait_s(caller, now)
         if wait_s > 0:
             raise ProblemError(

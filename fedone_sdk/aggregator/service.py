@@ -71,25 +71,7 @@ class Service:
     """The aggregator without HTTP.
 
     Args:
-        store: The store; other replicas may serve the same one.
-        clock: Source of the current time.
-        authority: The configured tokens and roles.
         backend: The gateway's model; None if clients query their own models.
-        retention: Retention periods.
-
-    Attributes:
-        authority: The configured tokens and roles.
-        access: Enrolment tokens and clients.
-        registry: The served runs, and the heads of the others.
-        runs: The served runs by id.
-        listeners: Receivers of the changes of all runs.
-        dispatcher: Dispatch of work to clients.
-        work: The open assignments of clients.
-        replicas: Coordination with other replicas.
-        sweeper: Removal of expired data.
-        steering: Operations of operators on runs.
-        starting: Whether stored runs are still being loaded; devices wait until then.
-        draining: Whether the service is stopping and polls are answered at once.
     """
 
     def __init__(
@@ -197,11 +179,7 @@ class Service:
         self._tasks[_LOADING] = asyncio.create_task(self._load_live_runs(), name=_LOADING)
 
     async def wait_until_loaded(self) -> None:
-        """Wait until all live runs are loaded and their models are checked.
-
-        Raises:
-            StoreUnavailable: The store became unavailable.
-        """
+        """Wait until all live runs are loaded and their models are checked."""
         await asyncio.shield(self._tasks[_LOADING])
 
     def admit_devices(self) -> None:
@@ -218,11 +196,7 @@ class Service:
         return not self._open.is_set()
 
     async def wait_until_open(self) -> None:
-        """Wait until devices are accepted.
-
-        Raises:
-            ProblemError: ``store_unavailable`` after a timeout; the device should retry.
-        """
+        """Wait until devices are accepted; ``store_unavailable`` after a timeout, for a retry."""
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await self._open.wait()
@@ -282,25 +256,9 @@ class Service:
         measure: MetricFunction | None = None,
         proposer: LLMBackend | None = None,
     ) -> ServedRun:
-        """Add a run under its spec's name, or continue the stored run with the same spec.
+        """Add a run, or continue the stored one; see `Aggregator.add_run`.
 
         Higher caps in the spec raise those of the stored run.
-
-        Args:
-            spec: The run.
-            vocabulary: Its candidates; by default those of `spec.prompt`, with files relative to
-                the working directory. Sources that count training text must be built before
-                (`PromptSpec.build`).
-            dev: Held-out examples for evaluation.
-            score: User function for loss ``score``.
-            measure: User function for a custom metric.
-            proposer: The model of ``prompt.proposer``; None disables proposals.
-
-        Raises:
-            BackendError: The model is not available.
-            DataError: The candidates cannot be built, or a row of `dev` does not fit the task.
-            LabelWordError: A label word is not one token of the model.
-            SpecError: The run is invalid, or its name belongs to a different run.
         """
         check_examples(spec.task, dev, "dev")
         if vocabulary is None:
@@ -373,7 +331,6 @@ class Service:
         )
 
     def _on_restart(self, run: ServedRun) -> None:
-        """Restart evaluation and dispatch of a run that runs again."""
         self._evaluate(run)
         self.dispatcher.sync_run(run)
         self.replicas.on_run_changed()  # Its seats have new deadlines.
@@ -407,11 +364,7 @@ class Service:
         return answers
 
     async def delete_run(self, run: ServedRun, *, dry: bool = False) -> Removal:
-        """Delete a run with all its data; its name stays reserved.
-
-        Args:
-            run: The run.
-            dry: Only returns what would be deleted.
+        """Delete a run with all its data; its name stays reserved. `dry` only reports it.
 
         Raises:
             ProblemError: ``run_conflict`` if it is running or paused, or has open work.
@@ -490,19 +443,11 @@ class Service:
         return await self.access.enrol(token, message)
 
     async def client(self, credential: str | None) -> ClientRecord:
-        """Return the client with this credential.
-
-        Raises:
-            ProblemError: ``unauthorized``.
-        """
+        """Return the client with this credential, or refuse it (``unauthorized``)."""
         return await self.access.client(credential)
 
     async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
-        """Return a run that a client may access.
-
-        Raises:
-            ProblemError: ``not_found``, also for a run that it may not access.
-        """
+        """Return a run that a client may access; others are ``not_found``."""
         if not may_see(client.runs, run_id):
             raise ProblemError("not_found", f"there is no run {run_id!r}")
         return await self.run(run_id)
@@ -585,5 +530,4 @@ def _metered(backend: LLMBackend) -> LLMBackend:
 
 
 def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
-    """Return the runs that a client may work for."""
     return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

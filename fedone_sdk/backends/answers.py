@@ -49,8 +49,6 @@ class AnswerCache:
     """
 
     def __init__(self, file: Path | None = None, *, max_entries: int = 100_000) -> None:
-        if max_entries < 1:
-            raise ValueError(f"max_entries must be at least 1, not {max_entries}")
         self.hits = 0
         self.misses = 0
         self._max_entries = max_entries

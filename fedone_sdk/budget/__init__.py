@@ -10,8 +10,14 @@ from fedone_sdk._lazy import lazy
 if TYPE_CHECKING:
     from fedone_sdk.budget.account import Account, Budget
     from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
-    from fedone_sdk.budget.leases import LeaseOwner, OpenLease, OwnerState
-    from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
+    from fedone_sdk.budget.ledger import (
+        LeaseOwner,
+        Ledger,
+        MemoryLedger,
+        OpenLease,
+        OwnerState,
+        SqliteLedger,
+    )
     from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
     from fedone_sdk.usage import NOTHING, Usage
 else:
@@ -20,8 +26,7 @@ else:
         {
             "account": "NOTHING Account Budget Usage",
             "guard": "BudgetGuard Lease Payer",
-            "leases": "LeaseOwner OpenLease OwnerState",
-            "ledger": "Ledger MemoryLedger SqliteLedger",
+            "ledger": "LeaseOwner Ledger MemoryLedger OpenLease OwnerState SqliteLedger",
             "prices": "FREE Price PriceTier known_price",
         },
     )

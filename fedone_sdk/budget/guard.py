@@ -128,14 +128,7 @@ class BudgetGuard:
         return await self._call(lambda ledger: ledger.account(self.budget))
 
     async def remaining(self) -> Budget | None:
-        """Return what can still be reserved, by capped unit; None without a budget.
-
-        Example:
-            ```python
-            left = await guard.remaining()
-            print(left.usd)  # 3.25
-            ```
-        """
+        """Return what can still be reserved, by capped unit; None without a budget."""
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:

@@ -4,21 +4,72 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sqlite3
 import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass
 from decimal import Context, localcontext
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 from fedone_sdk.budget.account import Account, Budget
-from fedone_sdk.budget.leases import LeaseOwner, OpenLease
-from fedone_sdk.errors import UnknownLease
+from fedone_sdk.errors import UnknownLease, needs_extra
 from fedone_sdk.files import transaction, use_wal
 from fedone_sdk.usage import NOTHING, Usage
+
+OwnerState = Literal["running", "ended", "unknown"]
+
+_CLOCK_S = 2.0
+"""Tolerance of a process's start time, seconds: some systems report whole seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOwner:
+    """The process that opened a lease, and when."""
+
+    host: str
+    pid: int
+    program: str
+    opened_at: float
+
+    @classmethod
+    def here(cls, program: str) -> Self:
+        """Return this process as the owner of a lease opened now."""
+        return cls(host=platform.node(), pid=os.getpid(), program=program, opened_at=time.time())
+
+    def state(self) -> OwnerState:
+        """Return whether the process still runs; ``unknown`` for a process of another host.
+
+        A process that started after the lease was opened is another one with the same id.
+        """
+        if self.host != platform.node():
+            return "unknown"
+        with needs_extra("looking for processes", "cli"):
+            import psutil
+        try:
+            process = psutil.Process(self.pid)
+            another = process.create_time() > self.opened_at + _CLOCK_S
+            ended = another or process.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return "ended"
+        except psutil.AccessDenied:
+            return "running"
+        return "ended" if ended else "running"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLease:
+    """A reservation that is not settled yet."""
+
+    lease_id: str
+    worst: Usage
+    owner: LeaseOwner
+
 
 T = TypeVar("T")
 
@@ -54,12 +105,7 @@ class Ledger(Protocol):
 
 
 class MemoryLedger:
-    """A ledger in memory, thread-safe.
-
-    Args:
-        account: Initial account; its cap is ignored.
-        released: Charges of leases that were released, by lease id.
-    """
+    """A ledger in memory, thread-safe."""
 
     def __init__(
         self, account: Account | None = None, *, released: Mapping[str, Usage] | None = None

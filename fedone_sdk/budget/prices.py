@@ -71,12 +71,7 @@ class Price(_Priced):
         return frozenset(unit for unit, usd in costs.items() if usd)
 
     def priced(self, usage: Usage) -> Usage:
-        """Return usage with its exact cost in `usd`.
-
-        Args:
-            usage: Usage of one request. The sum of several requests is priced like one request with
-                all their tokens, which is an upper bound.
-        """
+        """Return usage with its exact cost in `usd`."""
         rate: Price | PriceTier = self
         for tier in self.tiers:
             if usage.prompt_tokens > tier.above:

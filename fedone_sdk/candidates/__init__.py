@@ -8,7 +8,6 @@ from __future__ import annotations
 from fedone_sdk.candidates.demonstrations import demonstration_candidates
 from fedone_sdk.candidates.instructions import instruction_candidates
 from fedone_sdk.candidates.label_sets import (
-    PRESET_LABEL_SETS,
     label_candidates,
     label_words,
     shipped_label_sets,
@@ -40,7 +39,6 @@ __all__ = [
     "LabelsSource",
     "OwnSource",
     "PRESET_DESCRIPTIONS",
-    "PRESET_LABEL_SETS",
     "ScoredCandidate",
     "demonstration_candidates",
     "fill",

@@ -25,9 +25,6 @@ _SENTIMENT_3 = (
     ("poor", "fair", "excellent"),
 )
 _NO_YES = (("no", "yes"), ("false", "true"), ("wrong", "right"), ("incorrect", "correct"))
-_SAME = (*_NO_YES, ("different", "same"))
-_CORRECT = (*_NO_YES, ("bad", "good"), ("odd", "fine"))
-_ENTAILED = (*(words[::-1] for words in _NO_YES), ("so", "but"))
 _NLI = (
     ("yes", "maybe", "no"),
     ("true", "unknown", "false"),
@@ -42,42 +39,22 @@ _TOPIC = (
     ("news", "games", "money", "computers"),
 )
 
-PRESET_LABEL_SETS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "mnli": _NLI,
-    "mnli-reversed": tuple(words[::-1] for words in _NLI),
-    "qqp": _SAME,
-    "sst2": _SENTIMENT,
-    "mrpc": _SAME,
-    "cola": _CORRECT,
-    "qnli": _ENTAILED,
-    "rte": _ENTAILED,
-    "sentiment": _SENTIMENT,
-    "sentiment-3": _SENTIMENT_3,
-    "topic": _TOPIC,
-}
-"""Shipped label sets, without leading spaces, by built-in task or by what is classified.
-
-The words of a set are in the task's label order; ``sentiment`` starts with the worst, and ``topic``
-has the order of AG News.
-"""
-
-# Words are unique per meaning, so that the words alone identify the set.
-_FAMILIES = (_SENTIMENT, _SENTIMENT_3, _NO_YES, _NLI, _TOPIC)
+SHIPPED_LABEL_SETS = (_SENTIMENT, _SENTIMENT_3, _NO_YES, _NLI, _TOPIC)
+"""The shipped sets, without leading spaces, by kind of task. Words are unique per meaning, so that
+the words alone identify the set."""
 
 _MAX_WORD_CHARS = 200
 
 
 def label_candidates(
-    task_labels: Mapping[str, str], sets: Iterable[LabelSet] = (), *, name: str | None = None
+    task_labels: Mapping[str, str], sets: Iterable[LabelSet] = ()
 ) -> tuple[str, ...]:
     """Return the candidates of the slot ``labels``.
 
     Args:
         task_labels: The task's own label words, by label value.
         sets: Other sets; their words are used verbatim, with the leading space that a raw template
-            needs.
-        name: A key of `PRESET_LABEL_SETS`, used if `sets` is empty. None infers it from the task's
-            own words, see `shipped_label_sets`.
+            needs. If empty, `shipped_label_sets`.
 
     Returns:
         Each set as a JSON array of words in the task's label order: the task's own first, without
@@ -86,9 +63,7 @@ def label_candidates(
     Raises:
         SpecError: A set does not fit the task, or there is none.
     """
-    given: list[LabelSet] = list(sets)
-    if not given:
-        given = list(shipped_label_sets(task_labels, name))
+    given: list[LabelSet] = [*sets] or [*shipped_label_sets(task_labels)]
     problems = []
     candidates = [_candidate(task_labels, task_labels)]
     for number, words in enumerate(given, 1):
@@ -108,29 +83,15 @@ def label_candidates(
     return unique
 
 
-def shipped_label_sets(
-    task_labels: Mapping[str, str], name: str | None = None
-) -> tuple[tuple[str, ...], ...]:
-    """Return the shipped sets for a task, in the spelling of the task's own words.
+def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    """Return the shipped sets that contain a task's own words, in their spelling.
+
+    The words of the task may be in any order; for example, yes and no select false and true.
 
     Returns:
         The words of each set in the task's label order; empty if none fit.
-
-    Raises:
-        ValueError: There are no sets of this name, or not for this number of labels.
     """
-    own = [word.strip().casefold() for word in task_labels.values()]
-    if name is None:
-        found = _known(own)
-    elif name not in PRESET_LABEL_SETS:
-        raise ValueError(f"no label sets {name!r}; there are: {', '.join(PRESET_LABEL_SETS)}")
-    elif len(PRESET_LABEL_SETS[name][0]) != len(own):
-        raise ValueError(
-            f"label sets {name!r} are for {len(PRESET_LABEL_SETS[name][0])} labels, "
-            f"the task has {len(own)}"
-        )
-    else:
-        found = PRESET_LABEL_SETS[name]
+    found = _known([word.strip().casefold() for word in task_labels.values()])
     space = " " if all(word[:1].isspace() for word in task_labels.values()) else ""
     capital = all(word.strip()[:1].isupper() for word in task_labels.values())
     return tuple(
@@ -139,7 +100,7 @@ def shipped_label_sets(
 
 
 def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    for family in _FAMILIES:
+    for family in SHIPPED_LABEL_SETS:
         for known in family:
             if sorted(known) == sorted(own):
                 order = [known.index(word) for word in own]
@@ -148,11 +109,7 @@ def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def label_words(candidate: str, count: int | None = None) -> tuple[str, ...]:
-    """Return the label words of a candidate of the slot ``labels``.
-
-    Returns:
-        The words in the task's label order.
-    """
+    """Return the label words of a candidate of the slot ``labels``."""
     try:
         words = json.loads(candidate)
     except (ValueError, RecursionError) as exc:

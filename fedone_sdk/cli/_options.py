@@ -53,7 +53,6 @@ Server = Annotated[str, _SERVER]
 Token = Annotated[str, _TOKEN]
 OptionalServer = Annotated[str | None, _SERVER]
 OptionalToken = Annotated[str | None, _TOKEN]
-StoreUrl = Annotated[str | None, typer.Option("--store", metavar="STORE", help=STORE)]
 RunStore = Annotated[
     str | None,
     typer.Option(

@@ -45,10 +45,6 @@ class Output:
     """Prints a report and writes the JSON file.
 
     The file is written first, so that a closed output pipe loses no paid result.
-
-    Args:
-        json_file: The JSON file; ``-`` is standard output, which moves the report to stderr; None
-            writes none.
     """
 
     def __init__(self, json_file: Path | None) -> None:
@@ -127,7 +123,6 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
 
 
 def _place(target: Path) -> Path:
-    """Return the target of the file's links, unless that is a pipe without a name."""
     if not target.is_symlink() or _is_special(target):
         return target
     return Path(os.path.realpath(target))

@@ -16,7 +16,7 @@ from fedone_sdk.spec import BackendSpec, OwnMethodSpec, RunSpec, load_backend, v
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import LLMBackend
-    from fedone_sdk.budget import Budget, BudgetGuard
+    from fedone_sdk.budget import Budget
     from fedone_sdk.local import Federation
     from fedone_sdk.spec import RunSpec
     from fedone_sdk.stores import RunRecord, SqlStore
@@ -37,7 +37,6 @@ class RunFile:
         *,
         seed: int | None = None,
         cap: int | None = None,
-        exchange: str | None = None,
         raised: Mapping[str, Any] | None = None,
     ) -> Self:
         """Read a RUN.yaml; arguments that are not None override the file."""
@@ -50,8 +49,6 @@ class RunFile:
             given["budget"] = {**(given.get("budget") or {}), "queries": cap}
         if raised:
             given["budget"] = {**(given.get("budget") or {}), **raised}
-        if exchange is not None:
-            given["participation"] = {**given.get("participation", {}), "exchange": exchange}
         changed = validate_spec(RunSpec, given, source="arguments")
         if raised and changed.budget is not None:
             _check_raised(spec.budget, changed.budget)
@@ -74,20 +71,15 @@ class RunFile:
         with naming(str(self.path)):
             return Federation.load(self.spec, self.folder)
 
-    def backend(self, *, cache: Path | None = None, guard: BudgetGuard | None = None) -> LLMBackend:
-        """Return the model's client.
-
-        Args:
-            cache: File of its answers, unless the run has one.
-            guard: A budget that is charged in addition to each query's payer.
-        """
+    def backend(self, *, cache: Path | None = None) -> LLMBackend:
+        """Return the model's client; `cache` keeps its answers, unless the run has one."""
         from fedone_sdk.backends.build import build_backend
 
         spec = self.spec.backend
         if cache is not None and spec.cache is None:
             spec = spec.model_copy(update={"cache": str(cache.absolute())})
         with naming(str(self.path)):
-            return build_backend(spec, self.folder, guard=guard)
+            return build_backend(spec, self.folder)
 
 
 def backend_of(path: Path | None) -> LLMBackend:
@@ -201,12 +193,11 @@ class RunState:
         try:
             if fresh:
                 await self._clear(store, spec.name)
-            runs = {record.run_id: record for record in await store.runs()}
-            if not runs:
+            known = await store.run(spec.name)
+            if not await store.versions():
                 self._remove_clients()
         finally:
             await store.close()
-        known = runs.get(spec.name)
         if known is None:
             return None
         document = json.loads(known.document)
@@ -225,7 +216,7 @@ class RunState:
         )
 
     async def _clear(self, store: SqlStore, name: str) -> None:
-        others = sorted(record.run_id for record in await store.runs() if record.run_id != name)
+        others = sorted((await store.versions()).keys() - {name})
         if others:
             raise ArgumentError(
                 f"--fresh: {self.store} holds other runs, too ({', '.join(others)}); "

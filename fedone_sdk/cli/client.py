@@ -40,7 +40,7 @@ def client(
     data: Annotated[
         str,
         typer.Option(
-            metavar="FILE", help="This client's labelled examples; they stay on this machine."
+            metavar="FILE", help="This client's labelled examples; a gateway gets their texts."
         ),
     ],
     token: Annotated[

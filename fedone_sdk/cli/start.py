@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,6 @@ from fedone_sdk.cli._output import (
     plural,
     print_result,
     printable,
-    size,
     write_file,
 )
 from fedone_sdk.cli._process import naming, quiet_logs
@@ -285,7 +284,6 @@ data:
   num_clients: {clients}
 {prompt}# Thompson sampling over whole prompts. A query is one prompt on one mini-batch.
 method: {{name: thompson, num_samples: {samples}, batch_size: 16}}
-participation: {{exchange: losses}}
 # A hard cap. A higher number continues the same run.
 budget: {{queries: {queries}}}
 # More than the budget pays for, so that a higher one has work to pay for.
@@ -330,7 +328,7 @@ def quickstart(
     """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 
     A real aggregator and edge clients communicate over HTTP on loopback, under a hard cap on
-    queries. The same run is then repeated in the other exchange, with the cached answers.
+    queries.
     """
     if write is not None:
         check_target("--write", write)
@@ -339,28 +337,15 @@ def quickstart(
         return
     output = Output(json_file)
     quiet_logs()
-    run = RunFile.load(assets.path(_FILES[_available(model)]), seed=seed, cap=cap, exchange="alpha")
+    run = RunFile.load(assets.path(_FILES[_available(model)]), seed=seed, cap=cap)
     federation = run.federation()
-    alpha, losses, changes = asyncio.run(_both_exchanges(run, federation))
-    output.write_json(
-        {
-            **alpha.model_dump(mode="json"),
-            "losses_exchange": losses,
-        }
-    )
-    print_result(output, alpha, num_clients=len(federation.shards))
-    if losses is not None:
-        output.console.print()
-        same = "the same" if losses.alpha_sha256 == alpha.alpha_sha256 else "NOT the same"
-        bytes_up = [size(run.communication.upload_bytes) for run in (alpha, losses)]
-        output.console.print(
-            f"The same run by losses instead of alpha: {same} alpha, {bytes_up[1]} instead of "
-            f"{bytes_up[0]} sent by devices, requests in the second: {losses.spent.requests}"
-        )
+    result, changes = asyncio.run(_tuned(run, federation))
+    output.write_json(result)
+    print_result(output, result, num_clients=len(federation.shards))
     if changes is not None:
         output.console.print()
-        _print_changes(output, run, alpha, changes)
-    raise typer.Exit(exit_code(losses or alpha))
+        _print_changes(output, run, result, changes)
+    raise typer.Exit(exit_code(result))
 
 
 def _available(model: _Model) -> _Model:
@@ -384,31 +369,16 @@ def _as_own_run(path: Path) -> str:
     return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
 
 
-async def _both_exchanges(
-    run: RunFile, federation: Federation
-) -> tuple[RunResult, RunResult | None, list[Change] | None]:
-    """Return the run in either exchange, and the answers that its prompt changes.
-
-    The last two are None if the first run was stopped.
-    """
+async def _tuned(run: RunFile, federation: Federation) -> tuple[RunResult, list[Change] | None]:
+    """Return the run, and the answers that its prompt changes; None if it was stopped."""
     from fedone_sdk.stores import MemoryStore
 
     async with run.backend() as backend:
         store = MemoryStore()
-        first = await run_here(
+        result = await run_here(
             federation, source=run.path, backend=backend, transport="http", store=store
         )
-        if exit_code(first):
-            return first, None, None
-        changes = await _changes(store, federation, first)
-        participation = run.spec.participation.model_copy(update={"exchange": "losses"})
-        spec = run.spec.model_copy(
-            update={"name": f"{run.spec.name}-losses", "participation": participation}
-        )
-        # The same clients and candidates, in the other exchange.
-        other = replace(federation, spec=spec)
-        losses = await run_here(other, source=run.path, backend=backend, transport="http")
-        return first, losses, changes
+    return result, None if exit_code(result) else await _changes(store, federation, result)
 
 
 async def _changes(store: Store, federation: Federation, result: RunResult) -> list[Change]:

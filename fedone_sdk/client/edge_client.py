@@ -59,10 +59,11 @@ class EdgeClient:
         ```
 
     Through the gateway (the default) the texts of a mini-batch leave the device, after
-    `Hooks.before_send`. Labels stay on the device, except with loss ``nll``: its reference texts
-    are part of the query, and pass `Hooks.before_send` too. If no row fits a run, the server's
-    operators see the most frequent label that the run does not have, if it looks like a label;
-    not with a `WorkPolicy` that requires privacy.
+    `Hooks.before_send`. Labels are not sent, but the server can compute them from exact losses.
+    With loss ``nll`` the reference texts are part of the query, and pass `Hooks.before_send` too.
+    A run with `privacy` hides labels in noise; a `backend` of the device sends nothing of a row.
+    If no row fits a run, the server's operators see the most frequent label that the run does not
+    have, if it looks like a label; not with a `WorkPolicy` that requires privacy.
 
     A client belongs to one event loop. `EdgeClientThread` runs it next to an app without one.
 

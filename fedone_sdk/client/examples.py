@@ -165,8 +165,7 @@ class Minibatch:
     Attributes:
         texts: Text fields of each, after the hook.
         references: Reference text of each, after the hook, for loss ``nll``; else none.
-        examples: The same examples with all fields; their labels stay on the device when the
-            gateway scores.
+        examples: The same examples with all fields; a query to the gateway has no labels.
         vetoed: Number of examples that the hook held back, or left without a sendable text.
     """
 

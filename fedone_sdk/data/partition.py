@@ -31,17 +31,13 @@ class Partition:
 
 def iid(num_examples: int, num_clients: int, seed: int) -> list[list[int]]:
     """Deal all rows at random; shard sizes differ by at most one."""
-    _check_enough(num_examples, num_clients, 1)
+    _check_enough(num_examples, num_clients)
     rows = SplitMix64(seed).shuffle(range(num_examples))
     return [rows[client::num_clients] for client in range(num_clients)]
 
 
 def dirichlet(
-    labels: Sequence[Hashable],
-    num_clients: int,
-    alpha: float,
-    seed: int,
-    min_per_client: int = 1,
+    labels: Sequence[Hashable], num_clients: int, alpha: float, seed: int
 ) -> list[list[int]]:
     """Deal all rows unevenly: each class is split in proportions from Dirichlet(alpha).
 
@@ -49,18 +45,11 @@ def dirichlet(
     client has enough rows, which may never end for a small alpha. Here the largest shards give rows
     to those that are too small.
 
-    Args:
-        labels: One per row.
-        num_clients: K.
-        alpha: Concentration; near 0 one client gets a whole class, at infinity all get equal parts.
-        seed: ``0 <= seed < 2**53``.
-        min_per_client: The least number of rows of a client.
-
     Raises:
-        DataError: There are fewer rows than ``num_clients * min_per_client``.
+        DataError: There are fewer rows than clients.
         ValueError: An argument is out of range.
     """
-    _check_enough(len(labels), num_clients, min_per_client)
+    _check_enough(len(labels), num_clients)
     generator, gammas = SplitMix64(seed), random.Random(seed)
     shards: list[list[int]] = [[] for _ in range(num_clients)]
     for rows in _rows_by_class(labels).values():
@@ -70,7 +59,7 @@ def dirichlet(
         shuffled = generator.shuffle(rows)
         for shard, start, end in zip(shards, [0, *ends], ends, strict=False):
             shard += shuffled[start:end]
-    _level(shards, min_per_client)
+    _level(shards)
     return shards
 
 
@@ -189,7 +178,6 @@ def _dirichlet_draw(size: int, alpha: float, gammas: random.Random) -> list[floa
 
 
 def _round_shares(shares: Sequence[float], total: int) -> list[int]:
-    """Return integers in proportion to `shares` that sum to `total` (largest remainder)."""
     counts = [math.floor(share * total) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * total)
     for i in by_remainder[: total - sum(counts)]:
@@ -197,28 +185,24 @@ def _round_shares(shares: Sequence[float], total: int) -> list[int]:
     return counts
 
 
-def _level(shards: list[list[int]], minimum: int) -> None:
-    """Move rows, in place, from the largest shards to those with fewer than `minimum`."""
+def _level(shards: list[list[int]]) -> None:
+    """Move rows, in place, from the largest shards to the empty ones."""
     largest = [(-len(shard), client) for client, shard in enumerate(shards)]
     heapq.heapify(largest)
     for shard in shards:
-        while len(shard) < minimum:
+        if not shard:
             size, donor = largest[0]
             shard.append(shards[donor].pop())
             heapq.heapreplace(largest, (size + 1, donor))
 
 
-def _check_enough(num_examples: int, num_clients: int, min_per_client: int) -> None:
-    if num_clients < 1 or min_per_client < 0:
-        raise ValueError(
-            "num_clients must be at least 1 and min_per_client at least 0, "
-            f"got {num_clients} and {min_per_client}"
-        )
-    needed = num_clients * min_per_client
-    if num_examples < max(needed, 1):
+def _check_enough(num_examples: int, num_clients: int) -> None:
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be at least 1, got {num_clients}")
+    if num_examples < num_clients:
         raise DataError(
             f"{num_examples} rows are too few for {num_clients} clients: "
-            f"at least {max(needed, 1)} are needed"
+            f"at least {num_clients} are needed"
         )
 
 

@@ -124,7 +124,6 @@ class Standing:
     Attributes:
         difference: Its metric minus the first entrant's, paired; None for the first, without
             pairs, or for a metric that cannot be resampled.
-        loss_difference: The same for the loss.
         reached: Training queries to the target by seed; None if it was not reached.
     """
 

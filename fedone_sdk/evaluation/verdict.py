@@ -275,7 +275,6 @@ def _own_metric(task: TaskSpec, one: Outcomes, measure: MetricFunction | None) -
 
 
 def _best_baseline(metric: str, standings: Mapping[Compared, Standing]) -> Compared | None:
-    """Return the better of "no prompt" with and without a bias; with a bias if equal."""
     names: tuple[Compared, ...] = ("no_prompt_biased", "no_prompt")
     found = [name for name in names if name in standings]
     if not found or ":" in metric:
@@ -307,12 +306,10 @@ def _majority_baseline(task: TaskSpec, after: Outcomes) -> Outcomes | None:
 
 
 def _is_shown(row: LogProbs | None) -> bool:
-    """Whether a bias can change this answer: it has log-probabilities of several labels."""
     return row is not None and sum(value > LOG_ZERO for value in row) > 1
 
 
 def _with_biases(task: TaskSpec, bare: Outcomes, biases: Sequence[Bias | None]) -> Outcomes:
-    """Return the outcomes of the same answers, each with its bias."""
     tasks = {bias: task.with_bias(bias) for bias in dict.fromkeys(biases)}
     rows = [(row, tasks[bias]) for row, bias in zip(bare.log_probs, biases, strict=True)]
     losses: tuple[float | None, ...] = ()

@@ -20,8 +20,7 @@ from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.client import EdgeClient, HttpTransport
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.local.devices import Between, Devices
-from fedone_sdk.local.population import Population
+from fedone_sdk.local.population import Between, Devices, Population
 from fedone_sdk.messages import RunResult
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object

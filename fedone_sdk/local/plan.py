@@ -44,9 +44,6 @@ _STEPS = 32
 _QUOTED = 128
 """Queries whose tokens are counted: of the steps, and of each measurement."""
 
-_AT_ONCE = 64
-"""Inputs that are counted concurrently."""
-
 _TIMED_S = 3.0
 """Seconds of queries to a local model that its speed is measured over."""
 
@@ -79,7 +76,6 @@ class Duration(Message):
     Attributes:
         basis: ``probe``: by queries timed on this machine; ``rate_limits``: the lower bound that
             the backend's rate limits imply.
-        seconds: The estimate, from the start of the process.
     """
 
     basis: Literal["probe", "rate_limits"]
@@ -104,8 +100,7 @@ class RunPlan(Message):
         proposals: Calls of the proposer, at most.
         per_query: Expected usage of a training query.
         expected: Expected usage of the whole run, with equal queries merged.
-        most: Upper bound of the whole run's usage. For a local model: the longest rows of a client
-            with the longest candidates in every query. For other models, what leases reserve.
+        most: Upper bound of the whole run's usage: what leases reserve.
         smallest_cap: The smallest caps that cover one round and evaluation.
         duration: Estimated duration; null without a probe or a rate limit.
         sufficient: Whether the caps cover all planned rounds in the worst case.
@@ -190,7 +185,7 @@ async def plan_run(
     planned = max(1, training // per_round) if adapts else spec.rounds
     evaluation = _evaluation(federation, rounds=rounds)
     points = rounds // spec.evaluation.every if spec.evaluation.every else 0
-    costs = await _costs(federation, backend, adapter, steps, evaluation, points, troubles)
+    costs = await _costs(federation, backend, steps, points, troubles)
     proposals = await _proposals(federation, proposer, rounds, troubles)
 
     trained = (costs.query * math.ceil(training * share)).without_queries()
@@ -231,7 +226,7 @@ async def plan_run(
         + costs.measured
         + Usage(queries=training)
         + proposals.each * proposals.expected_calls,
-        most=(costs.most(training, evaluation) + proposals.most * proposals.calls),
+        most=costs.leased * training + leased + proposals.most * proposals.calls,
         smallest_cap=round_most + leased,
         duration=duration,
         sufficient=affordable >= planned,
@@ -318,22 +313,12 @@ class _Costs:
     leased: Usage = _ONE
     query: Usage = _ONE
     measured: Usage = NOTHING
-    longest: tuple[int, int] | None = None
-
-    def most(self, training: int, evaluation: EvaluationPlan) -> Usage:
-        most = self.leased * training + (self.leased * evaluation.queries).without_queries()
-        if self.longest is None:
-            return most
-        tokens = self.longest[0] * training + self.longest[1] * evaluation.queries
-        return most.model_copy(update={"prompt_tokens": min(tokens, most.prompt_tokens)})
 
 
 async def _costs(
     federation: Federation,
     backend: LLMBackend,
-    adapter: LLMBackend,
     steps: Sequence[Sequence[Query]],
-    evaluation: EvaluationPlan,
     points: int,
     troubles: list[str],
 ) -> _Costs:
@@ -355,7 +340,6 @@ async def _costs(
             leased=backend.worst_case(size, task.max_written),
             query=_share(await _quoted(backend, sample), 1, len(sample)),
             measured=measured.without_queries(),
-            longest=await _longest(federation, adapter) if adapter.local else None,
         )
     except BackendError:
         if not troubles:
@@ -366,7 +350,6 @@ async def _costs(
 
 
 async def _quoted(backend: LLMBackend, queries: Sequence[Query]) -> Usage:
-    """Return the expected usage of queries; of many, a sample is counted and scaled."""
     picked = queries[:: math.ceil(len(queries) / _QUOTED) or 1]
     total = sum([await backend.quote(query) for query in picked], NOTHING)
     return _share(total, len(queries), len(picked)) if picked else NOTHING
@@ -380,51 +363,6 @@ def _share(total: Usage, part: int, whole: int) -> Usage:
         completion_tokens=math.ceil(total.completion_tokens * part / whole),
         usd=total.usd * part / whole,
     )
-
-
-async def _longest(federation: Federation, backend: LLMBackend) -> tuple[int, int]:
-    """Return the prompt tokens of queries with the longest rows and candidates.
-
-    The rows are those of a client for training, and of the dev split for evaluation. A row counts
-    its tokens without a prompt; each position adds the most that one of its candidates adds to the
-    first candidates of all positions, and 1, because a tokeniser may split a text differently where
-    it meets another. The model's context caps the sum.
-    """
-    spec, vocabulary = federation.spec, federation.vocabulary
-    room = backend.worst_case(1, spec.task.max_written).prompt_tokens
-    row = min(federation.shards[0], key=lambda row: sum(map(len, map(str, row.values()))))
-    firsts = [0] * spec.prompt.length
-    counted = partial(_counts, federation, backend)
-    bare, base = await counted([("", row), (prompt_of(spec.task, vocabulary, firsts), row)])
-    added, known = max(base - bare, 0) + len(firsts), dict[tuple[str, ...], int]()
-    for position in range(len(firsts)):
-        candidates = tuple(vocabulary.of_position(position))
-        if candidates not in known:
-            others = (
-                [*firsts[:position], index, *firsts[position + 1 :]]
-                for index in range(len(candidates))
-            )
-            counts = await counted([(prompt_of(spec.task, vocabulary, o), row) for o in others])
-            known[candidates] = max(0, max(counts) - base)
-        added += known[candidates]
-
-    async def longest(rows: Sequence[Example]) -> int:
-        tokens = sorted(await counted([("", row) for row in rows]))[-spec.method.batch_size :]
-        return sum(min(count + added, room) for count in tokens)
-
-    return max([await longest(shard) for shard in federation.shards]), await longest(federation.dev)
-
-
-async def _counts(
-    federation: Federation, backend: LLMBackend, inputs: Sequence[tuple[TextPrompt, Example]]
-) -> list[int]:
-    queries = [_query(backend, federation, prompt, [row]) for prompt, row in inputs]
-    found: list[int] = []
-    for at in range(0, len(queries), _AT_ONCE):
-        chunk = queries[at : at + _AT_ONCE]
-        quotes = await asyncio.gather(*(backend.quote(query) for query in chunk))
-        found += [quote.prompt_tokens for quote in quotes]
-    return found
 
 
 # The proposer

@@ -3,20 +3,104 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+import base64
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.client import EdgeClient
-from fedone_sdk.errors import ProblemError
-from fedone_sdk.local.devices import Devices
+from fedone_sdk.client import EdgeClient, Hooks, Network, Transport
+from fedone_sdk.client.state import DeviceState, Identity
+from fedone_sdk.errors import DataError, ProblemError
+from fedone_sdk.files import replace_file
 from fedone_sdk.local.memory_transport import MemoryTransport
 from fedone_sdk.messages import Enrol, Enrolled
+from fedone_sdk.task import Example, ScoreFunction
+
+Between = Callable[[int, Transport], Transport]
+"""Wraps the transport of client number k; returns the transport that the client uses."""
+
+_SERVER = "simulation"
+"""The aggregator's name in the clients' state files: its URL changes at every start."""
+
+_SECRET = "enrolment-secret"
+"""The file with the secret that enrolment nonces derive from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """The clients of a federation, one per shard.
+
+    Attributes:
+        score: The user's function, for loss ``score``.
+        state_dir: Holds one state folder per client; None keeps state in memory.
+        between: Wraps each client's transport; None leaves it as it is.
+    """
+
+    shards: Sequence[Sequence[Example]]
+    token: str
+    score: ScoreFunction | None = None
+    state_dir: Path | None = None
+    between: Between | None = None
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def nonces(self) -> tuple[str, ...]:
+        """Return each client's enrolment nonce; with `state_dir`, the same at every start.
+
+        An enrolment with the same nonce returns the same client, so a client needs no state folder
+        before its first assignment.
+        """
+        secret = secrets.token_bytes(32) if self.state_dir is None else _secret(self.state_dir)
+        digests = (hashlib.sha256(secret + b"%d" % number) for number in range(len(self)))
+        return tuple(
+            base64.urlsafe_b64encode(found.digest()).decode().rstrip("=") for found in digests
+        )
+
+    def client(self, number: int, line: Transport, nonce: str) -> EdgeClient:
+        """Create a client."""
+        if self.state_dir is not None:
+            with closing(DeviceState(self._folder(number), _SERVER)) as state:
+                Identity(state).begin(nonce)
+        return EdgeClient(
+            _SERVER,
+            token=self.token,
+            data=self.shards[number],
+            state_dir=self._folder(number),
+            hooks=Hooks(score=self.score),
+            network=Network(transport=line if self.between is None else self.between(number, line)),
+        )
+
+    def credential(self, number: int) -> str | None:
+        """Return the credential in a client's state folder; None if there is none."""
+        folder = self._folder(number)
+        if folder is None or not folder.is_dir():
+            return None
+        with closing(DeviceState(folder, _SERVER)) as state:
+            return Identity(state).credential
+
+    def _folder(self, number: int) -> Path | None:
+        return None if self.state_dir is None else self.state_dir / str(number)
+
+
+def _secret(folder: Path) -> bytes:
+    file = folder / _SECRET
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not file.exists() or not file.read_bytes():
+            replace_file(file, secrets.token_bytes(32), mode=0o600)
+        return file.read_bytes()
+    except OSError as exc:
+        raise DataError(f"{folder}: cannot be used as a state folder: {exc}") from exc
+
 
 _BATCH = 128
 """Concurrent enrolments."""
@@ -38,7 +122,6 @@ class _MemberTransport(MemoryTransport):
         self._member = member
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Enrol the client, or return the response of the joint enrolment."""
         answer, self._member.enrolled = self._member.enrolled, None
         if answer is None:
             answer = await super().enrol(token, message)
@@ -72,10 +155,7 @@ class Population:
         await self._made.aclose()
 
     async def enrol(self) -> None:
-        """Enrol all clients, in the order of their shards.
-
-        A client's enrolment index, which seeds its draws, is its shard's.
-        """
+        """Enrol all clients, in the order of their shards."""
         devices = self._devices
         if devices.between is not None:
             for member in self._members:
@@ -166,7 +246,6 @@ class Population:
         )
 
     async def _work(self, member: _Member) -> None:
-        """Work until the client has no seat; if offline, retry, because an update may be due."""
         client = await self._client(member)
         while True:
             turn = await client.run_once()
@@ -193,7 +272,6 @@ class Population:
         )
 
     async def _renew_waiting(self) -> None:
-        """Renew the clients' place in the pool, which expires without a request."""
         while True:
             await asyncio.sleep(MEMBER_TTL_S / 3)
             pool = self.service.dispatcher.pool

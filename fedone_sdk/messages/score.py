@@ -27,7 +27,7 @@ class Score(Message):
     Attributes:
         assignment_id: The assignment whose lease pays.
         prompts: Shape (P, n), candidate indices; absent for the assignment's own prompts.
-        examples: Text fields of the B examples of the mini-batch. Labels stay on the device.
+        examples: Text fields of the B examples of the mini-batch. Labels are not sent.
         references: The B reference texts, only for loss ``nll``, which needs them.
     """
 

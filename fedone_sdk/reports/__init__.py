@@ -2,16 +2,17 @@
 
 from fedone_sdk.reports.artefact import (
     ArtefactEvaluation,
+    Labelled,
     LedgerReport,
     PromptArtefact,
     artefact_of,
+    label_examples,
     read_artefact,
 )
 from fedone_sdk.reports.contents import Change, changed_answers
 from fedone_sdk.reports.forms import mlflow_prompt, program_of, ready_text
 from fedone_sdk.reports.retuned import Retuned, retuned, retuned_artefact
 from fedone_sdk.reports.source import ReportedRun, read_export, read_run
-from fedone_sdk.reports.use import Labelled, label_examples
 
 __all__ = [
     "ArtefactEvaluation",

@@ -8,7 +8,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import fedone_sdk
 from fedone_sdk.reports.contents import contents_of
@@ -20,21 +20,11 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~&<>])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
-def html_page(
-    template: str,
-    figure: str | None = None,
-    *,
-    package: str = "fedone_sdk.reports",
-    **values: object,
-) -> str:
+def html_page(template: str, figure: str | None = None, **values: object) -> str:
     """One self-contained page, without network and scripts; all values are escaped."""
     if figure is not None:
         figure = f"data:image/svg+xml;base64,{base64.b64encode(figure.encode()).decode()}"
-    return (
-        _environment(package, autoescape=True)
-        .get_template(template)
-        .render(figure=figure, **values)
-    )
+    return _environment(autoescape=True).get_template(template).render(figure=figure, **values)
 
 
 def html_report(
@@ -58,24 +48,16 @@ def html_report(
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
     """Return the report as Markdown, and its SVG.
 
-    Args:
-        run: The run.
-        figure: File name of the SVG, in the Markdown's folder.
-
     Returns:
         The Markdown; and the SVG, or None for a run without rounds.
     """
     svg = curves_svg(run) if run.result.history else None
-    template = _environment("fedone_sdk.reports", autoescape=False).get_template("report.md.j2")
+    template = _environment(autoescape=False).get_template("report.md.j2")
     return template.render(report=contents_of(run), figure=svg and figure), svg
 
 
 def _number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _signed(value: float, digits: int = 3) -> str:
-    return f"{value:+.{digits}f}"
 
 
 def _inline(text: object) -> str:
@@ -84,7 +66,6 @@ def _inline(text: object) -> str:
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """Return a text as a Markdown code block, with a fence that the text does not contain."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     # A carriage return or another line separator would end the block's line.
@@ -93,9 +74,9 @@ def _fenced(text: str, language: str = "") -> str:
 
 
 @cache
-def _environment(package: str, *, autoescape: bool) -> Environment:
+def _environment(*, autoescape: bool) -> Environment:
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package), PackageLoader("fedone_sdk.reports")]),
+        loader=PackageLoader("fedone_sdk.reports"),
         autoescape=autoescape,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -103,7 +84,7 @@ def _environment(package: str, *, autoescape: bool) -> Environment:
     )
     environment.filters |= {
         "number": _number,
-        "signed": _signed,
+        "signed": "{:+.3f}".format,
         "inline": _inline,
         "fenced": _fenced,
         "capitalize_first": lambda text: text[:1].upper() + text[1:],

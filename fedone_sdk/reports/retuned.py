@@ -46,7 +46,6 @@ class Retuned(Message):
     """The effect of a change of model on a prompt.
 
     Attributes:
-        on_old_model: The old prompt on the old model, from its artefact.
         prompts: The prompts on the new model. Without label calibration there is no new bias.
         change: The old prompt as it is, new model minus old model; null without intervals.
         recommended: The best prompt; null while the run is not over or if nothing is measured.
@@ -145,11 +144,7 @@ def retuned(
 
 
 def retuned_artefact(run: ReportedRun, found: Retuned) -> PromptArtefact:
-    """Return the artefact of the recommended prompt, for the new model.
-
-    Raises:
-        ValueError: No prompt is recommended.
-    """
+    """Return the artefact of the recommended prompt, for the new model."""
     if found.recommended is None:
         raise ValueError("no prompt is recommended")
     made, best = artefact_of(run), found.prompts[found.recommended]

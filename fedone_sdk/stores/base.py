@@ -99,11 +99,6 @@ class Store(Replica, Protocol):
         The client gets the token's name and runs, and the token loses a use. If a client with the
         same ``enrolment_sha256`` exists, only its credential is replaced.
 
-        Args:
-            client: The client; its ``index``, ``token`` and ``runs`` are set by the store.
-            token_sha256: Digest of its token.
-            now: Seconds since the epoch.
-
         Raises:
             TokenRefused: The token is unknown, used up, expired or revoked; or the client exists
                 and was revoked, or has another key or a token for other runs.
@@ -112,12 +107,7 @@ class Store(Replica, Protocol):
         ...
 
     async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Return clients in index order.
-
-        Args:
-            after: Only clients with a larger index.
-            limit: Maximal number; None is all.
-        """
+        """Return clients with an index larger than `after`, in index order; no `limit` is all."""
         ...
 
     async def num_clients(self) -> int:
@@ -151,30 +141,19 @@ class Store(Replica, Protocol):
         ...
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Return clients last seen before a time and not retired, in index order.
-
-        Args:
-            before: Seconds since the epoch.
-            limit: Maximal number.
-        """
+        """Return clients last seen before a time and not retired, in index order."""
         ...
 
     async def retire_client(self, index: int, now: float) -> None:
-        """Erase a client permanently, except for its index and public id, which runs refer to.
-
-        Its credential is deleted; a returning device enrols as another client.
-        """
+        """Erase a client permanently, except for its index and public id, which runs refer to."""
         ...
 
     # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-        """Add or replace a waiting client.
+        """Add or replace a waiting client, and publish `signals` in the same transaction.
 
-        Args:
-            member: The client.
-            signals: Signals to publish in the same transaction. It is durable no later than any
-                later commit.
+        It is durable no later than any later commit.
         """
         ...
 
@@ -190,10 +169,6 @@ class Store(Replica, Protocol):
 
     async def add_run(self, record: RunRecord) -> None:
         """Add a run; a duplicate id is a ``ValueError``, that of a deleted run a `RunDeleted`."""
-        ...
-
-    async def runs(self) -> list[RunRecord]:
-        """Return all runs in order of creation."""
         ...
 
     async def heads(self) -> list[RunHead]:
@@ -233,12 +208,8 @@ class Store(Replica, Protocol):
     ) -> list[LogEntry]:
         """Return a run's log in order, of all kinds or one.
 
-        Args:
-            run_id: The run.
-            kind: Only entries of this kind.
-            after: Only entries of versions after this one.
-            limit: Maximal number, extended to the end of the last commit; None is all. See
-                `log_pages`.
+        Only entries of versions after `after` are returned, at most about `limit` of them: it is
+        extended to the end of the last commit. See `log_pages`.
         """
         ...
 
@@ -300,19 +271,10 @@ class Alone:
 async def log_pages(
     store: Store, run_id: str, kind: str | None = None, after: int = -1
 ) -> AsyncIterator[list[LogEntry]]:
-    """Yield a run's log in order, in pages of about 1 MiB.
+    """Yield a run's log in order, in non-empty pages of about 1 MiB; filters as in `Store.log`.
 
     Entries of one commit are on the same page. The last page may include entries that are appended
     during the iteration.
-
-    Args:
-        store: The store of the run.
-        run_id: The run.
-        kind: Only entries of this kind.
-        after: Only entries of versions after this one.
-
-    Yields:
-        Non-empty pages.
     """
     limit = _FIRST
     while page := await store.log(run_id, kind, after, limit):

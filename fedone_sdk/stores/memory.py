@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from itertools import islice
 
-from fedone_sdk.stores.base import Alone
+from fedone_sdk.stores.base import Alone, Store
 from fedone_sdk.stores.records import (
     NO_CREDENTIAL,
     ClientRecord,
@@ -25,7 +25,7 @@ from fedone_sdk.stores.records import (
 )
 
 
-class MemoryStore(Alone):
+class MemoryStore(Alone, Store):
     """A `Store` of dictionaries, for one process.
 
     No method awaits, so each is atomic on the event loop. The content survives `close`, so that
@@ -62,7 +62,6 @@ class MemoryStore(Alone):
     # Tokens and clients
 
     async def put_token(self, token: TokenRecord) -> None:
-        """Add or replace a token; see `Store.put_token`."""
         for other in self._tokens.values():
             if other.token_sha256 == token.token_sha256 and other.name != token.name:
                 raise ValueError(f"token {other.name!r} has the same secret")
@@ -72,11 +71,9 @@ class MemoryStore(Alone):
         self._tokens[token.name] = token
 
     async def tokens(self) -> list[TokenRecord]:
-        """Return all tokens in order of creation."""
         return list(self._tokens.values())
 
     async def revoke_token(self, name: str, now: float) -> TokenRecord | None:
-        """Revoke a token permanently; None if it does not exist."""
         known = self._tokens.get(name)
         if known is None or known.revoked_at is not None:
             return known
@@ -84,7 +81,6 @@ class MemoryStore(Alone):
         return self._tokens[name]
 
     async def enrol(self, client: ClientRecord, token_sha256: str, now: float) -> ClientRecord:
-        """Enrol a client; see `Store.enrol`."""
         found = [t for t in self._tokens.values() if t.token_sha256 == token_sha256]
         if not found:
             raise TokenRefused("the enrolment token is not known")
@@ -106,32 +102,26 @@ class MemoryStore(Alone):
         return client
 
     async def clients(self, after: int = -1, limit: int | None = None) -> list[ClientRecord]:
-        """Return clients in index order; see `Store.clients`."""
         begin = max(after + 1, 0)
         return self._clients[begin : None if limit is None else begin + limit]
 
     async def num_clients(self) -> int:
-        """Return the number of clients."""
         return len(self._clients)
 
     async def client(self, credential_sha256: str) -> ClientRecord | None:
-        """Return the client with this current or previous credential."""
         index = self._by_credential.get(credential_sha256)
         return None if index is None else self._clients[index]
 
     async def client_at(self, index: int) -> ClientRecord | None:
-        """Return the client with this enrolment index."""
         return self._clients[index] if 0 <= index < len(self._clients) else None
 
     async def client_named(self, client_id: str) -> ClientRecord | None:
-        """Return the client with this public id."""
         index = self._by_name.get(client_id)
         return None if index is None else self._clients[index]
 
     async def set_credential(
         self, index: int, credential_sha256: str, previous_sha256: str | None
     ) -> None:
-        """Change the credential of a client."""
         self._put(
             replace(
                 self._clients[index],
@@ -141,16 +131,13 @@ class MemoryStore(Alone):
         )
 
     async def revoke_client(self, index: int, now: float) -> None:
-        """Revoke a client permanently."""
         if self._clients[index].revoked_at is None:
             self._put(replace(self._clients[index], revoked_at=now))
 
     async def see_client(self, index: int, now: float) -> None:
-        """Record the time of a client's request."""
         self._put(replace(self._clients[index], seen_at=now))
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:
-        """Return clients last seen before a time; see `Store.idle_clients`."""
         idle = (
             client.index
             for client in self._clients
@@ -160,7 +147,6 @@ class MemoryStore(Alone):
         return list(islice(idle, limit))
 
     async def retire_client(self, index: int, now: float) -> None:
-        """Erase a client permanently; see `Store.retire_client`."""
         client = self._clients[index]
         self._by_enrolment.pop(client.enrolment_sha256 or "", None)
         self._put(
@@ -176,7 +162,6 @@ class MemoryStore(Alone):
         )
 
     def _put(self, client: ClientRecord) -> None:
-        """Add a client, or replace the one with its index."""
         if client.index < len(self._clients):
             before = self._clients[client.index]
             self._clients[client.index] = client
@@ -194,22 +179,18 @@ class MemoryStore(Alone):
     # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
-        """Add a waiting client; there are no listeners for the signals."""
         self._members[member.client_index] = member
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
-        """Remove clients that no longer wait; there are no listeners for the signals."""
         for index in client_indices:
             self._members.pop(index, None)
 
     async def members(self) -> list[Member]:
-        """Return waiting clients in index order, including expired ones."""
         return sorted(self._members.values(), key=lambda member: member.client_index)
 
     # Runs
 
     async def add_run(self, record: RunRecord) -> None:
-        """Add a run; see `Store.add_run`."""
         if record.run_id in self._runs:
             raise ValueError(f"run {record.run_id!r} exists already")
         if record.run_id in self._deleted:
@@ -218,27 +199,19 @@ class MemoryStore(Alone):
         self._logs[record.run_id] = []
         self._memories[record.run_id] = {}
 
-    async def runs(self) -> list[RunRecord]:
-        """Return all runs in order of creation."""
-        return list(self._runs.values())
-
     async def heads(self) -> list[RunHead]:
-        """Return the heads of all runs in order of creation."""
         names = [field.name for field in fields(RunHead)]
         return [
             RunHead(**{name: getattr(run, name) for name in names}) for run in self._runs.values()
         ]
 
     async def run(self, run_id: str) -> RunRecord | None:
-        """Return a run, or None."""
         return self._runs.get(run_id)
 
     async def versions(self) -> dict[str, int]:
-        """Return the version of every run, in order of creation."""
         return {run_id: run.version for run_id, run in self._runs.items()}
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
-        """Store an event's changes on top of `version`; see `Store.commit`."""
         run = self._runs[run_id]
         if run.version != version:
             raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
@@ -262,13 +235,11 @@ class MemoryStore(Alone):
         memories.update({(one.client_index, one.round): one.value for one in commit.memories})
 
     async def closed(self, assignment_id: str) -> ClosedWork | None:
-        """Return a closed assignment; None if it is open or unknown."""
         return self._closed.get(assignment_id)
 
     async def memory(
         self, run_id: str, client_index: int, at_round: int | None = None
     ) -> bytes | None:
-        """Return the newest memory of a client or the server, or that of a round."""
         memories = self._memories.get(run_id, {})
         if at_round is None:
             rounds = [number for index, number in memories if index == client_index]
@@ -278,7 +249,6 @@ class MemoryStore(Alone):
     async def log(
         self, run_id: str, kind: str | None = None, after: int = -1, limit: int | None = None
     ) -> list[LogEntry]:
-        """Return a run's log in order, of all kinds or one; see `Store.log`."""
         log = self._logs.get(run_id, [])
         begin = bisect_right(log, after, key=lambda entry: entry.version)
         found: list[LogEntry] = []
@@ -291,14 +261,12 @@ class MemoryStore(Alone):
         return found
 
     async def trim(self, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-        """Delete a run's log with its memories, its closed work, or both; the run stays."""
         if log:
             self._logs[run_id], self._memories[run_id] = [], {}
         if closed:
             self._closed = {k: work for k, work in self._closed.items() if work.run_id != run_id}
 
     async def delete_run(self, run_id: str, version: int, now: float) -> None:
-        """Delete a run; see `Store.delete_run`."""
         run = self._runs[run_id]
         if run.version != version:
             raise VersionConflict(f"run {run_id!r} is at version {run.version}, not {version}")
@@ -307,5 +275,4 @@ class MemoryStore(Alone):
         self._deleted[run_id] = version, now
 
     async def deleted(self, run_id: str) -> float | None:
-        """Return when the run of this id was deleted; None if it was not."""
         return self._deleted[run_id][1] if run_id in self._deleted else None

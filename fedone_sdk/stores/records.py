@@ -29,7 +29,6 @@ class TokenRecord:
     """An enrolment token; the secret itself is never stored.
 
     Attributes:
-        name: Unique name.
         token_sha256: Digest of the secret; unique.
         runs: Patterns of the runs that its clients may access, such as ``acme-*``; None is all.
         uses_left: Number of clients that can still enrol with it; None is unlimited.
@@ -57,11 +56,7 @@ class TokenRecord:
         )
 
     def check(self, now: float) -> None:
-        """Refuse a token that was revoked or has expired.
-
-        Raises:
-            TokenRefused: With the reason.
-        """
+        """Refuse a token that was revoked or has expired; a `TokenRefused` has the reason."""
         if self.revoked_at is not None:
             raise TokenRefused("the enrolment token was revoked")
         if self.expires_at is not None and self.expires_at <= now:
@@ -75,13 +70,10 @@ class ClientRecord:
     Attributes:
         index: Enrolment index, from 0 without gaps, over which random draws are made; -1 before
             enrolment.
-        client_id: Public id.
         credential_sha256: Digest of its secret; the secret itself is never stored.
-        name: Display name.
         enrolled_at: Seconds since the epoch.
         enrolment_sha256: Digest of the enrolment's nonce, by which repetitions are recognised; None
             if the device sent none.
-        token: Name of the token that it enrolled with.
         runs: Patterns of the runs that it may access; None is all.
         previous_sha256: Digest of the credential before the last rotation, valid until the new one
             is used, in case the response was lost.
@@ -124,7 +116,6 @@ class Member:
 
     Attributes:
         client_index: Its enrolment index.
-        num_examples: Its number of examples.
         run_id: The only run that it works for; None is any.
         until: Expiry, seconds since the epoch.
     """
@@ -140,8 +131,6 @@ class RunHead:
     """A `RunRecord` without its large parts: candidates and arrays.
 
     Attributes:
-        run_id: Id of the run.
-        spec: RunSpec, JSON.
         document: The state without its arrays, JSON.
         version: Number of commits.
         created_at: Seconds since the epoch.
@@ -156,12 +145,7 @@ class RunHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord(RunHead):
-    """A run and its newest state, opaque to the store.
-
-    Attributes:
-        candidates: The vocabulary, JSON list of strings.
-        arrays: The state's arrays.
-    """
+    """A run and its newest state, opaque to the store."""
 
     candidates: str
     arrays: bytes
@@ -172,12 +156,7 @@ class ClosedWork:
     """A closed assignment, stored to answer repeated and late updates.
 
     Attributes:
-        assignment_id: The assignment.
-        run_id: Its run.
-        client_index: Its client.
         outcome: ``accepted``, or why it ended without an update.
-        body_sha256: Digest of the accepted body.
-        receipt: The receipt's JSON, if accepted.
     """
 
     assignment_id: str
@@ -193,7 +172,6 @@ class LogEntry:
     """One line of a run's log.
 
     Attributes:
-        kind: ``round``, ``metric`` ...
         body: JSON.
         version: The run's version after its commit; set by the store.
     """
@@ -212,10 +190,8 @@ class StoredMemory:
     """A method memory of a client, or the server's state, as of a round.
 
     Attributes:
-        client_index: The client, or `SERVER`.
         round: Number of rounds done at which it holds. A rollback to this round or a later one
             keeps it.
-        value: The arrays, opaque to the store.
     """
 
     client_index: int
@@ -230,7 +206,6 @@ class Commit:
     Attributes:
         document: The new state without its arrays.
         arrays: The new arrays; None if unchanged.
-        closed: Closed assignments.
         log: Lines to append, in order.
         memories: Memories, each of which replaces the one of its owner and round.
         back_to: Round of a rollback: the memories of later rounds are deleted. None for none.

@@ -5,10 +5,10 @@ from fedone_sdk.trackers.tracker import (
     TrackedRun,
     Tracker,
     TrackerFactory,
+    Tracking,
     find_tracker,
     params_of,
 )
-from fedone_sdk.trackers.tracking import Tracking
 
 __all__ = [
     "GROUP",

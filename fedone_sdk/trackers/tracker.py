@@ -1,17 +1,27 @@
-"""The tracker protocol, and the lookup of trackers by name."""
+"""Trackers: the protocol, their lookup by name, and the isolated delivery of a run's events."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from typing import Any, Protocol
+from itertools import takewhile
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import structlog
 
 from fedone_sdk.errors import ArgumentError, MissingExtraError
 from fedone_sdk.messages import RoundReport, RunResult
 from fedone_sdk.spec import RunSpec
+
+if TYPE_CHECKING:
+    from fedone_sdk.aggregator import ServedRun
+    from fedone_sdk.aggregator.serving.feed import Change
 
 GROUP = "fedone.trackers"
 """The entry point group of trackers."""
@@ -25,11 +35,7 @@ _MOST_CHARS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """The description of a run for trackers.
-
-    Attributes:
-        params: Its spec, flat: ``method.name`` and so on. Contains no secrets.
-    """
+    """The description of a run for trackers."""
 
     run_id: str
     name: str
@@ -40,12 +46,7 @@ class Tracker(Protocol):
     """Receives events of one run, on one thread. Its exceptions end the tracking, not the run."""
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Record a finished round.
-
-        Args:
-            report: The round, without its metric, which `metric` reports.
-            queries: Training queries spent by its end: the step of the curves.
-        """
+        """Record a finished round."""
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
@@ -53,11 +54,7 @@ class Tracker(Protocol):
         ...
 
     def end(self, result: RunResult | None) -> None:
-        """Record the end of the run; the last call.
-
-        Args:
-            result: The result; None if unknown, for example after an interruption.
-        """
+        """Record the end of the run; the last call."""
         ...
 
 
@@ -102,14 +99,7 @@ def summary_of(result: RunResult) -> dict[str, float]:
 
 
 def params_of(spec: RunSpec) -> dict[str, str | int | float | bool]:
-    """Return a run's spec, flat and with short values; null and empty values are omitted.
-
-    >>> from fedone_sdk.glue import glue_task
-    >>> spec = RunSpec.model_validate({"task": glue_task("sst2"), "prompt":
-    ...     {"vocabulary": {"kind": "pmi"}}})
-    >>> params_of(spec)["prompt.vocabulary.kind"]
-    'pmi'
-    """
+    """Return a run's spec, flat and with short values; null and empty values are omitted."""
     return dict(_flat("", spec.model_dump(mode="json", exclude={"name"})))
 
 
@@ -122,3 +112,146 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str | int | float | bo
     elif value:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         yield prefix, text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 3]}..."
+
+
+_log = structlog.get_logger(__name__)
+
+_PATIENCE_S = 60.0
+"""Longest wait for trackers to finish writing after a run, seconds."""
+
+_USER = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+class Tracking:
+    """Sends the events of one run to trackers.
+
+    Each tracker has its own thread, so a slow one delays nothing. A tracker that raises is logged
+    and gets no more events. Use it with ``with``: leaving waits until all events are written.
+
+    It is a `watch` callback of `simulate`, which supplies the rounds; otherwise call `add`.
+    """
+
+    def __init__(
+        self, trackers: Mapping[str, TrackerFactory], *, patience_s: float = _PATIENCE_S
+    ) -> None:
+        self._workers = [_Worker(name, factory) for name, factory in trackers.items()]
+        self._patience_s = patience_s
+        self._started = False
+        self._metric = "metric"
+        self._rounds = 0
+        self._queries: dict[int, int] = {}
+        self._spent = 0
+        self._measured = -1
+        self._result: RunResult | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._started:
+            return
+        result = self._result
+        self._tell(lambda tracker: tracker.end(result))
+        for worker in self._workers:
+            worker.close()
+        for worker in self._workers:
+            worker.wait(self._patience_s)
+
+    def __call__(self, run: ServedRun, change: Change | None) -> None:
+        """Send new events of a run."""
+        if not self._started:
+            self.begin(
+                TrackedRun(run_id=run.run_id, name=run.spec.name, params=params_of(run.spec)),
+                metric=run.spec.task.metric,
+            )
+        if change is not None and change.back_to is not None:  # Later rounds run again.
+            self._rounds = min(self._rounds, change.back_to)
+            self._measured = min(self._measured, change.back_to - 1)
+        elif change is None or change.finished is not None:
+            for report in run.history[self._rounds :]:
+                self.add(report)
+            if run.spec.evaluation.every:
+                self._measure(run.history)
+
+    @property
+    def active(self) -> bool:
+        """Whether there are any trackers."""
+        return bool(self._workers)
+
+    def begin(self, run: TrackedRun, *, metric: str = "metric") -> None:
+        """Create the trackers."""
+        self._started, self._metric = True, metric
+        for worker in self._workers:
+            worker.start(run)
+
+    def add(self, report: RoundReport) -> None:
+        """Send a round, and its metric if present."""
+        self._rounds += 1
+        self._spent += report.queries
+        self._queries[report.round] = spent = self._spent
+        self._tell(lambda tracker: tracker.round(report, spent))
+        if report.metric is not None:
+            self._measure([report])
+
+    def end(self, result: RunResult) -> None:
+        """Set the run's result, which is sent on leaving."""
+        self._measure(result.history)
+        self._result = result
+
+    def _measure(self, history: Sequence[RoundReport]) -> None:
+        since = takewhile(lambda report: report.round > self._measured, reversed(history))
+        for report in reversed(list(since)):
+            if report.metric is not None:
+                self._measured = report.round
+                queries = self._queries.get(report.round, self._spent)
+                self._tell(_measurement(self._metric, report.metric, queries))
+
+    def _tell(self, call: Callable[[Tracker], None]) -> None:
+        for worker in self._workers:
+            worker.tell(call)
+
+
+def _measurement(name: str, value: float, queries: int) -> Callable[[Tracker], None]:
+    return lambda tracker: tracker.metric(name, value, queries)
+
+
+class _Worker:
+    def __init__(self, name: str, factory: TrackerFactory) -> None:
+        self._name, self._factory = name, factory
+        self._calls: SimpleQueue[Callable[[Tracker], None] | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._failed = False
+
+    def start(self, run: TrackedRun) -> None:
+        # A daemon: a tracker that blocks must not keep the process alive.
+        self._thread = Thread(
+            target=self._work, args=(run,), name=f"tracker {self._name}", daemon=True
+        )
+        self._thread.start()
+
+    def tell(self, call: Callable[[Tracker], None]) -> None:
+        if not self._failed:  # otherwise its queue is no longer read
+            self._calls.put(call)
+
+    def close(self) -> None:
+        self._calls.put(None)
+
+    def wait(self, seconds: float) -> None:
+        if self._thread is not None:
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                _log.warning("a tracker has not finished", tracker=self._name, waited_s=seconds)
+
+    def _work(self, run: TrackedRun) -> None:
+        try:
+            tracker = self._factory(run)
+            while (call := self._calls.get()) is not None:
+                call(tracker)
+        except Exception as exc:
+            self._failed = True
+            reason = _USER.sub("***@", " ".join(f"{type(exc).__name__}: {exc}".split()))
+            _log.warning(
+                "a tracker failed; the run continues without it",
+                tracker=self._name,
+                reason=reason[:300],
+            )

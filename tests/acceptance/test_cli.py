@@ -76,9 +76,7 @@ def test_without_its_extra_the_error_names_what_to_install(
     )
 
 
-def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
-    fedone: Fedone, tmp_path: Path
-) -> None:
+def test_quickstart_keeps_its_cap(fedone: Fedone, tmp_path: Path) -> None:
     mini = ("quickstart", "--model", "mini")
     code, out, err = fedone(*mini, "--cap", 60, "--json", tmp_path / "result.json")
     assert code == 0
@@ -87,23 +85,17 @@ def test_quickstart_keeps_its_cap_and_compares_the_exchanges(
     assert "answers, " in out
     assert "Next, a run of your own: fedone quickstart --write run.yaml" in out
     assert "60 of 60" in out
-    assert "requests in the second: 0" in out
     assert "round 1/" in err
     document = json.loads((tmp_path / "result.json").read_text())
-    losses = RunResult.model_validate(document.pop("losses_exchange"))
     served_only = {"devices"}
     assert document.keys() == RunResult.model_fields.keys() - {"priced"} - served_only
-    alpha = RunResult.model_validate(document)
-    for run in alpha, losses:
-        assert run.cap.queries == 60
-        assert run.spent.queries <= 60
-        assert run.status == "budget_exhausted"
-        assert sum(entry.queries for entry in run.history) == run.spent.queries
-        assert None not in (run.metric.no_prompt, run.metric.before, run.metric.after)
-    assert alpha.alpha_sha256 == losses.alpha_sha256
-    assert losses.spent.requests == 0
-    assert losses.communication.upload_bytes < alpha.communication.upload_bytes
-    assert alpha.gateway.messages == losses.gateway.messages > 0
+    run = RunResult.model_validate(document)
+    assert run.cap.queries == 60
+    assert run.spent.queries <= 60
+    assert run.status == "budget_exhausted"
+    assert sum(entry.queries for entry in run.history) == run.spent.queries
+    assert None not in (run.metric.no_prompt, run.metric.before, run.metric.after)
+    assert run.gateway.messages > 0
 
 
 def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smollm2: Path) -> None:

@@ -17,7 +17,7 @@ import structlog
 from fedone_sdk import EdgeClient, objects
 from fedone_sdk.aggregator import Aggregator, ServedRun
 from fedone_sdk.aggregator.config import ServeConfig
-from fedone_sdk.algorithms import Space, State, check_algorithm, make_method, own
+from fedone_sdk.algorithms import Space, State, check_algorithm, make_method, registry
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.errors import MethodError
 from fedone_sdk.messages import RunResult
@@ -123,7 +123,7 @@ def write_module(shares: bool = True, fails: str = "") -> None:
 
 def forget() -> None:
     """Forgets what was imported, as a new process does."""
-    own._loaded.clear()
+    registry._loaded.clear()
     for name in ("fedone_test_climb", "fedone_test_model"):
         sys.modules.pop(name, None)
 

@@ -491,10 +491,10 @@ class KilledRun:
         if not path.exists():
             return None, []
         async with _open(path) as store:
-            runs = await store.runs()
-            if not runs:
+            heads = await store.heads()
+            record = await store.run(heads[0].run_id) if heads else None
+            if record is None:
                 return None, []
-            (record,) = runs
             document: dict[str, Any] = json.loads(record.document)
             del document["counters"]
             log = [entry.body for entry in await store.log(record.run_id, "round")]

@@ -15,7 +15,7 @@ from fedone_sdk.errors import FedOneError
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SqlStore, Store
-from fedone_sdk.stores.sql import copying
+from fedone_sdk.stores.sql import schema
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.console import Fedone
@@ -108,7 +108,7 @@ class TestLocks:
                 with pytest.raises(FedOneError, match=said):
                     await SqlStore.sqlite(other).copy_to(store, alpha_sha256)
         async with opened(url) as store:
-            assert await store.runs() == []
+            assert await store.versions() == {}
 
     async def test_a_copy_that_differs_leaves_the_target_empty(
         self, tmp_path: Path, postgres: Cluster, database: str
@@ -125,22 +125,23 @@ class TestLocks:
                     target, lambda arrays: next(digests)
                 )
             await target.open()
-            assert (await target.runs(), await target.clients()) == ([], [])
+            assert (await target.versions(), await target.clients()) == ({}, [])
             await target.close()
 
     async def test_everything_is_copied_in_small_pieces(
         self, tmp_path: Path, postgres: Cluster, database: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(copying, "_ROWS", 2)
+        monkeypatch.setattr(schema, "_ROWS", 2)
         url = postgres.url(database)
         async with opened(tmp_path / "fedone.db") as store:
             known = [await enrol(store, number) for number in range(5)]
             await store.add_run(RUN)
             await store.commit("run-1", 0, everything())
-            tokens, run, log = await store.tokens(), await store.runs(), await store.log("run-1")
+            tokens, run = await store.tokens(), await store.run("run-1")
+            log = await store.log("run-1")
         await SqlStore.sqlite(tmp_path / "fedone.db").copy_to(SqlStore(url), lambda arrays: "")
         async with opened(url) as store:
-            assert (await store.tokens(), await store.runs()) == (tokens, run)
+            assert (await store.tokens(), await store.run("run-1")) == (tokens, run)
             assert (await store.clients(), await store.log("run-1")) == (known, log)
             # Sequences go on behind the copied rows.
             assert (await enrol(store, 5)).index == 5

@@ -673,7 +673,7 @@ class TestFixture:
 
 def ask_all(store: SqlStore) -> Iterator[Any]:
     yield store.ping()
-    yield store.runs()
+    yield store.run("run-1")
     yield store.commit("run-1", 0, Commit(document=""))
     yield store.put_token(TOKEN)
     yield store.alive()

@@ -79,7 +79,7 @@ class TestPostgres:
         stores = [SqlStore(postgres.url(database), num_connections=2) for _ in range(8)]
         await asyncio.gather(*(store.open() for store in stores))
         await stores[0].add_run(RUN)
-        assert await stores[7].runs() == [RUN]
+        assert await stores[7].run("run-1") == RUN
         for store in stores:
             await store.close()
 

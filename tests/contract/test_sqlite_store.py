@@ -35,7 +35,7 @@ class TestFile:
             await store.commit("run-1", 0, commit)
         async with opened(path) as store:
             assert await store.clients() == [client]
-            assert await store.runs() == [replace(RUN, document="1", version=1)]
+            assert await store.run("run-1") == replace(RUN, document="1", version=1)
             assert await store.closed("work-1") == WORK
             assert await store.log("run-1") == [replace(entry, version=1)]
             assert await store.memory("run-1", 0) == b"m"
@@ -45,7 +45,8 @@ class TestFile:
         path = tmp_path / "store.db"
         await asyncio.to_thread(commit_and_be_killed, path)
         async with opened(path) as store:
-            (run,) = await store.runs()
+            run = await store.run("r")
+            assert run is not None
             assert (run.version, run.document) == (20, "20")
             assert [entry.body for entry in await store.log("r")] == [str(n) for n in range(20)]
 
@@ -57,7 +58,7 @@ class TestFile:
             with pytest.raises(VersionConflict):
                 await two.commit("run-1", 0, everything(WORK))
             await two.commit("run-1", 1, Commit(document="two"))
-            assert await one.runs() == [replace(RUN, document="two", version=2)]
+            assert await one.run("run-1") == replace(RUN, document="two", version=2)
 
     async def test_stores_on_one_file_share_the_enrolment(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "store.db") as store:
@@ -139,7 +140,7 @@ class TestFile:
                     await store.commit("run-1", 0, Commit(document="1"))
                 with pytest.raises(FedOneError, match=r"store\.db.*locked"):
                     await SqlStore.sqlite(path, serving=False, busy_timeout_s=0.01).open()
-                assert await store.runs() == [RUN]
+                assert await store.run("run-1") == RUN
                 await store.ping()
             await store.commit("run-1", 0, Commit(document="1"))
 
@@ -194,14 +195,14 @@ class TestOneServer:
                 await SqlStore.sqlite(path, serving=False).upgrade()
             await first.add_run(RUN)
         async with opened(path) as second:
-            assert await second.runs() == [RUN]
+            assert await second.run("run-1") == RUN
 
     async def test_a_tool_may_read_meanwhile(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
         async with opened(path) as server:
             await server.add_run(RUN)
             async with opened(path, serving=False) as tool:
-                assert await tool.runs() == [RUN]
+                assert await tool.run("run-1") == RUN
                 await server.commit("run-1", 0, Commit(document="1"))
                 assert await tool.versions() == {"run-1": 1}
         async with opened(path, serving=False), opened(path):
@@ -333,7 +334,7 @@ class TestSharedTransactions:
                 await asyncio.wait_for(second, 5)
             go_on.set()
             await first
-            assert await store.runs() == [RUN]
+            assert await store.run("run-1") == RUN
 
     async def test_closing_waits_for_started_work(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
@@ -358,7 +359,7 @@ class TestSharedTransactions:
         with pytest.raises(FedOneError, match="not open"):
             await late
         async with opened(path) as again:
-            assert await again.runs() == [replace(RUN, document="written")]
+            assert await again.run("run-1") == replace(RUN, document="written")
 
 
 @contextmanager

@@ -119,7 +119,6 @@ CASES: Mapping[str, dict[str, Any]] = {
         "aggregator": {
             "backend": {"kind": "openai", "model": "gpt-4o-mini"},
             "apiKeySecret": _KEY,
-            "checkFirst": False,
             "config": {
                 "cors": {"origins": ["https://app.example"]},
                 "log": {"requests": "info"},
@@ -197,7 +196,7 @@ class Manifests:
     def containers(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """All containers, with what their pods are for."""
         for component, _, spec in self.pods():
-            for container in (*spec.get("initContainers", ()), *spec["containers"]):
+            for container in spec["containers"]:
                 yield component, container
 
 

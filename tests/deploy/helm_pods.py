@@ -120,8 +120,7 @@ class Kubelet:
     @contextmanager
     def container(self, pod: Pod, name: str) -> Iterator[Process]:
         """Starts one container of a pod."""
-        containers = [*pod.spec.get("initContainers", ()), *pod.spec["containers"]]
-        (found,) = (container for container in containers if container["name"] == name)
+        (found,) = (one for one in pod.spec["containers"] if one["name"] == name)
         argv = [self._here(word, pod) for word in (*found["command"], *found["args"])]
         environment = self.environment
         for variable in found["env"]:

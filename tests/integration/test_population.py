@@ -18,7 +18,7 @@ from fedone_sdk.client import EdgeClient, Transport
 from fedone_sdk.clock import SystemClock
 from fedone_sdk.errors import ProblemError, TransportError
 from fedone_sdk.local import Federation, simulate
-from fedone_sdk.local.devices import Between, Devices
+from fedone_sdk.local.population import Between, Devices
 from fedone_sdk.messages import Claim, RunResult
 from fedone_sdk.stores import MemoryStore, Store
 from fedone_sdk.testing import ScriptedBackend

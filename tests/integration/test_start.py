@@ -43,11 +43,6 @@ class Counting(MemoryStore):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def runs(self) -> list[RunRecord]:
-        found = await super().runs()
-        self.read.update(run.run_id for run in found)
-        return found
-
     async def run(self, run_id: str) -> RunRecord | None:
         await self.gate.wait()
         self.read[run_id] += 1

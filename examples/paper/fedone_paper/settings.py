@@ -40,6 +40,7 @@ class Settings:
         options: Settings that only some studies have (`Study.options`), as text.
         cap_queries: Training queries of the whole study, where it pays for them.
         cap_usd: Money of the whole study, US dollars.
+        prices: Of prompt and completion tokens, US dollars per million; None takes the known ones.
         base_url: Of an OpenAI-compatible endpoint, for studies that ask one.
         api_model: The model's name at that endpoint.
         api_key_env: The environment variable that holds its key; None sends none.
@@ -53,6 +54,7 @@ class Settings:
     options: Mapping[str, str] = field(default_factory=dict)
     cap_queries: int | None = None
     cap_usd: float | None = None
+    prices: tuple[float, float] | None = None
     base_url: str | None = None
     api_model: str | None = None
     api_key_env: str | None = None

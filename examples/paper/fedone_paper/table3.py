@@ -127,6 +127,9 @@ class Table3(Study):
             )
         run = self.run(settings)
         del run["dev_rows"]
+        prices = settings.prices and dict(
+            zip(("prompt", "completion"), map(str, settings.prices), strict=True)
+        )
         at_once = number(settings.options, "concurrency", 0)
         document: dict[str, Any] = {
             "name": "trial",
@@ -136,6 +139,7 @@ class Table3(Study):
                 "base_url": settings.base_url,
                 "model": settings.api_model,
                 "api_key_env": settings.api_key_env,
+                "prices": prices,
                 **({"limits": {"concurrency": at_once}} if at_once else {}),
             },
         }

@@ -19,7 +19,7 @@ export class Minibatch {
     readonly texts: readonly Record<string, string>[],
     /** The reference text of each, after the hook, for loss `nll`; else none. */
     readonly references: readonly string[],
-    /** The same examples whole; their labels stay on the device. */
+    /** The same examples whole; their labels are not sent. */
     readonly examples: readonly Example[],
     /** Examples that the hook held back, or left without a text that can be sent. */
     readonly vetoed: number,

@@ -115,8 +115,8 @@ const NOT_DECLINED = ["assignment_expired", "run_conflict", "unauthorized"];
  * A device that takes part in prompt tuning with its own labelled texts.
  *
  * Through the gateway (the default) the texts of a mini-batch leave the device; `beforeSend` sees
- * each of them first. Labels never do, but for the loss `nll`, whose reference texts are what the
- * model is asked about. The `alpha` exchange is refused: this client does the `losses` exchange.
+ * each of them first. Labels are not sent, but the server can compute them from exact losses. With
+ * the loss `nll` the reference texts are sent. The `alpha` exchange is refused: this client does the `losses` exchange.
  *
  * @example
  * const client = new EdgeClient({ server, token, data: examples, storage });

@@ -42,15 +42,8 @@ does not overload the store."""
 class Access:
     """Enrolment tokens and clients, with a cache of recently seen clients.
 
-    Args:
-        store: Store of tokens and clients; other replicas may change it.
-        authority: The configured tokens and roles.
-        clock: Source of the current time.
-        capacity: Size of the cache.
-
-    Attributes:
-        authority: The configured tokens and roles.
-        on_revoked: Callbacks for clients that were revoked, on any replica.
+    Other replicas may change the store. `on_revoked` is called with each client that is revoked on
+    any replica.
     """
 
     def __init__(
@@ -79,7 +72,7 @@ class Access:
     async def open(self) -> None:
         """Synchronise the store with the configured tokens, and load all tokens.
 
-        Tokens that were removed from the configuration are revoked.
+        Tokens that are not in the configuration any more are revoked.
 
         Raises:
             SpecError: A configured token has the secret of another token.
@@ -111,11 +104,7 @@ class Access:
     # Tokens
 
     async def check_token(self, token: str | None) -> None:
-        """Refuse a request without a valid token before its body is read.
-
-        Raises:
-            ProblemError: ``unauthorized``.
-        """
+        """Refuse a request without a valid token (``unauthorized``) before its body is read."""
         if token is not None:
             secret_sha256 = digest(token)
             if self._has_token(secret_sha256):
@@ -127,10 +116,7 @@ class Access:
         raise ProblemError("unauthorized", "enrolment needs a valid enrolment token")
 
     async def create_token(self, message: NewToken) -> tuple[TokenRecord, str]:
-        """Create an enrolment token.
-
-        Returns:
-            The token and its secret, which is not stored.
+        """Create an enrolment token; return it with its secret, which is not stored.
 
         Raises:
             ProblemError: ``token_conflict`` when the name is taken.
@@ -161,11 +147,7 @@ class Access:
         return await self._store.tokens()
 
     async def revoke_token(self, name: str) -> TokenRecord:
-        """Revoke an enrolment token; clients that enrolled with it stay.
-
-        Raises:
-            ProblemError: ``not_found``.
-        """
+        """Revoke an enrolment token; clients that enrolled with it stay. Unknown: ``not_found``."""
         token = await self._store.revoke_token(name, self._clock.now())
         if token is None:
             raise ProblemError("not_found", f"there is no enrolment token {name!r}")
@@ -175,12 +157,9 @@ class Access:
     # Clients
 
     async def enrol(self, token: str | None, message: Enrol) -> Enrolled:
-        """Enrol a client.
+        """Enrol a client, or refuse its token (``unauthorized``).
 
         A repetition with the same nonce returns the same client with a new credential.
-
-        Raises:
-            ProblemError: ``unauthorized``.
         """
         if token is None:
             raise ProblemError("unauthorized", "enrolment needs a valid enrolment token")
@@ -215,11 +194,7 @@ class Access:
         return client is not None and client.revoked_at is None
 
     async def client(self, credential: str | None) -> ClientRecord:
-        """Return the client with this credential.
-
-        Raises:
-            ProblemError: ``unauthorized``.
-        """
+        """Return the client with this credential, or refuse it (``unauthorized``)."""
         client = None
         if credential is not None:
             secret_sha256 = digest(credential)
@@ -236,11 +211,7 @@ class Access:
         return client
 
     async def check_active(self, client: ClientRecord) -> None:
-        """Refuse a client that was revoked during its request.
-
-        Raises:
-            ProblemError: ``unauthorized``.
-        """
+        """Refuse a client that was revoked during its request (``unauthorized``)."""
         now = await self.record(client.index)
         if now is not None:
             _refuse_revoked(now)
@@ -267,11 +238,7 @@ class Access:
         return await self._store.clients(after, limit)
 
     async def revoke_client(self, client_id: str) -> ClientRecord:
-        """Revoke a client permanently.
-
-        Raises:
-            ProblemError: ``not_found``.
-        """
+        """Revoke a client permanently. Unknown: ``not_found``."""
         client = await self.by_name(client_id)
         await self._store.revoke_client(client.index, self._clock.now())
         await self._on_changed(client.index)
@@ -287,11 +254,7 @@ class Access:
         _log.info("client retired", client=index)
 
     async def by_name(self, client_id: str) -> ClientRecord:
-        """Return the client with this public id.
-
-        Raises:
-            ProblemError: ``not_found``.
-        """
+        """Return the client with this public id. Unknown: ``not_found``."""
         client = await self._store.client_named(client_id)
         if client is None:
             raise ProblemError("not_found", f"there is no client {client_id!r}")

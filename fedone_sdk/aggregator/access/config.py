@@ -61,7 +61,6 @@ class EnrolmentTokenConfig(Spec):
     """A token that devices enrol with.
 
     Attributes:
-        token: The secret.
         name: Its name; numbered by default.
         runs: Names of the runs that its clients may access, with ``*`` for any text; null is all.
         expires: Expiry, a date and time with UTC offset; null is never.
@@ -89,8 +88,6 @@ class AdminTokenConfig(Spec):
     """A user's token.
 
     Attributes:
-        token: The secret.
-        name: Name of the user, for the log.
         role: viewer reads runs, operator also controls them, admin also manages devices.
         runs: Names of the runs that it is valid for, with ``*`` for any text; null is all.
     """
@@ -147,8 +144,6 @@ class AuthConfig(Spec):
     """Authentication. A token is text, or ``{env: NAME}`` to read it from the environment.
 
     Attributes:
-        enrolment_tokens: Tokens with which devices enrol: secrets, or mappings with options.
-        admin_token: Secret of a user with role admin.
         admin_tokens: Tokens of more users, with their roles. Without any admin token, the
             administrative routes are disabled.
     """

@@ -64,7 +64,6 @@ class EnrolmentToken:
     """A configured enrolment token, without its secret.
 
     Attributes:
-        token_sha256: Digest of the secret.
         name: Its name; None is numbered.
         runs: Patterns of the runs that its clients may access; None is all.
         expires_at: Expiry, seconds since the epoch; None is never.
@@ -88,9 +87,6 @@ class AdminToken:
     """A user's token, without its secret.
 
     Attributes:
-        token_sha256: Digest of the secret.
-        name: Name of the user, for the log.
-        role: The user's role.
         runs: Patterns of the runs that it is valid for; None is all. Role admin is always valid for
             all runs.
     """
@@ -111,14 +107,6 @@ class AdminToken:
 
 class Authority:
     """The configured tokens and roles.
-
-    Args:
-        enrolment_tokens: Tokens with which devices enrol: secrets, or tokens with options.
-        admin_token: Secret of a user with role admin.
-        admin_tokens: Tokens of more users, with their roles.
-
-    Attributes:
-        enrolment_tokens: The configured tokens.
 
     Raises:
         ValueError: Two admin tokens share a secret or a name, or one is an enrolment token.

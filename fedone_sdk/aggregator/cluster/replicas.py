@@ -44,15 +44,6 @@ class Replicas:
 
     Every replica follows the commits of the others. The leader applies deadlines and charges the
     pending calls of replicas that have exited.
-
-    Args:
-        store: The shared store.
-        clock: Source of the current time.
-        runs: The served runs, by id.
-        dispatcher: The dispatcher of this replica.
-        access: The clients.
-        refresh: Loads other replicas' changes of all runs.
-        has_changes: Whether runs were added or removed, given the versions of all stored runs.
     """
 
     def __init__(
@@ -332,7 +323,6 @@ class Replicas:
             self._dispatcher.add_member(member, client)
 
     async def _reload_all(self) -> None:
-        """Reload everything after a loss of signals."""
         for run in self._runs.values():
             run.mark_stale()  # First: a later check reloads them if the store fails now.
         try:

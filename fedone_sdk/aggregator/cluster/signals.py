@@ -25,12 +25,10 @@ class RunChanged(_Signal):
     """A run was changed by a commit.
 
     Attributes:
-        run_id: The run.
         version: Its new version.
         due: Its next deadline, seconds since the epoch; None for no deadline.
         offered: Clients that were offered a seat; None if more than `MAX_NAMED`.
         finished: Whether a round was finished.
-        status: The run's status.
     """
 
     kind: Literal["run"] = "run"
@@ -84,8 +82,6 @@ class PoolLoad(_Signal):
     """The load of a replica's client pool.
 
     Attributes:
-        replica: Id of the replica.
-        away: Number of clients that were turned away and are expected back.
         rate: Finished assignments per second.
     """
 

@@ -53,11 +53,7 @@ PAGE_HEADERS = {
 
 
 def asset_file(name: str) -> Path:
-    """Return the path of a file of Swagger UI.
-
-    Raises:
-        ProblemError: ``not_found``: unknown file, or the package is not installed.
-    """
+    """Return the path of a file of Swagger UI; ``not_found`` if it or the package is missing."""
     # Located without an import, which would load a template engine.
     package = importlib.util.find_spec("swagger_ui")
     if package is None or package.origin is None:

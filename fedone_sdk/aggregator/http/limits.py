@@ -92,11 +92,7 @@ class Limiter:
         return _network_key(peer)
 
     def unknown_caller(self, address: str) -> None:
-        """Count a request of an unknown caller.
-
-        Raises:
-            ProblemError: ``rate_limited``.
-        """
+        """Count a request of an unknown caller, or refuse it (``rate_limited``)."""
         now = self._now()
         wait_s = self._failures.wait_s(address, now)
         if wait_s > 0:
@@ -107,11 +103,7 @@ class Limiter:
         self._by_address.take(address, now)
 
     def client(self, index: int) -> None:
-        """Count a request of an enrolled client.
-
-        Raises:
-            ProblemError: ``rate_limited``.
-        """
+        """Count a request of an enrolled client, or refuse it (``rate_limited``)."""
         now = self._now()
         self._by_client.check(index, now)
         self._by_client.take(index, now)
@@ -134,10 +126,7 @@ def guarding(
 ) -> Middleware:
     """Return the middleware that applies the limits, to run inside of `problems`.
 
-    Args:
-        limiter: The limiter.
-        known: Whether a request comes from a known client, which has its own limit.
-        free: Paths without limits: probes of an orchestrator.
+    A request of a `known` client has a limit of its own. Probes at the `free` paths have none.
     """
     free = frozenset(free)
 

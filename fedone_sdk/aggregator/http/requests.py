@@ -90,12 +90,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
 
 
 def problem(error: ProblemError, document: Problem | None = None) -> web.Response:
-    """Return the response to a refused request.
-
-    Args:
-        error: The error.
-        document: A body with more details than the error.
-    """
+    """Return the response to a refused request."""
     headers = {}
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
@@ -133,10 +128,6 @@ def bearer_token(request: web.Request) -> str | None:
 
 async def body_of(request: web.Request, *, max_bytes: int | None = None) -> bytes:
     """Return a request's body; it is read once and cached.
-
-    Args:
-        request: The request.
-        max_bytes: Maximal size; the application's limit by default.
 
     Raises:
         ProblemError: ``unsupported_encoding``, ``body_too_large``, ``request_timeout``, or
@@ -176,13 +167,9 @@ async def read(
 ) -> tuple[T, bytes]:
     """Return the message in a request's body, and the raw body.
 
-    Args:
-        request: The request.
-        validate: Makes a message of the document; its errors become `invalid_message`.
-        max_bytes: Maximal size of the body; the application's limit by default.
-
     Raises:
-        ProblemError: ``not_json``, ``invalid_message``, or one of `body_of`.
+        ProblemError: ``not_json``, one of `body_of`, or ``invalid_message``, which is also the code
+            of errors of `validate`.
     """
     if request.content_type != JSON:
         raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
@@ -287,21 +274,10 @@ async def listening(
     keepalive_s: float = 75.0,
     first_request_s: float = 20.0,
 ) -> AsyncIterator[str]:
-    """Serve an application while the body runs.
+    """Serve an application while the body runs; yield the base URL.
 
-    Args:
-        app: The application, with the middleware `problems`.
-        host: Address to listen on.
-        port: Port; 0 selects a free one.
-        ssl_context: TLS context for ``https``.
-        handler_cancellation: Whether a handler is cancelled when its caller disconnects.
-        grace_s: Time for pending requests to finish at the end, seconds.
-        keepalive_s: Maximal idle time of a connection between requests, seconds.
-        first_request_s: Maximal time until a new connection has sent the head of a request,
-            seconds.
-
-    Yields:
-        The base URL.
+    At the end, pending requests have `grace_s` to finish. `keepalive_s` and `first_request_s` are
+    as in `Limits`.
 
     Raises:
         OSError: The address is in use or does not belong to this machine.

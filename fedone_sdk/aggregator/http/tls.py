@@ -41,14 +41,7 @@ class TlsConfig(Spec):
         return self
 
     def open(self, folder: Path) -> ServerTls:
-        """Load the files.
-
-        Args:
-            folder: Base of relative paths.
-
-        Raises:
-            SpecError: The files cannot be used.
-        """
+        """Load the files; a `SpecError` if they cannot be used."""
         return ServerTls(self, folder)
 
 
@@ -56,13 +49,6 @@ class ServerTls:
     """A TLS context whose certificates can be reloaded.
 
     New connections use the newest valid set of files; open connections keep theirs.
-
-    Args:
-        config: The files.
-        folder: Base of relative paths.
-
-    Attributes:
-        context: The context for the server.
 
     Raises:
         SpecError: The files cannot be used.
@@ -87,10 +73,9 @@ class ServerTls:
             self.context.num_tickets = 0
 
     def reload(self) -> bool:
-        """Reload the files if they have changed.
+        """Reload the files if they have changed; return whether new files are in use.
 
-        Returns:
-            Whether new files are in use. Invalid files are logged and the old ones are kept.
+        Invalid files are logged and the old ones are kept.
         """
         stamps = self._stamps()
         if stamps == self._seen:

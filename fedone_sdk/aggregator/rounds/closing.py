@@ -104,7 +104,6 @@ def _judge(
 
 
 def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contribution:
-    """Return what the defences examine of a finished seat."""
     compared, advantage = machine.compared_losses(seat), None
     # Only the first step's prompts can be drawn again; alpha does not describe a pool.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
@@ -158,7 +157,6 @@ def _banned(
 def _aggregate(
     machine: RoundMachine, state: RunState, seats: Sequence[Seat], weights: list[int] | None
 ) -> State:
-    """Return the new method state."""
     if not machine.method.shares_memory:
         alphas = [(seat.local or state.method).alpha for seat in seats]
         return State(alpha=machine.method.project(aggregate(alphas, weights)))

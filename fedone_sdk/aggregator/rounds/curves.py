@@ -45,14 +45,9 @@ class Curves(NamedTuple):
 def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]) -> None:
     """Check the shape and the consistency of a client's curves.
 
-    Args:
-        curves: The client's curves.
-        losses: Its mean losses without a bias, one per prompt.
-        biases: The grid of label biases.
-
     Raises:
         ValueError: The shape is wrong, a loss is out of bounds, a class without examples has
-            losses, or the curves contradict `losses`.
+            losses, or the curves contradict `losses`, the mean losses without a bias.
     """
     means, shape = curves.means, (len(losses), len(biases[0]), len(biases))
     if means.dtype != "float32" or means.shape != shape:
@@ -76,11 +71,7 @@ def check_curves(curves: Curves, losses: Sequence[float], biases: Sequence[Bias]
 
 
 def check_possible(curves: Curves, biases: Sequence[Bias]) -> None:
-    """Check that log-probabilities can have a client's curves, whose shape is right.
-
-    Args:
-        curves: The client's curves.
-        biases: The grid of label biases.
+    """Check that some log-probabilities have a client's curves, whose shape is right.
 
     Raises:
         ValueError: No log-probabilities have such losses.
@@ -94,12 +85,7 @@ def check_possible(curves: Curves, biases: Sequence[Bias]) -> None:
 
 
 def as_class_losses(curves: Curves, highest: float | None) -> ClassLosses:
-    """Return curves as the method's input.
-
-    Args:
-        curves: A client's curves.
-        highest: Losses are clipped to [0, `highest`]; None does not clip.
-    """
+    """Return curves as the method's input, clipped to [0, `highest`]; None does not clip."""
     losses = ClassLosses(means=from_wire(curves.means), counts=np.array(curves.counts))
     return losses.clipped(highest)
 

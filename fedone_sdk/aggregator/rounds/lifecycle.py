@@ -53,14 +53,8 @@ def stop(
 ) -> Result[None]:
     """End a running or paused run on request.
 
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        status: The run's final status.
-        reason: The reason, in words.
-        keep: Keeps the round's open work for a resume, which then draws the same prompts. False
-            ends the round with the updates so far.
+    `keep` keeps the round's open work for a resume, which then draws the same prompts. Else the
+    round ends with the updates so far.
     """
     if not (state.running or state.paused):
         raise ProblemError("run_conflict", f"the run has ended: {state.status}")
@@ -77,7 +71,6 @@ def resume(machine: RoundMachine, state: RunState, now: float) -> Result[None]:
 
 
 def _run_again(machine: RoundMachine, state: RunState, now: float) -> RunState:
-    """Return the running state of a run that had ended."""
     return replace(
         state,
         status="running",
@@ -141,14 +134,9 @@ def _with_new_deadlines(machine: RoundMachine, state: RunState, now: float) -> t
 def charge_lost_replicas(
     machine: RoundMachine, state: RunState, now: float, *, alive: frozenset[str], down: bool
 ) -> Result[None]:
-    """Charge pending calls of exited replicas in full.
+    """Charge pending calls of replicas that are not in `alive` in full.
 
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        alive: The replicas that still run.
-        down: Whether no replica served the run for a while: deadlines start again.
+    `down` means that no replica served the run for a while: deadlines start again.
     """
     state = charge_lost(state, alive)
     if down:
@@ -161,12 +149,8 @@ def pause(
 ) -> Result[None]:
     """Pause a run until an operator resumes it; open work is kept.
 
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        reason: The full cause, for operators.
-        summary: The cause without the provider's text, for viewers; None equals `reason`.
+    `reason` is for operators. `summary` is without the provider's text, for viewers; None is
+    `reason`.
     """
     shown = summary or reason
     if state.paused:  # Adds the new reason for the operator who resumes the run.
@@ -206,16 +190,7 @@ def roll_back(
     to_round: int,
     reason: str,
 ) -> Result[None]:
-    """Roll a run back to its state after an earlier round; its spending stays.
-
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        method: Method state after that round: alpha and its memory.
-        to_round: Number of rounds done at that point.
-        reason: The reason, for the log.
-    """
+    """Roll a run back to its state after an earlier round; its spending stays."""
     if not (state.running or state.can_resume):
         raise ProblemError("run_conflict", f"a run that is {state.status} cannot be rolled back")
     if not 0 <= to_round <= state.round:
@@ -258,14 +233,7 @@ def record_metric(
 ) -> Result[None]:
     """Record the dev metric of a prompt.
 
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        which: The prompt.
-        value: The metric.
-        at: For ``after``: round and number of rollbacks when the prompt was current.
-        verdict: For ``after``: whether tuning improved the metric.
+    For ``after``, `at` is the round and the number of rollbacks when the prompt was current.
     """
     here = (state.round, state.rollbacks)
     if which == "after" and (state.running or at not in (None, here)):

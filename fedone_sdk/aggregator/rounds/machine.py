@@ -62,13 +62,11 @@ class RoundMachine:
     """The fixed parts of a run, on which its handlers decide.
 
     A handler is a pure function ``(machine, state, now, **data) -> Result`` in the module of its
-    concern. The service commits the state of its result with log, closed work and memories.
+    concern; `now` is in seconds since the epoch. The service commits the state of its result with
+    log, closed work and memories.
 
     Args:
-        run_id: Id of the run in its messages.
-        spec: The run.
         vocab_size: N, including candidates that may be added during the run.
-        blank: Index of the blank candidate, if all positions share one.
         layout: The slots of the prompt (`Vocabulary.layout`); empty if all positions have the same
             candidates.
         start: Warm start in the vocabulary's indices (`PromptSpec.warm_start`).
@@ -225,12 +223,7 @@ class RoundMachine:
         return found
 
     def with_model(self, fingerprint: str, worst_query: Usage) -> Self:
-        """Return the machine of the same run for a gateway model that was unknown or has changed.
-
-        Args:
-            fingerprint: Fingerprint of the model.
-            worst_query: Upper bound on the cost of one query.
-        """
+        """Return the machine of the same run for another gateway model, or a newly known one."""
         machine = copy(self)
         machine.gateway_model, machine.worst_query = fingerprint, worst_query
         machine._base, machine._variants = machine, {}
@@ -361,9 +354,7 @@ class RoundMachine:
     ) -> tuple[int, int] | None:
         """Return the numbers of prompts and local steps that the caps pay for; None for no work.
 
-        Args:
-            state: The run.
-            local: The client's method state; None is the run's.
+        `local` is the client's method state; None is the run's.
         """
         steps = 1 if self.losses_exchange else self.spec.method.local_steps
         most = self.spec.method.num_samples
@@ -406,11 +397,8 @@ class RoundMachine:
     def seed_of(self, state: RunState, purpose: str, client: int, position: int) -> int:
         """Return the seed of a draw of the current round.
 
-        Args:
-            state: The run.
-            purpose: The use of the draw.
-            client: Enrolment index of the client; 0 for draws of the server.
-            position: Number of the draw among those of the same purpose and client.
+        `client` is an enrolment index, 0 for draws of the server. `position` numbers the draws of
+        one purpose and client.
         """
         # After a rollback the round must draw other clients and prompts.
         step = position + state.rollbacks * _STRIDE
@@ -458,11 +446,7 @@ def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
 
 
 def working(state: RunState, assignment_id: str) -> Seat:
-    """Return the seat of an open assignment.
-
-    Raises:
-        ProblemError: ``assignment_expired``.
-    """
+    """Return the seat of an open assignment, or refuse it (``assignment_expired``)."""
     seat = state.seat_with(assignment_id)
     if seat is None:
         raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")

@@ -20,9 +20,6 @@ _MOST_RELEASES = 10**9
 class Accountant:
     """Privacy loss of a device as a function of its releases.
 
-    Args:
-        privacy: The run's privacy settings.
-
     Raises:
         MissingExtraError: dp-accounting is not installed.
     """

@@ -31,12 +31,8 @@ def fill(
 ) -> Result[None]:
     """Offer vacant seats to available clients; end the run if none can ever be filled.
 
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        available: Clients that may be drawn: enrolment index -> number of examples.
-        enrolled: Number of enrolled clients, connected or not; None is unknown.
+    `available` maps the enrolment indices of the clients that may be drawn to their number of
+    examples. `enrolled` counts all clients, connected or not; None is unknown.
     """
     if not state.running:
         return Result(state=state)
@@ -92,7 +88,6 @@ def _num_exhausted(machine: RoundMachine, state: RunState, enrolled: int) -> int
 def _drawn(
     machine: RoundMachine, state: RunState, available: Mapping[int, int], now: float
 ) -> RunState:
-    """Return the state with its vacant seats offered to drawn clients."""
     part = machine.spec.participation
     vacant = machine.vacancies(state)
     waiting_to_start = state.round == 0 and not state.fills and not state.rollbacks
@@ -136,16 +131,8 @@ def assign(
 ) -> Result[AlphaAssignment | LossesAssignment | None]:
     """Assign the work of a client's seat, under a lease.
 
-    A repeated claim gets the same assignment and no second lease.
-
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        client: The client's enrolment index.
-        assignment_id: A fresh id for a new assignment.
-        own_model: Whether the client queries its own model.
-        memory: Method memory after the client's last work (losses exchange).
+    A repeated claim gets the same assignment and no second lease. `memory` is the method memory
+    after the client's last work (losses exchange).
     """
     seat = state.seat_of(client)
     if seat is None or not state.running:
@@ -185,7 +172,6 @@ def assign(
 def _saved_local(
     machine: RoundMachine, state: RunState, client: int, memory: Memory
 ) -> State | None:
-    """Return the method state with the client's saved memory, if any."""
     if machine.remembers_clients:
         for seat in state.seats:  # In the order in which they were finished.
             if seat.client == client and seat.phase == "done" and seat.local is not None:
@@ -254,17 +240,7 @@ def decline(
     usage: Usage = NOTHING,
     unfit: bool = False,
 ) -> Result[None]:
-    """Take an assignment back from a client that declines it.
-
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        assignment_id: The assignment.
-        reason: The client's reason.
-        usage: Usage that the client reports.
-        unfit: Whether the client is unfit for all work of this run.
-    """
+    """Take an assignment back from a client that declines it, or all work if it is unfit."""
     seat = working(state, assignment_id)
     if not state.running:
         status = "paused" if state.paused else state.status

@@ -27,14 +27,8 @@ def release(
 ) -> tuple[Seat, Result[None]]:
     """End the open assignment of a seat, if any, without an update and settle its lease.
 
-    Args:
-        machine: The run's machine.
-        state: The run.
-        seat: The seat.
-        reason: The reason for the log.
-        reported: Usage that the client reports.
-        unasked: Whether the client reports that it queried no model. Then only usage that the
-            server has seen is charged.
+    `unasked` means that the client reports that it queried no model. Then only usage that the
+    server has seen is charged.
     """
     if seat.phase != "working" or seat.assignment_id is None:
         return seat, Result(state=state)
@@ -91,14 +85,8 @@ def reserve_call(
 ) -> Result[None]:
     """Reserve the upper bound on the cost of a gateway call.
 
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        assignment_id: The assignment whose lease pays.
-        call: Id of the client's request. Repeated requests count their queries once.
-        attempt: Id of this attempt, with the id of its replica.
-        worst: Upper bound on the cost, on top of earlier reservations of the attempt.
+    Repetitions of a request have its `call` id, and its queries count once. `attempt` is unique and
+    names the replica. `worst` comes on top of earlier reservations of the attempt.
     """
     seat = working(state, assignment_id)
     if not state.running:

@@ -27,12 +27,9 @@ class Seat:
     """One of a round's K* seats, from its offer to a client until its work is done.
 
     Attributes:
-        slot: Index of the seat in the round.
-        client: Enrolment index of the client.
         phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
         due: When the client loses the seat, seconds since the epoch.
         step: Local steps done (losses exchange; in the alpha exchange the device does them).
-        assignment_id: Id of the current assignment, if any.
         own_model: Whether the client queries its own model.
         num_samples: I of the assignment.
         num_steps: E of the assignment.
@@ -43,9 +40,6 @@ class Seat:
         local: The client's method state; None if it equals the round's.
         losses: Losses per local step.
         curves: Losses by class and label bias per local step, in runs with label calibration.
-        weight: Number of the client's examples.
-        mean_loss: Mean over the seat's scored prompts.
-        renewals: Number of deadline renewals.
     """
 
     slot: int
@@ -79,28 +73,15 @@ class RunState:
     """The immutable state of a run.
 
     Attributes:
-        status: ``running``, or how the run ended.
         reason: Why the run ended or paused, in full, for operators.
         summary: Why the run is paused, for viewers; None equals `reason`.
         round: Number of rounds done, and index of the current round.
-        method: Alpha and the method's memory on the server.
         account: Caps, spending and leases of training, and of evaluation except for its queries.
-        evaluation: Account of evaluation queries.
-        seats: The seats of the current round.
-        passed: Clients that lost or declined a seat in this round.
         lost: Assignments without a result since the last accepted update.
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
-        quarantined: Clients in quarantine.
-        unfit: Unfit clients by enrolment index, with their reasons; the newest `MOST_UNFIT`.
-        defence: Memory of the defences.
         releases: Number of noised releases per client, by enrolment index.
-        paused: Whether a stopped run waits for an operator and keeps its open work.
-        model: Fingerprint of the model that scores.
         models: Model names that the provider has reported; a new one pauses the run.
-        started_at: First assignment, seconds since the epoch.
-        ended_at: End, seconds since the epoch.
-        metric: The dev metrics measured so far.
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
@@ -202,9 +183,6 @@ class Closed:
     """An assignment that has ended, which is stored to answer late and repeated updates.
 
     Attributes:
-        assignment_id: The assignment.
-        client: Enrolment index of its client.
-        reason: Why it ended.
         receipt: Of its update; None if it ended without one.
     """
 
@@ -234,12 +212,7 @@ class Result(Generic[T]):
     """What a handler returns: the next state, and what is stored and answered with it.
 
     Attributes:
-        state: The next state.
-        closed: Assignments that have ended.
-        finished: The round that has ended, if any.
         log: Other lines of the log: kind and body.
-        memories: Method memories to be stored, by client.
-        reply: The answer to the caller.
         refusal: Raised to the caller after the state is stored.
     """
 
@@ -306,11 +279,7 @@ def encode_snapshot(state: RunState) -> bytes:
 
 
 def decode_snapshot(arrays: bytes) -> State:
-    """Return the method's state of a snapshot.
-
-    Raises:
-        ValueError: The snapshot is damaged.
-    """
+    """Return the method's state of a snapshot; a ``ValueError`` if it is damaged."""
     method = _unnamed(_METHOD, load_memory(arrays))
     if method is None:
         raise ValueError("the snapshot has no alpha")
@@ -353,11 +322,7 @@ def encode_document(state: RunState) -> dict[str, Any]:
 
 
 def decode(document: dict[str, Any], arrays: bytes) -> RunState:
-    """Return the state of a document and its arrays.
-
-    Raises:
-        ValueError: The document or the arrays are damaged.
-    """
+    """Return the state of a document and its arrays; a ``ValueError`` if they are damaged."""
     try:
         loaded = load_memory(arrays)
         method = _unnamed(_METHOD, loaded)

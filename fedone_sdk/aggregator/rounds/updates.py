@@ -29,16 +29,7 @@ def accept(
     update: AlphaUpdate | LossesUpdate,
     body_sha256: str,
 ) -> Result[Receipt]:
-    """Accept a client's update, or refuse it.
-
-    Args:
-        machine: The run's machine.
-        state: The run.
-        now: Seconds since the epoch.
-        assignment_id: The client's assignment.
-        update: The message.
-        body_sha256: Digest of the request body.
-    """
+    """Accept a client's update, or refuse it."""
     seat = working(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
@@ -102,10 +93,7 @@ class _StepResult(NamedTuple):
     """The content of a valid update.
 
     Attributes:
-        local: The client's method state after its work.
-        mean_loss: Mean over the scored prompts.
         losses: Losses of the step; empty in the alpha exchange.
-        curves: Losses by class and label bias, in runs with label calibration.
     """
 
     local: State
@@ -150,7 +138,6 @@ def _step_result(
 
 
 def _curves(machine: RoundMachine, update: LossesUpdate) -> Curves | None:
-    """Return the losses by class and label bias, in runs with label calibration."""
     if machine.biases is None:
         if update.by_class is not None or update.class_counts:
             raise ProblemError("invalid_message", "by_class: this run does not calibrate by labels")
@@ -172,7 +159,6 @@ def _curves(machine: RoundMachine, update: LossesUpdate) -> Curves | None:
 
 
 def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
-    """Return the method state of a client of the alpha exchange."""
     array = update.alpha
     if array.dtype != "float32" or array.shape != machine.shape:
         raise ProblemError(

@@ -68,7 +68,6 @@ async def clients(request: web.Request) -> web.StreamResponse:
 
 
 async def _client_pages(access: Access, after: int) -> AsyncIterator[bytes]:
-    """Yield a `ClientList` of all clients, page by page."""
     yield b'{"clients":['
     comma = ""
     while page := await access.clients(after, _PAGE):

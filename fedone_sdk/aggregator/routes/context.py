@@ -57,15 +57,8 @@ class RequestContext:
     """Facts about the current request, for the log, the metrics and the run's report.
 
     Attributes:
-        request_id: Id of the request in the log, also sent to the caller.
         route: The route; None if no route matched.
-        run: The run that it refers to.
-        round: The round of that run when the request arrived.
-        client: The calling device, if any.
-        person: The calling user's token, if any.
         upload: Size of the request body, bytes.
-        problem: Problem code of the response.
-        status: HTTP status of the response.
     """
 
     request_id: str
@@ -187,11 +180,7 @@ def client_of(request: web.Request) -> ClientRecord:
 
 
 async def run_of(request: web.Request) -> ServedRun:
-    """Return the run of the path.
-
-    Raises:
-        ProblemError: ``not_found``: the run does not exist, or the caller may not access it.
-    """
+    """Return the run of the path; ``not_found`` if it is unknown or hidden from the caller."""
     service, context, run_id = request.app[SERVICE], CONTEXT.get(), request.match_info["run_id"]
     if not context.may_see(run_id):
         raise ProblemError("not_found", f"there is no run {run_id!r}")

@@ -20,10 +20,6 @@ class Readiness:
 
     The response also reports the gateway's model, which does not affect readiness: updates and
     devices with their own models are served without it, and all replicas share it.
-
-    Args:
-        service: The service.
-        timeout_s: Timeout of the store check, seconds.
     """
 
     def __init__(

@@ -65,13 +65,10 @@ async def probabilities(request: web.Request) -> web.Response:
 def likeliest(
     alpha: NDArray[np.float32], vocabulary: Vocabulary, top: int
 ) -> tuple[PositionProbabilities, ...]:
-    """Return the most probable tokens of every position.
+    """Return the `top` most probable tokens of every position.
 
-    Args:
-        alpha: Shape (n, N), 0 for candidates that a position does not have. Normalised rows are the
-            token probabilities; for Gumbel-Softmax, their limit at temperature 0.
-        vocabulary: The candidates.
-        top: Number of tokens per position.
+    Normalised rows of `alpha`, shape (n, N), are the token probabilities; for Gumbel-Softmax, their
+    limit at temperature 0. They are 0 for candidates that a position does not have.
     """
     weights = alpha.astype(np.float64)
     shares = weights / weights.sum(axis=1, keepdims=True)

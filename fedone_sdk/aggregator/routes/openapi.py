@@ -120,7 +120,6 @@ def _messages(route: Route) -> Iterator[_Key]:
 
 
 def _kinds(answer: Any) -> tuple[Any, ...]:
-    """Return the message types and media types of a response."""
     if answer is None:
         return ()
     return answer if isinstance(answer, tuple) else (answer,)

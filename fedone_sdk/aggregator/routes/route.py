@@ -37,10 +37,7 @@ class Route:
     """A route of the HTTP API.
 
     Attributes:
-        endpoint: HTTP method and path, with parameters in braces.
         handler: The handler; its docstring is the description.
-        access: Required access.
-        tag: Group in the documentation.
         answers: HTTP status -> message type, media type, a tuple of these, or None for no body.
         request: Message type or media type of the body, or None.
         max_body: Maximal size of the body, bytes.

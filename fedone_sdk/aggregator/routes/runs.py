@@ -159,7 +159,6 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def _is_still_valid(service: Service) -> bool:
-    """Whether the calling device is still valid."""
     asked = CONTEXT.get().client
     client = None if asked is None else await service.access.record(asked.index)
     return client is None or client.revoked_at is None

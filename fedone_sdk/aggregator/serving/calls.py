@@ -32,9 +32,6 @@ class Reservations:
 
     Other replicas charge the reservations of a replica that they consider dead. If it is alive, it
     gets a new id and reserves under that, so that nothing is charged twice.
-
-    Args:
-        replica: Returns the current id of this process.
     """
 
     def __init__(self, replica: Callable[[], str]) -> None:
@@ -43,11 +40,7 @@ class Reservations:
         self._unknown: list[str] = []
 
     async def reserve_more(self, worst: Usage, reserve: Callable[[str], Awaitable[object]]) -> None:
-        """Reserve `worst` under a new id.
-
-        Raises:
-            ProblemError: The reservation was refused.
-        """
+        """Reserve `worst` under a new id, or raise the refusal."""
         attempt = f"{self._replica()}/{uuid.uuid4().hex}"
         self._unknown.append(attempt)  # If the store fails, the reservation may exist or not.
         try:
@@ -74,15 +67,6 @@ class CallBudget:
 
     The initial grant covers one attempt at each request. Retries reserve more from the run's
     account before they are sent.
-
-    Args:
-        name: Id of the run, for fair queuing at the model.
-        granted: The amount reserved so far.
-        more: Reserves more, or raises a `ProblemError`.
-
-    Attributes:
-        granted: The amount reserved so far.
-        refusal: The error of the reservation that failed, if any.
     """
 
     def __init__(
@@ -137,12 +121,7 @@ async def query_as_evaluation(
 ) -> list[Answer]:
     """Query the model outside training and charge the run's evaluation account.
 
-    Args:
-        run: The run that pays.
-        backend: The model.
-        queries: The queries.
-        replica: Returns the current id of this process.
-        counted: Whether to count them as evaluation queries in addition to their cost.
+    `counted` adds the evaluation queries to their cost.
 
     Raises:
         BackendError: The model refused a query.
@@ -201,9 +180,6 @@ class BugCounter:
     """Counts consecutive calls that raise an unexpected exception, and pauses their run.
 
     A retry would raise again, and each attempt is charged in full.
-
-    Args:
-        what: The called code, for the reason of the pause.
     """
 
     def __init__(self, what: str) -> None:

@@ -93,11 +93,7 @@ class ClientPool:
     def record_replica(self, replica: str, away: int, rate: float, now: float) -> None:
         """Record the load of another replica, whose clients have the same claim to places.
 
-        Args:
-            replica: Its id.
-            away: Number of clients that it has turned away and expects back.
-            rate: Its rate of finished assignments, per second.
-            now: Seconds since the epoch.
+        `rate` counts finished assignments per second.
         """
         self._other_replicas[replica] = (away, rate, now + _REPLICA_TTL_S)
 
@@ -106,14 +102,11 @@ class ClientPool:
         return len(self._away) + sum(away for away, _, _ in self._other_replicas.values())
 
     def open(self, run_id: str, capacity: int, *, again: bool = False) -> None:
-        """Open a run for waiting clients.
+        """Open a run with some places for waiting clients.
 
-        Args:
-            run_id: The run.
-            capacity: Its number of places.
-            again: Whether the run ran before. Eligible members then get their places at once, so
-                that its draws do not depend on the order of their claims. A new run waits for
-                claims, because some members may have disconnected.
+        If the run ran before (`again`), eligible members get their places at once, so that its
+        draws do not depend on the order of their claims. A new run waits for claims, because some
+        members may have disconnected.
         """
         self._capacities[run_id] = capacity
         if run_id not in self._places:
@@ -171,14 +164,6 @@ class ClientPool:
     ) -> Member | RetryLater | None:
         """Add a client to the pool, or turn it away.
 
-        Args:
-            client: Its enrolment index.
-            num_examples: Its number of examples.
-            run_id: The only run that it wants to work for; None is any.
-            patterns: Patterns of the runs that it may work for; None is all.
-            now: Seconds since the epoch.
-            unfit_runs: Ids of runs that it is unfit for.
-
         Returns:
             A new or changed member, to be stored; None if the stored member is current; or when to
             retry.
@@ -227,13 +212,7 @@ class ClientPool:
     def add(
         self, member: Member, patterns: Sequence[str] | None, unfit_runs: Container[str] = ()
     ) -> None:
-        """Add a member that the store or another replica reported.
-
-        Args:
-            member: The member.
-            patterns: Patterns of the runs that it may work for; None is all.
-            unfit_runs: Ids of runs that it is unfit for.
-        """
+        """Add a member that the store or another replica reported."""
         waiting = _Waiting(member, patterns)
         may = [r for r in self._places if waiting.may(r) and r not in unfit_runs]
         self._add_to_runs(waiting, may)

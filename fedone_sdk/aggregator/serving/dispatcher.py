@@ -73,31 +73,17 @@ class Offers:
 
 
 class _Poll:
-    """An open long poll of a client."""
-
     def __init__(self) -> None:
         self.changed = asyncio.Event()
         self.closed = False
 
     def close(self) -> None:
-        """End the poll; it is answered at once."""
         self.closed = True
         self.changed.set()
 
 
 class Dispatcher:
-    """Assigns work to the clients that wait for it.
-
-    Args:
-        store: Store of waiting clients.
-        clock: Source of the current time.
-        runs: The served runs, by id.
-        offers: Offers of seats, which this keeps up to date.
-        prepare: Prepares a run for its next assignment.
-
-    Attributes:
-        pool: The waiting clients.
-    """
+    """Assigns work to the clients that wait for it."""
 
     def __init__(
         self,
@@ -136,12 +122,6 @@ class Dispatcher:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
         A client's new claim ends its previous one.
-
-        Args:
-            client: The client.
-            message: Its claim.
-            runs: Returns the served runs that the client may work for.
-            others: Returns the runs that the client may work for and that are not served here.
 
         Raises:
             ProblemError: ``run_ended`` if all runs have ended.
@@ -267,7 +247,6 @@ class Dispatcher:
     async def _claim_offer(
         self, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
-        """Return the assignment of a seat offered to this client, if any."""
         for run_id in self._offers.runs_of(client):
             run = self._runs.get(run_id)
             if run is None:
@@ -282,7 +261,6 @@ class Dispatcher:
     async def _claim_seat(
         self, run: ServedRun, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
-        """Return the assignment of a client's seat in a run, if any."""
         await run.model_checked.wait()
         await run.catch_up()
         seat = run.state.seat_of(client)
@@ -335,7 +313,6 @@ class Dispatcher:
         )
 
     def _unfit_runs(self, client: int) -> frozenset[str]:
-        """Return the ids of runs that the client is unfit for."""
         return frozenset(run_id for run_id, run in self._runs.items() if client in run.state.unfit)
 
     def add_member(self, member: Member, client: ClientRecord) -> None:

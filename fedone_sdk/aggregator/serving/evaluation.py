@@ -49,8 +49,6 @@ def curve_examples(spec: RunSpec, examples: Sequence[Example]) -> list[Example]:
 
 
 class _ShownPrompt(NamedTuple):
-    """A prompt to be measured."""
-
     prompt: Sequence[int] | None = None
     bias: Bias | None = None
 
@@ -59,7 +57,6 @@ class _Measurement(NamedTuple):
     """Result of a measurement.
 
     Attributes:
-        value: The metric.
         outcomes: Results per example; None for a point of the curve.
     """
 
@@ -73,12 +70,6 @@ class Evaluation:
     Results do not influence training, and queries are charged to a separate account.
 
     Args:
-        run: The run.
-        backend: The model.
-        examples: The dev split.
-        score: User function for loss ``score``.
-        measure: User function for a custom metric.
-        replica: Returns the current id of this process, for its reservations.
         is_leader: Whether this replica measures whole dev splits; one replica does.
     """
 

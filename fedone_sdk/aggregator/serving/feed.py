@@ -20,11 +20,7 @@ class Change:
 
     Attributes:
         offered: Clients with a new seat, or with an offer that can be paid for now.
-        closed: Assignments that have ended.
-        finished: The round that has ended, if any, with the ids of its clients.
-        measured: Whether a round got its metric.
         back_to: Number of rounds that remain after a rollback.
-        ended: Whether the run has ended, or was paused.
         reloaded: Whether another replica changed the run; what has changed is unknown.
     """
 

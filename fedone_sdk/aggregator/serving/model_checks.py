@@ -17,11 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ModelChecks:
-    """Checks the gateway's model for runs, and sets it in their machines.
-
-    Args:
-        backend: The gateway's model; None if clients query their own models.
-    """
+    """Checks the gateway's model for runs, and sets it in their machines."""
 
     def __init__(self, backend: LLMBackend | None) -> None:
         self._backend = backend
@@ -32,11 +28,7 @@ class ModelChecks:
             self._backend.reset()
 
     def machine(self, run_id: str, spec: RunSpec, vocabulary: Vocabulary) -> RoundMachine:
-        """Return the machine of a run, before the model is known.
-
-        Raises:
-            SpecError: The spec does not fit the method.
-        """
+        """Return the machine of a run, before the model is known."""
         gateway_model = None if self._backend is None else ""
         try:
             return RoundMachine.of(run_id, spec, vocabulary, gateway_model=gateway_model)

@@ -46,10 +46,6 @@ class ModelGateway:
 
     A repeated request is answered from memory and its queries count once. After a restart it goes
     to the backend again, within the same lease.
-
-    Args:
-        backend: The model, which charges each request to its query's payer.
-        replica: Returns the current id of this process, for its reservations.
     """
 
     def __init__(self, backend: LLMBackend, replica: Callable[[], str]) -> None:
@@ -257,11 +253,7 @@ class ModelGateway:
 
 
 def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:
-    """Return answers as a message.
-
-    Raises:
-        ValueError: They do not fit the queries.
-    """
+    """Return answers as a message; a ``ValueError`` if they do not fit the queries."""
     for asked, answer in zip(queries, answers, strict=True):
         check_answer(asked, answer)
     failed = tuple(

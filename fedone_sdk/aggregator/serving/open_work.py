@@ -19,16 +19,7 @@ _MAX_REASON_CHARS = 200
 
 
 class OpenWork:
-    """The assignments that clients work on.
-
-    Args:
-        store: Store of closed work.
-        runs: The served runs, by id.
-        offers: Offers of seats, among which an assignment is found.
-        refresh: Loads other replicas' changes of all runs.
-        on_finished: Called with the enrolment index of a client whose update was accepted.
-        gateway: The gateway, if the service has a model.
-    """
+    """The assignments that clients work on."""
 
     def __init__(
         self,
@@ -124,11 +115,7 @@ class OpenWork:
         raise ProblemError("assignment_expired", f"assignment {assignment_id} has ended")
 
     async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
-        """Return the record of a client's closed assignment.
-
-        Raises:
-            ProblemError: ``not_found``.
-        """
+        """Return the record of a client's closed assignment, or ``not_found``."""
         closed = await self._store.closed(assignment_id)
         if closed is None or closed.client_index != client.index:
             raise ProblemError("not_found", f"you have no assignment {assignment_id}")

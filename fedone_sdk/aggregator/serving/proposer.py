@@ -116,13 +116,7 @@ class Proposer:
 
 
 def proposal_query(spec: RunSpec, slot: str, scored: Sequence[ScoredCandidate]) -> Query:
-    """Return the query that asks a run's proposer for new candidates of a slot.
-
-    Args:
-        spec: The run.
-        slot: The slot.
-        scored: Its candidates with their losses.
-    """
+    """Return the query that asks a run's proposer for new candidates of a slot."""
     proposer = spec.prompt.proposer
     if proposer is None:
         raise ValueError("the run has no proposer")

@@ -37,12 +37,9 @@ class StoredRun:
     """A stored run without its candidates, arrays and log.
 
     Attributes:
-        version: Version of the head.
         live: Whether the run must be served: it is running or paused, or has open work.
-        final: Whether it has ended for good.
         clients: Enrolment indices that its state refers to: at work, in quarantine, or in its
             privacy accounting.
-        summary: Its summary.
     """
 
     version: int
@@ -53,11 +50,7 @@ class StoredRun:
 
     @classmethod
     def of(cls, head: RunHead) -> Self:
-        """Return the stored run of a head.
-
-        Raises:
-            ValueError: The head is damaged.
-        """
+        """Return the stored run of a head; a ``ValueError`` if the head is damaged."""
         document = json.loads(head.document)
         try:
             status, account = document["status"], document["account"]
@@ -109,11 +102,6 @@ class RunRegistry:
     """Loads runs on demand, and follows the runs that other replicas add and remove.
 
     Args:
-        store: The store.
-        models: Checks of the gateway's model.
-        new_run: Returns a served run in its initial state, for a machine and its candidates.
-        on_loaded: Called with each run that is loaded.
-        on_removed: Called with the id of each run that is removed, and the run if it was served.
         keeps: Whether an ended run of this id must stay in memory.
 
     Attributes:
@@ -214,11 +202,7 @@ class RunRegistry:
             run.model_checked.set()
 
     async def load_live(self) -> None:
-        """Load all live runs and start the checks of their models.
-
-        Raises:
-            StoreUnavailable: The store became unavailable.
-        """
+        """Load all live runs and start the checks of their models."""
         for run_id in [run_id for run_id, stored in self.stored.items() if stored.live]:
             try:
                 await self.get_or_load(run_id)

@@ -81,12 +81,7 @@ _SLOW: frozenset[Handler] = frozenset({assign, accept, stop, roll_back})
 
 
 class RunOwner(Protocol):
-    """The service that serves a run.
-
-    Attributes:
-        listeners: Called with the changes of all its runs.
-        steering: Operations on its runs.
-    """
+    """The service that serves a run; `listeners` get the changes of all its runs."""
 
     listeners: list[Listener]
     steering: Steering
@@ -104,19 +99,12 @@ class ServedRun(RunView):
     reloaded and the handler is applied again.
 
     Args:
-        machine: The round machine.
-        vocabulary: The initial candidates.
-        store: The store.
-        clock: Source of the current time.
         available: Returns the clients that can take a seat: enrolment index -> number of examples.
-        enrolled: Returns the number of enrolled clients.
-        names: Returns the client ids of enrolment indices.
         listener: Receives every change after its commit.
         priced: Whether the price of the gateway's model is known.
         owner: The service that serves it; `wait`, `stop` and `events` need one.
 
     Attributes:
-        ended: Set while the run is not running.
         model_checked: Cleared during the check of the model after a restart; until it is set, the
             run neither assigns work nor accepts updates.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
@@ -219,11 +207,7 @@ class ServedRun(RunView):
         return self._due
 
     async def create(self) -> None:
-        """Store a new run.
-
-        Raises:
-            ValueError: A run of this name exists.
-        """
+        """Store a new run; a ``ValueError`` if there is one of this name."""
         self._created_at = self._clock.now()
         await self._store.add_run(
             RunRecord(
@@ -331,12 +315,7 @@ class ServedRun(RunView):
         *args: P.args,
         **data: P.kwargs,
     ) -> T:
-        """Apply a handler and commit its result in one transaction.
-
-        Args:
-            handler: A function of `fedone_sdk.aggregator.rounds`.
-            args: None.
-            data: The handler's data.
+        """Apply a handler of the round machine and commit its result in one transaction.
 
         Returns:
             The reply, after the commit and the call of the listener.
@@ -433,7 +412,6 @@ class ServedRun(RunView):
         await self.apply(pause, reason=reason, summary=summary)
 
     async def _snapshot(self, number: int) -> State:
-        """Return the method's state after some rounds."""
         every = self.base.snapshot_every
         stored = None
         if number % every == 0:
@@ -503,11 +481,7 @@ class ServedRun(RunView):
         await run_shielded(self._append(LogEntry(kind=OUTCOMES, body=body)), of=self._store)
 
     async def outcomes(self) -> dict[Which, Outcomes]:
-        """Return the newest stored outcomes of each prompt.
-
-        Raises:
-            ResultError: A line of the log is damaged.
-        """
+        """Return the newest stored outcomes of each prompt; a `ResultError` if they are damaged."""
         lines = [
             entry async for page in log_pages(self._store, self.run_id, OUTCOMES) for entry in page
         ]

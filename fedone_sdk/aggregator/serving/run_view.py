@@ -50,12 +50,7 @@ class Counters:
     A crash, or a commit whose outcome is unknown, loses the newest.
 
     Attributes:
-        communication: Traffic of federated messages.
-        gateway: Traffic of the gateway.
-        cache_hits: Queries answered from a cache.
-        values: Number of scored label log-probabilities.
         censored: Number of those that are only upper bounds.
-        unpriced: Number of requests with an unknown price.
     """
 
     communication: Traffic = field(default_factory=Traffic)
@@ -90,16 +85,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class _Metric:
-    """A point of the metric's curve."""
-
     round: int
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Rollback:
-    """A rollback to a state after some rounds."""
-
     to_round: int
 
 
@@ -130,11 +121,6 @@ def _total_size(entries: Iterable[LogEntry]) -> int:
 
 class RunView:
     """A copy of a run, and the reports that are made from it.
-
-    Args:
-        machine: The round machine.
-        vocabulary: The initial candidates.
-        clock: Source of the current time.
 
     Attributes:
         history: One report per round.
@@ -213,12 +199,7 @@ class RunView:
         return self._stored_counters
 
     async def read(self, record: RunRecord, log: AsyncIterable[Iterable[LogEntry]]) -> None:
-        """Replace the copy by a stored version.
-
-        Args:
-            record: The stored run.
-            log: Pages of its log, from the first line that was not read yet.
-        """
+        """Replace the copy by a stored version; `log` has the pages that were not read yet."""
         # All steps that can fail come before any change.
         lines: list[_Line] = []
         async for page in log:
@@ -233,13 +214,11 @@ class RunView:
         self._add_lines(lines)
 
     def _on_new_state(self) -> None:
-        """Update everything that depends on the state."""
         if self._proposed != self._state.proposed:
             self._proposed = self._state.proposed
             self._current_vocabulary = self._vocabulary.with_candidates(self._proposed)
 
     def _add_lines(self, lines: Iterable[_Line]) -> None:
-        """Add lines of the log to the history."""
         for version, line in lines:
             match line:
                 case RoundReport():
@@ -360,12 +339,7 @@ class RunView:
     def compute_verdict(
         self, outcomes: Mapping[Which, Outcomes], measure: MetricFunction | None = None
     ) -> Verdict:
-        """Return whether tuning improved the metric.
-
-        Args:
-            outcomes: Measurements of the current prompt and of the baselines, as from `outcomes`.
-            measure: User function for a custom metric.
-        """
+        """Return whether tuning improved the metric."""
         found = judge(
             self.spec.task,
             outcomes,
@@ -377,7 +351,6 @@ class RunView:
 
     @property
     def _is_blank(self) -> bool:
-        """Whether the deployable prompt equals "no prompt"."""
         indices = self.machine.method.prompt(self._state.method).tolist()
         return self.shown(indices) == no_prompt(self.spec.task, self.vocabulary)
 
@@ -392,7 +365,6 @@ class RunView:
         return not_measured("the final prompt is not evaluated yet")
 
     def _with_text(self, verdict: Verdict) -> Verdict:
-        """Return a verdict with its sentence."""
         state, priced = self._state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})

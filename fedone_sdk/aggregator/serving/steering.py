@@ -26,17 +26,7 @@ _RETURN_TIMEOUT_S = 5.0
 
 
 class Steering:
-    """Operations of operators on the runs of a service.
-
-    Args:
-        store: The store.
-        access: Clients by name.
-        dispatcher: Dispatch of work.
-        models: Checks of the gateway's model.
-        gateway: The gateway, if the service has a model.
-        listeners: Receivers of the changes of all runs.
-        restart: Called when a run runs again.
-    """
+    """Operations of operators on the runs of a service."""
 
     def __init__(
         self,
@@ -67,12 +57,8 @@ class Steering:
     ) -> None:
         """Stop a run and keep its result.
 
-        Args:
-            run: The run.
-            reason: The reason, in words.
-            gently: Waits for pending calls and their updates first, so that leases are settled with
-                their actual cost.
-            keep: Keeps the open work of the round, with its leases, for a resume.
+        `gently` first waits for pending calls and their updates, so that leases are settled with
+        their actual cost. `keep` keeps the open work of the round, with its leases, for a resume.
         """
         with self._dispatcher.closing(run):
             if gently:
@@ -125,10 +111,6 @@ class Steering:
     async def raise_caps(self, run: ServedRun, caps: Budget) -> None:
         """Raise caps of a run; a run with an exhausted budget continues.
 
-        Args:
-            run: The run.
-            caps: The new caps; None keeps a cap.
-
         Raises:
             ProblemError: ``run_conflict`` if a cap would not be higher or the run cannot continue;
                 ``backend_blocked`` or ``backend_unavailable`` if it would continue and the model is
@@ -168,21 +150,13 @@ class Steering:
         await run.apply(roll_back, method=start, to_round=to_round, reason=reason)
 
     async def quarantine(self, run: ServedRun, client_id: str, reason: str) -> None:
-        """Put a client of a run in quarantine.
-
-        Raises:
-            ProblemError: ``not_found`` if there is no such client.
-        """
+        """Put a client of a run in quarantine. Unknown: ``not_found``."""
         client = await self._access.by_name(client_id)
         await run.apply(quarantine, client=client.index, reason=reason)
         _log.warning("client quarantined", run_id=run.run_id, client=client.index, reason=reason)
 
     async def release(self, run: ServedRun, client_id: str) -> None:
-        """Release a client from quarantine.
-
-        Raises:
-            ProblemError: ``not_found`` if there is no such client.
-        """
+        """Release a client from quarantine. Unknown: ``not_found``."""
         client = await self._access.by_name(client_id)
         await run.apply(lift_quarantine, client=client.index)
         _log.info("client released", run_id=run.run_id, client=client.index)

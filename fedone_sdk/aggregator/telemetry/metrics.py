@@ -181,7 +181,6 @@ class _ServiceFigures(Collector):
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all current values."""
         yield from self._of_clients()
         yield from self._of_replicas()
         yield GaugeMetricFamily(

@@ -18,13 +18,7 @@ RequestLevel = Literal["off", "debug", "info"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """Observers of requests, commits and model requests.
-
-    Attributes:
-        metrics: Prometheus metrics; None disables them.
-        tracing: OpenTelemetry traces; None disables them.
-        request_level: Log level of requests.
-    """
+    """Observers of requests, commits and model requests."""
 
     metrics: Metrics | None = None
     tracing: Tracing | None = None

@@ -108,7 +108,6 @@ class PostgresDatabase:
     """
 
     def __init__(self, url: URL, *, num_connections: int) -> None:
-        """Initialise without connecting."""
         self._url, self._where = _server_of(url)
         self._num_connections = num_connections
         self._slots = asyncio.Semaphore(num_connections)

@@ -10,6 +10,8 @@ sequence.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from alembic import command
@@ -29,10 +31,15 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    delete,
+    func,
     insert,
     inspect,
+    select,
     text,
 )
+
+from fedone_sdk.errors import FedOneError
 
 HEAD = "0001"
 """Schema version of this code; a test compares it with the migrations."""
@@ -222,3 +229,65 @@ def _config() -> Config:
     config = Config()
     config.set_main_option("script_location", "fedone_sdk.stores:migrations")
     return config
+
+
+_ROWS = 100
+"""Number of rows that are read and written at once."""
+
+_SEQUENCE = """
+SELECT setval(pg_get_serial_sequence('{table}', 'seq'), coalesce(max(seq), 1), max(seq) IS NOT NULL)
+FROM {table}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """The number of rows by table, and the digest of each run's state."""
+
+    rows: dict[str, int]
+    digests: dict[str, str]
+
+
+def copy(source: Connection, target: Connection, digest: Callable[[bytes], str]) -> Copied:
+    """Copy all rows, then compare the number of rows of each table and the digest of each run.
+
+    Both connections are in a transaction, and no server holds either store. `digest` is that of a
+    run's arrays.
+
+    Raises:
+        FedOneError: The target is not empty, or the copy differs from the source.
+        SchemaRefused: The source has another
+    """
+    if (found := current(source)) != HEAD:
+        raise SchemaRefused(f"it has schema {found}, a copy needs {HEAD}; run `fedone db upgrade`")
+    tables = metadata.sorted_tables
+    for table in tables:
+        if table is not meta and _count(target, table):
+            raise FedOneError(f"the target is not empty: it has rows in the table {table.name}")
+    target.execute(delete(meta))
+    for table in tables:
+        query = select(table).execution_options(yield_per=_ROWS)
+        for some in source.execute(query).mappings().partitions():
+            target.execute(insert(table), [dict(row) for row in some])
+    if target.dialect.name == "postgresql":
+        for table in tables:
+            if "seq" in table.c:
+                target.execute(text(_SEQUENCE.format(table=table.name)))
+    copied = _content(target, digest)
+    if copied != _content(source, digest):
+        raise FedOneError("the copy differs from the source")
+    return copied
+
+
+def _content(connection: Connection, digest: Callable[[bytes], str]) -> Copied:
+    of_run = select(run_data.c.run_id, run_data.c.arrays).execution_options(yield_per=1)
+    return Copied(
+        rows={table.name: _count(connection, table) for table in metadata.sorted_tables},
+        digests={row.run_id: digest(row.arrays) for row in connection.execute(of_run)},
+    )
+
+
+def _count(connection: Connection, table: Table) -> int:
+    query: Any = select(func.count()).select_from(table)
+    found: int = connection.execute(query).scalar_one()
+    return found

@@ -57,11 +57,6 @@ class SqliteDatabase(Alone):
     """
 
     def __init__(self, url: URL, *, busy_timeout_s: float) -> None:
-        """Initialise without connecting.
-
-        Raises:
-            SpecError: The URL does not name a file.
-        """
         super().__init__()
         self._url = url.set(drivername="sqlite")
         self._path = url.database or ":memory:"
@@ -268,7 +263,6 @@ class _Threads:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *arguments)
 
     def close(self) -> None:
-        """End the idle threads."""
         self._writer.shutdown()
         self._readers.shutdown()
 
@@ -294,7 +288,6 @@ def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]])
 def _run_in_savepoint(
     connection: Connection, work: Callable[[Connection], Any]
 ) -> tuple[Any, Exception | None]:
-    """Run one of several works in a savepoint."""
     savepoint = connection.begin_nested()
     try:
         result = work(connection)

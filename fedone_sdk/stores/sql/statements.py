@@ -68,7 +68,6 @@ _TOKEN = select(*(column for column in t.tokens.c if column.name != "seq"))
 
 
 def clear(connection: Connection) -> None:
-    """See `SqlStore.clear`."""
     _line_up(connection)
     for table in reversed(t.metadata.sorted_tables):
         if table is not t.meta:
@@ -84,7 +83,6 @@ def _line_up(connection: Connection) -> int:
 
 
 def put_token(connection: Connection, token: TokenRecord) -> None:
-    """See `Store.put_token`."""
     _line_up(connection)
     known = _token(connection, t.tokens.c.name == token.name)
     with refusing(f"another token than {token.name!r} has the same secret"):
@@ -96,13 +94,11 @@ def put_token(connection: Connection, token: TokenRecord) -> None:
 
 
 def tokens(connection: Connection) -> list[TokenRecord]:
-    """See `Store.tokens`."""
     rows = connection.execute(_TOKEN.order_by(t.tokens.c.seq)).mappings()
     return [TokenRecord(**row) for row in rows]
 
 
 def revoke_token(connection: Connection, name: str, now: float) -> TokenRecord | None:
-    """See `Store.revoke_token`."""
     of_name = t.tokens.c.name == name
     first = of_name & t.tokens.c.revoked_at.is_(None)
     connection.execute(update(t.tokens).where(first).values(revoked_at=now))
@@ -112,7 +108,6 @@ def revoke_token(connection: Connection, name: str, now: float) -> TokenRecord |
 def enrol(
     connection: Connection, again: bool, client: ClientRecord, token_sha256: str, now: float
 ) -> ClientRecord:
-    """See `Store.enrol`."""
     index = _line_up(connection)
     token = _token(connection, t.tokens.c.token_sha256 == token_sha256)
     if token is None:
@@ -144,20 +139,17 @@ def enrol(
 def clients(
     connection: Connection, after: int = -1, limit: int | None = None
 ) -> list[ClientRecord]:
-    """See `Store.clients`."""
     query = select(t.clients).where(t.clients.c.index > after).order_by(t.clients.c.index)
     rows = connection.execute(query.limit(limit)).mappings()
     return [ClientRecord(**row) for row in rows]
 
 
 def num_clients(connection: Connection) -> int:
-    """See `Store.num_clients`."""
     found: int = connection.execute(select(t.meta.c.value).where(_NUM_CLIENTS)).scalar_one()
     return found
 
 
 def client(connection: Connection, credential_sha256: str) -> ClientRecord | None:
-    """See `Store.client`."""
     c = t.clients.c
     return _client(
         connection,
@@ -166,37 +158,31 @@ def client(connection: Connection, credential_sha256: str) -> ClientRecord | Non
 
 
 def client_at(connection: Connection, index: int) -> ClientRecord | None:
-    """See `Store.client_at`."""
     return _client(connection, t.clients.c.index == index)
 
 
 def client_named(connection: Connection, client_id: str) -> ClientRecord | None:
-    """See `Store.client_named`."""
     return _client(connection, t.clients.c.client_id == client_id)
 
 
 def set_credential(
     connection: Connection, index: int, credential_sha256: str, previous_sha256: str | None
 ) -> None:
-    """See `Store.set_credential`."""
     change_client(
         connection, index, credential_sha256=credential_sha256, previous_sha256=previous_sha256
     )
 
 
 def revoke_client(connection: Connection, index: int, now: float) -> None:
-    """See `Store.revoke_client`."""
     first = func.coalesce(t.clients.c.revoked_at, now)
     change_client(connection, index, revoked_at=first)
 
 
 def see_client(connection: Connection, index: int, now: float) -> None:
-    """See `Store.see_client`."""
     change_client(connection, index, seen_at=now)
 
 
 def idle_clients(connection: Connection, before: float, limit: int) -> list[int]:
-    """See `Store.idle_clients`."""
     c = t.clients.c
     idle = func.coalesce(c.seen_at, c.enrolled_at) < before
     known = ~c.credential_sha256.startswith(NO_CREDENTIAL)
@@ -205,7 +191,6 @@ def idle_clients(connection: Connection, before: float, limit: int) -> list[int]
 
 
 def retire_client(connection: Connection, index: int, now: float) -> None:
-    """See `Store.retire_client`."""
     nothing = ("name", "enrolment_sha256", "token", "previous_sha256")
     c = t.clients.c
     change_client(
@@ -239,18 +224,15 @@ def _client(connection: Connection, which: Any) -> ClientRecord | None:
 
 
 def join(connection: Connection, member: Member) -> None:
-    """See `Store.join`."""
     _upsert(connection, t.members, [asdict(member)])
 
 
 def leave(connection: Connection, client_indices: Collection[int]) -> None:
-    """See `Store.leave`."""
     if client_indices:
         connection.execute(_LEAVE, [{"of_client": index} for index in client_indices])
 
 
 def members(connection: Connection) -> list[Member]:
-    """See `Store.members`."""
     query = select(t.members).order_by(t.members.c.client_index)
     return [Member(**row) for row in connection.execute(query).mappings()]
 
@@ -270,7 +252,6 @@ _RUN, _HEAD = _columns_of(RunRecord), _columns_of(RunHead)
 
 
 def add_run(connection: Connection, again: bool, record: RunRecord) -> None:
-    """See `Store.add_run`."""
     if again and run(connection, record.run_id) == record:
         return
     _insert_run(connection, record)
@@ -285,32 +266,22 @@ def _insert_run(connection: Connection, record: RunRecord) -> None:
             connection.execute(insert(table), row)
 
 
-def runs(connection: Connection) -> list[RunRecord]:
-    """See `Store.runs`."""
-    rows = connection.execute(_RUN.order_by(t.runs.c.seq)).mappings()
-    return [RunRecord(**row) for row in rows]
-
-
 def heads(connection: Connection) -> list[RunHead]:
-    """See `Store.heads`."""
     rows = connection.execute(_HEAD.order_by(t.runs.c.seq)).mappings()
     return [RunHead(**row) for row in rows]
 
 
 def run(connection: Connection, run_id: str) -> RunRecord | None:
-    """See `Store.run`."""
     row = connection.execute(_RUN.where(t.runs.c.run_id == run_id)).mappings().one_or_none()
     return None if row is None else RunRecord(**row)
 
 
 def versions(connection: Connection) -> dict[str, int]:
-    """See `Store.versions`."""
     query = select(t.runs.c.run_id, t.runs.c.version).order_by(t.runs.c.seq)
     return {row.run_id: row.version for row in connection.execute(query)}
 
 
 def closed(connection: Connection, assignment_id: str) -> ClosedWork | None:
-    """See `Store.closed`."""
     query = select(t.closed_work).where(t.closed_work.c.assignment_id == assignment_id)
     row = connection.execute(query).mappings().one_or_none()
     return None if row is None else ClosedWork(**row)
@@ -319,7 +290,6 @@ def closed(connection: Connection, assignment_id: str) -> ClosedWork | None:
 def memory(
     connection: Connection, run_id: str, client_index: int, at_round: int | None = None
 ) -> bytes | None:
-    """See `Store.memory`."""
     c = t.memories.c
     query = select(c.value).where(c.run_id == run_id, c.client_index == client_index)
     if at_round is not None:
@@ -334,7 +304,6 @@ def log(
     after: int = -1,
     limit: int | None = None,
 ) -> list[LogEntry]:
-    """See `Store.log`."""
     which = (t.log.c.run_id == run_id) & (t.log.c.version > after)
     if kind is not None:
         which &= t.log.c.kind == kind
@@ -348,14 +317,12 @@ def log(
 
 
 def trim(connection: Connection, run_id: str, *, log: bool = False, closed: bool = False) -> None:
-    """See `Store.trim`."""
     for table, wanted in ((t.log, log), (t.memories, log), (t.closed_work, closed)):
         if wanted:
             connection.execute(delete(table).where(table.c.run_id == run_id))
 
 
 def delete_run(connection: Connection, again: bool, run_id: str, version: int, now: float) -> None:
-    """See `Store.delete_run`."""
     query = select(t.runs.c.version).where(t.runs.c.run_id == run_id).with_for_update()
     found = connection.execute(query).scalar_one_or_none()
     if found is None:
@@ -371,19 +338,15 @@ def delete_run(connection: Connection, again: bool, run_id: str, version: int, n
 
 
 def deleted(connection: Connection, run_id: str) -> float | None:
-    """See `Store.deleted`."""
     query = select(t.deleted_runs.c.deleted_at).where(t.deleted_runs.c.run_id == run_id)
     found: float | None = connection.execute(query).scalar_one_or_none()
     return found
 
 
 def refuse_deleted(connection: Connection, run_id: str) -> None:
-    """Refuse a new run with the id of a deleted one.
+    """Refuse a new run with the id of a deleted one (`RunDeleted`).
 
     Call it after the insert, which waits for a concurrent deletion.
-
-    Raises:
-        RunDeleted: The id is reserved.
     """
     if deleted(connection, run_id) is not None:
         raise RunDeleted(f"run {run_id!r} was deleted")
@@ -405,7 +368,6 @@ _CLOSE, _APPEND = insert(t.closed_work), insert(t.log)
 
 
 def commit(connection: Connection, run_id: str, version: int, commit: Commit) -> None:
-    """See `Store.commit`."""
     advanced = connection.execute(
         _ADVANCE, {"of_run": run_id, "at_version": version, "new_document": commit.document}
     )

@@ -17,8 +17,7 @@ from sqlalchemy.util import greenlet_spawn
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.stores.base import Replica, Signals, Store
 from fedone_sdk.stores.records import Commit, Member, check_run_of
-from fedone_sdk.stores.sql import copying, schema, statements
-from fedone_sdk.stores.sql.copying import Copied
+from fedone_sdk.stores.sql import schema, statements
 from fedone_sdk.stores.sql.postgres import PostgresDatabase
 from fedone_sdk.stores.sql.sqlite import SqliteDatabase
 
@@ -209,7 +208,7 @@ class SqlStore:
         """Raise `FedOneError` if the database is not available."""
         await self._database.ping()
 
-    async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> Copied:
+    async def copy_to(self, target: SqlStore, digest: Callable[[bytes], str]) -> schema.Copied:
         """Copy everything to an empty store, in one transaction; both are closed.
 
         Args:
@@ -224,7 +223,7 @@ class SqlStore:
             self._database.alone(empty=False) as source,
             target._database.alone(empty=True) as copy,
         ):
-            return await greenlet_spawn(copying.copy, source, copy, digest)
+            return await greenlet_spawn(schema.copy, source, copy, digest)
 
     async def clear(self) -> None:
         """Delete all runs, clients and tokens in one transaction; the tables stay."""
@@ -233,19 +232,11 @@ class SqlStore:
     # Schema
 
     async def schema(self) -> str | None:
-        """Return the schema version of the open or closed database; None if empty or missing.
-
-        Raises:
-            FedOneError: It cannot be read, or belongs to another program or a newer fedone-sdk.
-        """
+        """Return the schema version of the open or closed database; None if empty or missing."""
         return await self._database.schema()
 
     async def check(self) -> str:
-        """Return what `open` would do, without changes of the database.
-
-        Raises:
-            FedOneError: As for `open`.
-        """
+        """Return what `open` would do, without changes of the database, or raise its error."""
         found, where = await self.schema(), self._database.where
         if found is None:
             return f"would create the tables in {where}"
@@ -256,11 +247,7 @@ class SqlStore:
         return f"would use {where}, and upgrade it from schema {found} to {schema.HEAD}"
 
     async def upgrade(self) -> None:
-        """Upgrade the database to the newest schema; it stays closed.
-
-        Raises:
-            FedOneError: As for `open`.
-        """
+        """Upgrade the database to the newest schema; it stays closed."""
         await self._database.open(serving=False, upgrading=True)
         await self._database.close()
 
@@ -296,7 +283,6 @@ class SqlStore:
     # Runs
 
     add_run = _writes_once(statements.add_run)
-    runs = _reads(statements.runs)
     heads = _reads(statements.heads)
     run = _reads(statements.run)
     versions = _reads(statements.versions)

@@ -237,7 +237,7 @@ def test_a_template_without_a_place(task: TaskSpec, message: str) -> None:
 @pytest.mark.skipif(not SST2.exists(), reason="no GLUE here")
 @pytest.mark.parametrize("name", ["sst2", "sst2/chat"])
 def test_real_reviews(name: str) -> None:
-    rows = load_examples(SST2, limit=500)
+    rows = load_examples(SST2)[:500]
     if name == "sst2":
         blocks = demonstration_candidates(glue_task(name), "demonstrations", rows, shots=[0, 2, 8])
         assert len(blocks) == 9

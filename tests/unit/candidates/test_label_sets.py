@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk.candidates import (
-    PRESET_LABEL_SETS,
     LabelsSource,
     label_candidates,
     label_words,
     shipped_label_sets,
 )
+from fedone_sdk.candidates.label_sets import SHIPPED_LABEL_SETS
 from fedone_sdk.errors import SpecError
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 
@@ -38,12 +38,12 @@ def test_the_tasks_own_words_are_the_first() -> None:
 @pytest.mark.parametrize("name", [*GLUE_TASKS, "mnli-reversed"])
 def test_each_built_in_task_has_several(name: str) -> None:
     task = glue_task(name)
-    for candidates in (label_candidates(task.labels, name=name), label_candidates(task.labels)):
-        assert candidates[0] == json.dumps(task.label_words)
-        assert len(candidates) >= 4
-        for candidate in candidates:
-            words = label_words(candidate, len(task.labels))
-            assert all(word.startswith(" ") for word in words)
+    candidates = label_candidates(task.labels)
+    assert candidates[0] == json.dumps(task.label_words)
+    assert len(candidates) >= 4
+    for candidate in candidates:
+        words = label_words(candidate, len(task.labels))
+        assert all(word.startswith(" ") for word in words)
 
 
 def test_the_order_of_a_tasks_labels_is_kept() -> None:
@@ -53,7 +53,6 @@ def test_the_order_of_a_tasks_labels_is_kept() -> None:
     assert shipped_label_sets(reversed_labels)[1] == (" false", " unknown", " true")
     assert (" true", " false") in shipped_label_sets(glue_task("qnli").labels)
     assert (" false", " true") in shipped_label_sets(glue_task("qqp").labels)
-    assert (" different", " same") in shipped_label_sets(glue_task("qqp").labels, "qqp")
 
 
 def test_shipped_sets_are_written_as_the_tasks_words() -> None:
@@ -62,9 +61,8 @@ def test_shipped_sets_are_written_as_the_tasks_words() -> None:
     assert shipped_label_sets({"n": " bad", "p": " good"})[0] == (" terrible", " great")
 
 
-@pytest.mark.parametrize("name", PRESET_LABEL_SETS)
-def test_shipped_sets_are_sound(name: str) -> None:
-    sets = PRESET_LABEL_SETS[name]
+@pytest.mark.parametrize("sets", SHIPPED_LABEL_SETS, ids=lambda sets: sets[0][0])
+def test_shipped_sets_are_sound(sets: tuple[tuple[str, ...], ...]) -> None:
     assert len(set(sets)) == len(sets) >= 4
     for words in sets:
         assert len(words) == len(sets[0]) == len(set(words))
@@ -78,13 +76,6 @@ def test_unknown_words_need_sets() -> None:
         label_candidates({"a": " spam", "b": " ham"})
     with pytest.raises(SpecError, match="needs sets"):
         label_candidates(SST2, [(" terrible", " great")])
-
-
-def test_a_name_must_fit() -> None:
-    with pytest.raises(ValueError, match="no label sets 'sst'; there are: mnli"):
-        shipped_label_sets(SST2, "sst")
-    with pytest.raises(ValueError, match="'topic' are for 4 labels, the task has 2"):
-        shipped_label_sets(SST2, "topic")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_jsonl(write: Write, suffix: str, ending: str, bom: bytes) -> None:
     lines = [json.dumps(row, ensure_ascii=False) for row in ROWS]
     path = write(f"rows{suffix}", bom + (ending.join([*lines, ""]) + ending).encode())
     assert load_examples(path) == ROWS
-    assert load_examples(str(path), limit=1) == ROWS[:1]
+    assert load_examples(str(path)) == ROWS
 
 
 def test_json_array(write: Write) -> None:
@@ -68,7 +68,6 @@ def test_parquet(tmp_path: Path, write: Write) -> None:
     path = tmp_path / "rows.parquet"
     parquet.write_table(arrow.Table.from_pylist(ROWS), path)
     assert load_examples(path) == ROWS
-    assert load_examples(path, limit=1) == ROWS[:1]
     with pytest.raises(DataError, match=r"bad\.parquet: cannot be read as Parquet"):
         load_examples(write("bad.parquet", "no parquet"))
     with pytest.raises(DataError, match="cannot be read"):
@@ -116,13 +115,6 @@ def test_unreadable_files(tmp_path: Path) -> None:
         load_examples(tmp_path / "folder.json")
 
 
-def test_limit_leaves_the_rest_unread(write: Write) -> None:
-    path = write("x.jsonl", '{"a": 1}\nnot json\n')
-    assert load_examples(path, limit=1) == [{"a": 1}]
-    with pytest.raises(ValueError, match="limit"):
-        load_examples(path, limit=0)
-
-
 def test_missing_extras(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -148,7 +140,7 @@ def test_hub(monkeypatch: pytest.MonkeyPatch, source: str, asked: tuple[str, str
         return ROWS
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert load_examples(source, split="validation", limit=1) == ROWS[:1]
+    assert load_examples(source, split="validation") == ROWS
     assert calls == [(*asked, "validation")]
 
 

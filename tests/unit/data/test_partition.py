@@ -33,17 +33,16 @@ def test_iid_uses_every_row_once(num_clients: int, extra: int, seed: int) -> Non
 
 
 @given(
-    st.integers(1, 12), st.lists(st.sampled_from("abc"), max_size=60), st.integers(1, 3),
-    st.floats(1e-6, 1e6), SEEDS,
+    st.integers(1, 12), st.lists(st.sampled_from("abc"), max_size=60), st.floats(1e-6, 1e6), SEEDS,
 )  # fmt: skip
 def test_dirichlet_uses_every_row_once(
-    num_clients: int, extra: list[str], minimum: int, alpha: float, seed: int
+    num_clients: int, extra: list[str], alpha: float, seed: int
 ) -> None:
-    labels = ["a"] * (num_clients * minimum) + extra
-    shards = dirichlet(labels, num_clients, alpha, seed, minimum)
+    labels = ["a"] * num_clients + extra
+    shards = dirichlet(labels, num_clients, alpha, seed)
     assert rows_of(shards) == list(range(len(labels)))
-    assert min(map(len, shards)) >= minimum
-    assert shards == dirichlet(labels, num_clients, alpha, seed, minimum)
+    assert min(map(len, shards)) >= 1
+    assert shards == dirichlet(labels, num_clients, alpha, seed)
 
 
 def skew(shards: list[list[int]], labels: list[int]) -> float:
@@ -168,8 +167,8 @@ def test_seeds_differ() -> None:
 def test_too_few_rows_are_reported_with_their_number() -> None:
     with pytest.raises(DataError, match=r"3 rows are too few for 4 clients: at least 4"):
         iid(3, 4, 0)
-    with pytest.raises(DataError, match=r"3 rows .* 2 clients: at least 4"):
-        dirichlet([0, 1, 1], 2, 1.0, 0, 2)
+    with pytest.raises(DataError, match=r"3 rows .* 4 clients: at least 4"):
+        dirichlet([0, 1, 1], 4, 1.0, 0)
     with pytest.raises(DataError, match=r"0 rows"):
         k_shot([], 2, 1, 0)
 

@@ -67,7 +67,7 @@ null
 {{- $config := dict
   "listen" "0.0.0.0:8080"
   "store" $store
-  "auth" (merge $auth (default dict $given.auth))
+  "auth" $auth
   "backend" (include "fedone.aggregatorBackend" . | fromJson)
   "runs" $runs
   "metrics" $metrics

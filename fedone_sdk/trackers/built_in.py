@@ -1,0 +1,132 @@
+"""The built-in trackers: MLflow, TensorBoard, and Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fedone_sdk.messages import RoundReport, RunResult
+from fedone_sdk.trackers.tracker import TrackedRun, summary_of
+
+
+class MlflowTracker:
+    """Writes to ``MLFLOW_TRACKING_URI``, in the experiment ``MLFLOW_EXPERIMENT_NAME`` (``fedone``).
+
+    MLflow's other variables apply too. Its usage telemetry is off, unless
+    ``MLFLOW_DISABLE_TELEMETRY`` is set.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        # Read when MLflow is imported.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        self._client: Any = MlflowClient()
+        self._id = self._client.create_run(
+            self._experiment(), run_name=run.name, tags={"fedone.run_id": run.run_id}
+        ).info.run_id
+        params = [Param(name, str(value)) for name, value in run.params.items()]
+        for at in range(0, len(params), 100):  # The limit of one request.
+            self._client.log_batch(self._id, params=params[at : at + 100])
+
+    def round(self, report: RoundReport, queries: int) -> None:
+        """Log its mean loss."""
+        self._client.log_metric(self._id, "mean_loss", report.mean_loss, step=queries)
+
+    def metric(self, name: str, value: float, queries: int) -> None:
+        """Log a point of the curve."""
+        self._client.log_metric(self._id, f"dev_{name}", value, step=queries)
+
+    def end(self, result: RunResult | None) -> None:
+        """Log the final numbers; the prompt and the result as files."""
+        if result is None:
+            self._client.set_terminated(self._id, status="KILLED")
+            return
+        for name, value in summary_of(result).items():
+            self._client.log_metric(self._id, name, value, step=result.spent.queries)
+        self._client.log_text(self._id, result.prompt.text, "prompt.txt")
+        self._client.log_dict(self._id, result.model_dump(mode="json"), "result.json")
+        ends = {"failed": "FAILED", "stopped": "KILLED"}
+        self._client.set_terminated(self._id, status=ends.get(result.status, "FINISHED"))
+
+    def _experiment(self) -> str:
+        given = os.environ.get("MLFLOW_EXPERIMENT_ID")
+        if given:
+            return given
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedone")
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))
+
+
+class TensorboardTracker:
+    """Writes to the folder ``TENSORBOARD_LOGDIR``.
+
+    By default the folder is ``runs/DATE_HOST-NAME``, SummaryWriter's own default.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer: Any = SummaryWriter(
+            os.environ.get("TENSORBOARD_LOGDIR"), comment=f"-{run.name}"
+        )
+        table = "".join(f"    {name}: {value}\n" for name, value in run.params.items())
+        self._writer.add_text("run", f"    run_id: {run.run_id}\n{table}", 0)
+
+    def round(self, report: RoundReport, queries: int) -> None:
+        """Log its mean loss."""
+        self._writer.add_scalar("train/mean_loss", report.mean_loss, queries)
+
+    def metric(self, name: str, value: float, queries: int) -> None:
+        """Log a point of the curve."""
+        self._writer.add_scalar(f"dev/{name}", value, queries)
+
+    def end(self, result: RunResult | None) -> None:
+        """Log the final numbers and the prompt."""
+        if result is not None:
+            for name, value in summary_of(result).items():
+                self._writer.add_scalar(f"final/{name}", value, result.spent.queries)
+            # Indented, so that Markdown renders it verbatim.
+            lines = "\n".join(f"    {line}" for line in result.prompt.text.splitlines())
+            self._writer.add_text("prompt", lines, result.spent.queries)
+        self._writer.close()
+
+
+class WandbTracker:
+    """Writes to ``WANDB_DIR``, in the project ``WANDB_PROJECT`` (``fedone``).
+
+    Data leaves the machine only if ``WANDB_MODE`` is ``online``; ``wandb sync`` sends it later.
+    """
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedone"),
+            name=run.name,
+            config={**run.params, "run_id": run.run_id},
+            mode=mode,
+            # The command's console output is not recorded.
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def round(self, report: RoundReport, queries: int) -> None:
+        """Log its mean loss."""
+        self._run.log({"mean_loss": report.mean_loss, "round": report.round, "queries": queries})
+
+    def metric(self, name: str, value: float, queries: int) -> None:
+        """Log a point of the curve, over ``measured_at``, because it comes some rounds late."""
+        self._run.log({f"dev_{name}": value, "measured_at": queries})
+
+    def end(self, result: RunResult | None) -> None:
+        """Log the final numbers and the prompt in the run's summary."""
+        if result is None:
+            self._run.finish(exit_code=1)
+            return
+        self._run.summary.update(
+            {**summary_of(result), "prompt": result.prompt.text, "status": result.status}
+        )
+        self._run.finish(exit_code=int(result.status == "failed"))
