@@ -258,7 +258,7 @@ class TestOnlyWhen:
                 while not working.done():
                     await asyncio.sleep(10)
                     clock.advance(10)
-                    await service.tick()
+                    await service.replicas.tick()
                 await working
             assert service.runs["run"].state.status == "completed"
         kinds = [event.kind for event in events]
@@ -286,7 +286,7 @@ class TestOnlyWhen:
                 while not working.done():
                     await asyncio.sleep(1)
                     clock.advance(1)
-                    await service.tick()
+                    await service.replicas.tick()
                 await working
             run = service.runs["run"]
             assert (run.state.status, list(run.lost)) == ("completed", [])
