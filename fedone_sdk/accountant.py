@@ -26,11 +26,7 @@ class GaussianAccountant:
         self.delta = delta
 
     def epsilon(self, precision: float) -> float:
-        """Epsilon of all releases together.
-
-        Args:
-            precision: The sum of ``1 / noise_multiplier**2`` over the releases.
-        """
+        """Epsilon of all releases together."""
         if precision < 0:
             raise ValueError(f"precision must be at least 0, not {precision}")
         if precision == 0:

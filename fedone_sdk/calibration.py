@@ -54,14 +54,8 @@ def bias_grid(num_labels: int) -> tuple[Bias, ...]:
     >>> len(bias_grid(2)), bias_grid(2)[0], bias_grid(3)[1]
     (9, (0.0, -4.0), (0.0, -3.0, -2.0))
 
-    Args:
-        num_labels: C, from 2 to `MAX_LABELS`.
-
     Returns:
         Shape (G, C), nats: G is 9 for 2 labels, 49 for 3, 125 for 4. The middle one is zero.
-
-    Raises:
-        ValueError: There is no grid for this number of labels.
     """
     if num_labels not in _OFFSETS:
         raise ValueError(f"biases exist for 2 to {MAX_LABELS} labels, not for {num_labels}")

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedone_sdk.usage import Usage
+    from fedone_sdk._usage import Usage
 
 __all__ = [
     "ArgumentError",
@@ -61,12 +61,7 @@ class FedOneError(Exception):
 
 
 class SpecError(FedOneError):
-    """A run or service description is invalid.
-
-    Attributes:
-        source: The file (or "arguments") with the error.
-        problems: One line per problem: the key, what is wrong and what is allowed.
-    """
+    """A run or service description is invalid."""
 
     def __init__(self, problems: list[str] | str, *, source: str = "spec") -> None:
         self.source = source
@@ -94,11 +89,7 @@ class MethodError(FedOneError):
 
 
 class MissingExtraError(FedOneError, ImportError):
-    """An optional dependency is not installed.
-
-    Attributes:
-        extra: The extra of ``fedone-sdk`` that installs it.
-    """
+    """An optional dependency is not installed."""
 
     def __init__(self, feature: str, *, extra: str) -> None:
         self.extra = extra
@@ -126,7 +117,6 @@ class BudgetExhausted(BudgetError):
     Attributes:
         usage: What was spent before the refusal, if a server queried the model; None for
             nothing.
-        held: Spent and leased so far.
         asked: The additional amount of the reservation.
     """
 
@@ -194,11 +184,7 @@ class BackendError(FedOneError):
 
 
 class BackendUnavailable(BackendError):
-    """The model is temporarily unavailable; the same call may succeed later.
-
-    Attributes:
-        retry_after_s: The wait that the provider requests, seconds.
-    """
+    """The model is temporarily unavailable; the same call may succeed later."""
 
     def __init__(
         self,
@@ -281,11 +267,7 @@ class StoreUnavailable(FedOneError):
 
 
 class TransportError(FedOneError):
-    """The aggregator is unreachable; the same call may succeed later.
-
-    Attributes:
-        retry_after_s: The requested wait, seconds; None if there is none.
-    """
+    """The aggregator is unreachable; the same call may succeed later."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         self.retry_after_s = retry_after_s
@@ -330,7 +312,6 @@ class ProblemError(FedOneError):
 
     Attributes:
         code: One of `PROBLEMS`; callers branch on this.
-        status: The HTTP status that goes with the code.
         detail: What happened, as text for people.
         retry_after_s: The wait before the same call, seconds; None if unspecified.
     """

@@ -74,10 +74,7 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Commit the changes of the body, or roll them back if it fails.
-
-    The connection has ``isolation_level=None``.
-    """
+    """Commit the changes of the body, or roll them back if it fails."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -76,9 +76,6 @@ def glue_task(name: str, style: Literal["roberta", "chat", "causal"] = "roberta"
             prints that of QQP (section 4.4); the others follow it. The paper's code adds "Reply me
             with one word" and the label words. ``causal`` is a template that a model without a
             mask continues: the question, for SST-2 the sentence and "It was".
-
-    Raises:
-        ValueError: There is no such task or style.
     """
     if "/" in name:
         name, _, style = name.partition("/")  # type: ignore[assignment]

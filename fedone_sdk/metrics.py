@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedone_sdk.errors import SpecError
 
-__all__ = ["METRICS", "MetricFunction", "accuracy", "evaluate", "f1", "matthews"]
+__all__ = ["METRICS", "MetricFunction", "accuracy", "evaluate", "f1", "matthews", "metric_text"]
 
 MetricFunction = Callable[[Sequence[int], Sequence[int]], float]
 """A user's ``metric(true, predicted)`` over label indices, in scikit-learn's order.
@@ -50,6 +50,11 @@ def _num_right(predictions: Sequence[int], targets: Sequence[int]) -> int:
     return sum(p == t for p, t in zip(predictions, targets, strict=True))
 
 
+def metric_text(value: float | None, digits: int = 3) -> str:
+    """Return a metric or a loss as text; ``-`` for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 METRICS: Mapping[str, Callable[[Sequence[int], Sequence[int]], float]] = {
     "accuracy": accuracy,
     "f1": f1,
@@ -64,13 +69,7 @@ def evaluate(
     targets: Sequence[int],
     measure: MetricFunction | None = None,
 ) -> float:
-    """Return a metric by its name.
-
-    Raises:
-        SpecError: The user's function is missing, raised an exception (its cause), or returned a
-            number that is not finite.
-        ValueError: There is no such metric, or the lengths differ.
-    """
+    """Return a metric by its name."""
     if ":" in name:
         return _measured(name, predictions, targets, measure)
     if name not in METRICS:

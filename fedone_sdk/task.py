@@ -192,7 +192,7 @@ class TaskSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    # Omitted if null, so that descriptions without chats keep their old form.
+    # Omitted if null or empty, to keep messages short.
     template: _Template | None = Field(default=None, exclude_if=operator.not_)
     chat: ChatSpec | None = Field(default=None, exclude_if=operator.not_)
     slots: tuple[str, ...] = Field(default=(), max_length=64, exclude_if=operator.not_)
@@ -375,11 +375,8 @@ def answer_word(word: str, before: str) -> str:
     """Return a label word as a chat model writes it.
 
     This function alone decides on its leading space: none at the beginning of an answer and after
-    white space, one after any other text (``Sentiment:``).
-
-    Args:
-        word: The label word; its own leading white space is ignored.
-        before: The text that the answer follows; empty after a special token.
+    white space, one after any other text (``Sentiment:``). `before` is the text that the answer
+    follows; empty after a special token.
     """
     bare = word.lstrip()
     return bare if not before or before[-1].isspace() else f" {bare}"
@@ -462,13 +459,6 @@ def example_loss(
     task: TaskSpec, row: LogProbs | str, example: Example, score: ScoreFunction | None = None
 ) -> float:
     """Return the training loss of one example, for any loss of a task.
-
-    Args:
-        task: Specifies the loss.
-        row: The model's answer: label log-probabilities, the log-probability of the reference
-            text, or (``score``) the generated text.
-        example: The example, with its label.
-        score: The user's function, for ``score``.
 
     Returns:
         As `label_loss`; nats for ``nll``; ``1 - score`` for ``score``.

@@ -74,9 +74,6 @@ class ScriptedBackend(LLMBackend):
         answers: The kinds of query that it supports.
         fingerprint: Its model's fingerprint.
         gate: Awaited before each answer, to delay it or to raise.
-
-    Attributes:
-        asked: Queries that reached it.
     """
 
     bounds = EVERY_UNIT

@@ -163,7 +163,6 @@ async def ask_each(
 
 
 def _gravity(failure: Exception) -> int:
-    """Severity: higher if a retry helps less; unexpected exceptions are bugs and come first."""
     order = (BackendUnavailable, BackendBlocked, BudgetError, BackendError)
     ranks = {BackendUnavailable: 0, BackendError: 1, BudgetError: 2, BackendBlocked: 3}
     return next((ranks[kind] for kind in order if isinstance(failure, kind)), len(order))
@@ -174,12 +173,9 @@ class Prediction:
     """A model's answers to one prompt.
 
     Attributes:
-        task: The task; metric and losses include its label bias.
         rows: Per example, the log-probabilities or the text, without the label bias; None if the
             model failed on it.
-        usage: Usage, one query per batch, without retries, which are charged to the payer.
         censored: Number of log-probabilities that are upper bounds.
-        models: Model versions that the provider reported.
     """
 
     task: TaskSpec

@@ -162,12 +162,7 @@ class LLMBackend(ABC):
         """
 
     def check_query(self, query: Query) -> None:
-        """Check that a query is of a supported kind, and has what its kind needs.
-
-        Raises:
-            BackendError: The kind is not among `answers`.
-            ValueError: There are no inputs, no label words, or not one reference per input.
-        """
+        """Check that a query is of a supported kind, and has what its kind needs."""
         if not query.inputs:
             raise ValueError("a query needs at least one input")
         if query.want not in self.answers:
@@ -180,10 +175,7 @@ class LLMBackend(ABC):
             raise ValueError("a query needs one reference per input")
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """Upper bound on the usage of a query of `batch_size` inputs, in the units of `bounds`.
-
-        It counts one attempt per request; each retry is charged when it is sent.
-        """
+        """Upper bound on the usage of a query of `batch_size` inputs, in the units of `bounds`."""
         return Usage(queries=1, requests=1)
 
     async def quote(self, query: Query) -> Usage:
@@ -289,7 +281,6 @@ class Prepared(Protocol):
     """A query that is tokenised and truncated.
 
     Attributes:
-        worst: Upper bound of its usage.
         shortened: The truncated form of inputs that are too long; None if nothing is truncated, or
             if the fingerprint determines the truncation.
     """
@@ -338,10 +329,6 @@ class LocalBackend(PreparingBackend[P]):
 
     Attributes:
         max_length: Maximum tokens per input, special tokens and continuation included.
-
-    Args:
-        name: Name of the threads.
-        threads: Number of queries that the model answers at once.
     """
 
     bounds = EVERY_UNIT

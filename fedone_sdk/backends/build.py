@@ -24,14 +24,7 @@ def build_backend(
     guard: BudgetGuard | None = None,
     watch: Watch | None = None,
 ) -> ModelClient:
-    """Build the adapter of a spec, and the client that sends queries to it.
-
-    Args:
-        spec: The backend's spec.
-        folder: Base of its relative paths.
-        guard: A budget that is charged in addition to each query's payer.
-        watch: Called for every request, including each retry.
-    """
+    """Build the adapter of a spec, and the client that sends queries to it."""
     folder = Path(folder)
     with _about("model"):
         adapter = build_adapter(spec, folder)

@@ -88,11 +88,7 @@ def messages_of(parts: Rendered) -> list[Message]:
 
 
 def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return placeholder messages of these roles, from which `chat_frame` reads the frame.
-
-    Returns:
-        The messages twice, the second time with a space at both ends of each.
-    """
+    """Return placeholder messages of these roles, from which `chat_frame` reads the frame."""
     names = _names(roles)
     return _said(roles, names), _said(roles, [f" {name} " for name in names])
 
@@ -100,14 +96,7 @@ def probes(roles: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, s
 def chat_frame(
     roles: Sequence[str], bare: str, spaced: str, cut: Callable[[str], Rendered]
 ) -> ChatFrame:
-    """Return the frame that a chat template makes for messages of these roles.
-
-    Args:
-        roles: Roles of the messages, in order.
-        bare: The template's text for the first of the `probes`.
-        spaced: The template's text for the second.
-        cut: Splits a text into the model's special tokens and the text between them.
-    """
+    """Return the frame that a chat template makes for messages of these roles."""
     names = _names(roles)
     pieces, wider = _pieces(bare, names), _pieces(spaced, names)
     strips = tuple(

@@ -108,10 +108,7 @@ class Completion(BaseModel):
 
 
 def _spelling(text: str) -> str:
-    """Return a token or label word, lower-cased and without leading space.
-
-    Some servers show their tokeniser's own characters for that space.
-    """
+    """Return a token or label word, lower-cased and without leading space."""
     return text.lstrip(" \t\n\u2581\u0120").casefold()
 
 

@@ -58,8 +58,6 @@ def check_unicode(text: str) -> None:
 
 
 class _Encoder:
-    """A loaded tokeniser. Thread-safe."""
-
     # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
     # What allows label words of several tokens.
@@ -146,11 +144,7 @@ class _Encoder:
     def _fitted(
         self, parts: Rendered, num_extra: int, mask_id: int | None = None
     ) -> tuple[list[int], bool]:
-        """Return the token ids of a rendered input, truncated to max_length - `num_extra`.
-
-        Returns:
-            The ids, and whether the fields are not truncated.
-        """
+        """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
         whole = True
         while True:
             borders = [
@@ -306,11 +300,7 @@ class CausalEncoder(_Encoder):
         return self.fitted(parts, reserve=reserve)[0]
 
     def fitted(self, parts: Rendered, *, reserve: int = 0) -> tuple[list[int], bool]:
-        """Tokenises a rendered input, and shortens its fields until it fits.
-
-        Returns:
-            The token ids, and whether the fields are not truncated.
-        """
+        """Tokenises a rendered input, and shortens its fields until it fits."""
         if any(part.kind == "mask" for part in parts):
             raise BackendError(
                 "the template has {mask}, but a causal language model answers at the end: "

@@ -22,13 +22,7 @@ _SUGGESTED = 3
 async def check_label_words(
     backend: LLMBackend, words: tuple[str, ...], form: Rendered = ()
 ) -> None:
-    """Check label words and form like `LLMBackend.check`, and report all wrong words.
-
-    Raises:
-        LabelWordError: The first label word that is not one token of the model. Its `also` has the
-            others; each has suggestions.
-        BackendError: The model is unavailable, or does not support the form.
-    """
+    """Check label words and form like `LLMBackend.check`, and report all wrong words."""
     try:
         await backend.check(words, form)
     except LabelWordError:
@@ -68,7 +62,6 @@ async def valid_words(
 
 
 def _alike(word: str, position: int, words: Sequence[str]) -> list[str]:
-    """Alternatives to a word: other spellings, its parts, and those of known sets."""
     sets = shipped_label_sets({str(at): one for at, one in enumerate(words)})
     return [*spellings_of(word), *(each[position] for each in sets)]
 

@@ -113,11 +113,7 @@ class LlamaEngine:
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Return the log-probabilities of the `wanted` tokens after each prompt, over all tokens.
-
-        Returns:
-            Per prompt one number per token, nats.
-        """
+        """Return the log-probabilities of the `wanted` tokens after each prompt, nats."""
         found = []
         for number, (prompt, tokens) in enumerate(zip(prompts, wanted, strict=True)):
             shown = self._shown(prompt, fresh=number == 0)
@@ -266,8 +262,6 @@ def _engine() -> Any:
 
 
 class _Tokeniser:
-    """The engine's tokeniser in the form of a `tokenizers.Tokenizer`."""
-
     def __init__(self, engine: LlamaEngine) -> None:
         self._engine = engine
         self.names: dict[int, str] = {}

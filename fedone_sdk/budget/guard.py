@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
+from fedone_sdk._usage import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
 from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
 from fedone_sdk.errors import UnknownLease
-from fedone_sdk.usage import NOTHING, Usage
 
 T = TypeVar("T")
 
@@ -128,14 +128,7 @@ class BudgetGuard:
         return await self._call(lambda ledger: ledger.account(self.budget))
 
     async def remaining(self) -> Budget | None:
-        """Return what can still be reserved, by capped unit; None without a budget.
-
-        Example:
-            ```python
-            left = await guard.remaining()
-            print(left.usd)  # 3.25
-            ```
-        """
+        """Return what can still be reserved, by capped unit; None without a budget."""
         return (await self.account()).remaining
 
     def _call(self, call: Callable[[Ledger], T]) -> asyncio.Future[T]:

@@ -17,10 +17,10 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Literal, Protocol, Self, TypeVar
 
+from fedone_sdk._usage import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
 from fedone_sdk.errors import UnknownLease, needs_extra
 from fedone_sdk.files import transaction, use_wal
-from fedone_sdk.usage import NOTHING, Usage
 
 OwnerState = Literal["running", "ended", "unknown"]
 
@@ -30,11 +30,7 @@ _CLOCK_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOwner:
-    """The process that opened a lease, and when.
-
-    Attributes:
-        opened_at: Time of the lease, seconds since the epoch.
-    """
+    """The process that opened a lease, and when."""
 
     host: str
     pid: int
@@ -50,9 +46,6 @@ class LeaseOwner:
         """Return whether the process still runs; ``unknown`` for a process of another host.
 
         A process that started after the lease was opened is another one with the same id.
-
-        Raises:
-            MissingExtraError: psutil is not installed.
         """
         if self.host != platform.node():
             return "unknown"
@@ -112,12 +105,7 @@ class Ledger(Protocol):
 
 
 class MemoryLedger:
-    """A ledger in memory, thread-safe.
-
-    Args:
-        account: Initial account; its cap is ignored.
-        released: Charges of leases that were released, by lease id.
-    """
+    """A ledger in memory, thread-safe."""
 
     def __init__(
         self, account: Account | None = None, *, released: Mapping[str, Usage] | None = None

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedone_sdk import assets
-from fedone_sdk.usage import Usage
+from fedone_sdk._usage import Usage
 
 _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 
@@ -47,7 +47,6 @@ class Price(_Priced):
     prompt: _Usd
     completion: _Usd
     request: _Usd = Decimal(0)
-    # Omitted if empty, so that digests of older specs stay the same.
     tiers: tuple[PriceTier, ...] = Field(default=(), exclude_if=operator.not_)
 
     @model_validator(mode="after")
@@ -71,12 +70,7 @@ class Price(_Priced):
         return frozenset(unit for unit, usd in costs.items() if usd)
 
     def priced(self, usage: Usage) -> Usage:
-        """Return usage with its exact cost in `usd`.
-
-        Args:
-            usage: Usage of one request. The sum of several requests is priced like one request with
-                all their tokens, which is an upper bound.
-        """
+        """Return usage with its exact cost in `usd`."""
         rate: Price | PriceTier = self
         for tier in self.tiers:
             if usage.prompt_tokens > tier.above:

@@ -86,14 +86,6 @@ def demonstration_candidates(
 
 
 class _Form(NamedTuple):
-    """The form of a shot.
-
-    Attributes:
-        pieces: Text and the name that follows it: a field, a slot, ``mask``.
-        fields: The names that are columns of the data.
-        slots: The names that are other slots.
-    """
-
     pieces: _Pieces
     fields: tuple[str, ...]
     slots: frozenset[str]
@@ -189,7 +181,6 @@ def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
 def _blocks(
     slot_name: str, pools: dict[str, list[str]], count: int, blocks: int, stream: SplitMix64
 ) -> list[str]:
-    """Return different blocks of `count` shots: `blocks` of them, if the rows suffice."""
     found: dict[str, None] = {}
     shortest = 0
     decks = {label: _endless(pool, stream) for label, pool in pools.items()}

@@ -109,11 +109,7 @@ def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
 
 def label_words(candidate: str, count: int | None = None) -> tuple[str, ...]:
-    """Return the label words of a candidate of the slot ``labels``.
-
-    Returns:
-        The words in the task's label order.
-    """
+    """Return the label words of a candidate of the slot ``labels``."""
     try:
         words = json.loads(candidate)
     except (ValueError, RecursionError) as exc:

@@ -65,7 +65,6 @@ def _replaced(text: str, labels: Mapping[str, str], others: Mapping[str, str]) -
 
 
 def _word(word: str, before: str) -> str:
-    """Return a label word after the characters `before`, which are empty at the beginning."""
     if before and before[-1] in _QUOTES:  # an opening quote only if no text precedes it
         before = before[:-1]
     return word.lstrip() if not before or before[-1].isspace() or before[-1] in _OPENING else word

@@ -175,7 +175,6 @@ def _is_plain(text: str) -> bool:
 
 
 def _read(text: str) -> Sequence[str]:
-    """Return the strings of the longest JSON array, the last of equals; else a list's lines."""
     longest: Sequence[str] = []
     for strings in _arrays(text):
         if len(strings) >= len(longest):

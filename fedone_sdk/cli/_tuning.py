@@ -237,7 +237,6 @@ class Progress:
 
 
 def _share(run: ServedRun) -> float:
-    """Return the completed share of the run, by rounds or by budget, whichever ends first."""
     budget = run.state.account.cap
     shares = [run.state.round / run.spec.rounds]
     if budget is not None:

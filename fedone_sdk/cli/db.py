@@ -157,7 +157,6 @@ def budget(
 def _chosen(
     leases: list[tuple[OpenLease, OwnerState]], lease_ids: list[str] | None
 ) -> list[tuple[OpenLease, OwnerState]]:
-    """Return the named leases, else those of processes that have ended."""
     if not lease_ids:
         return [(lease, state) for lease, state in leases if state == "ended"]
     known = {lease.lease_id: (lease, state) for lease, state in leases}

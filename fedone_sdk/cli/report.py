@@ -204,7 +204,6 @@ def _exported(run_id: str, server: str | None, token: str | None, store: str | N
 
 
 def _check(data: bytes, run_id: str, server: str) -> None:
-    """Check the export of a server, as it may replace a valid file."""
     from fedone_sdk.reports import read_export
 
     try:

@@ -181,7 +181,6 @@ async def _add_runs(
     *,
     measured: bool = True,
 ) -> None:
-    """Add the configured runs; append the errors of those that cannot be served to `errors`."""
     for run in runs:
         if await aggregator.service.store.deleted(run.spec.name) is not None:
             _log.warning("a configured run was deleted and is passed over", run_id=run.spec.name)

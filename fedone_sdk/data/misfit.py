@@ -18,8 +18,6 @@ class Misfit:
     """What keeps a task from being put to a row.
 
     Attributes:
-        field: The field that does not fit.
-        problem: What is wrong with it, without anything of the row.
         shown: What is wrong with it, for those whose row it is.
     """
 

@@ -45,12 +45,6 @@ def dirichlet(
     client has enough rows, which may never end for a small alpha. Here the largest shards give rows
     to those that are too small.
 
-    Args:
-        labels: One per row.
-        num_clients: K.
-        alpha: Concentration; near 0 one client gets a whole class, at infinity all get equal parts.
-        seed: ``0 <= seed < 2**53``.
-
     Raises:
         DataError: There are fewer rows than clients.
         ValueError: An argument is out of range.
@@ -184,7 +178,6 @@ def _dirichlet_draw(size: int, alpha: float, gammas: random.Random) -> list[floa
 
 
 def _round_shares(shares: Sequence[float], total: int) -> list[int]:
-    """Return integers in proportion to `shares` that sum to `total` (largest remainder)."""
     counts = [math.floor(share * total) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * total)
     for i in by_remainder[: total - sum(counts)]:

@@ -14,12 +14,6 @@ class SplitMix64:
 
     It is five lines in any language and needs no floating point, so that a client in any language
     draws the same mini-batch.
-
-    Args:
-        seed: The first state, ``0 <= seed < 2**53`` (exact in every JSON parser).
-
-    Raises:
-        ValueError: The seed is out of range.
     """
 
     def __init__(self, seed: int) -> None:

@@ -195,10 +195,6 @@ class Records:
 
         A result with other options (a quick run, another model) under the same key is set aside:
         it may have taken hours, and `find` returns it for those options.
-
-        Raises:
-            TypeError: The result holds what JSON does not.
-            ValueError: It holds a number that JSON does not (NaN, infinity).
         """
         record = Record(
             key=trial.key,
@@ -273,12 +269,7 @@ class Session:
         return {key: record.result for key, record in self.found.items()}
 
     def find(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Find existing results of trials; returns the trials of this session without one.
-
-        Raises:
-            SpecError: An input cannot be read.
-            ValueError: Two trials share a key.
-        """
+        """Find existing results of trials; returns the trials of this session without one."""
         if len({trial.key for trial in trials}) < len(trials):
             raise ValueError("two trials share a key")
         missing = []
@@ -403,8 +394,6 @@ def _in_processes(jobs: Iterable[_Job], workers: int) -> Generator[_Outcome]:
 
 
 class _Worker:
-    """One process, and the pipe to it."""
-
     def __init__(self, threads: int) -> None:
         # Not a fork: a process with threads must not be copied.
         context = multiprocessing.get_context("spawn")
@@ -456,7 +445,6 @@ class _Worker:
 
 
 def _work(connection: Connection) -> None:
-    """Run the jobs of a worker process until the other end of the pipe is closed."""
     # Ctrl-C reaches every process of the terminal; the parent stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -136,7 +136,6 @@ def _quotient(above: _Floats, below: _Floats) -> _Floats:
 
 
 def _means(values: Sequence[float]) -> _Floats:
-    """Return the means of resampled values, shape (draws,)."""
     numbers = np.array(values, dtype=np.float64)
     rng = np.random.Generator(np.random.Philox(0))
     size = max(1, _CHUNK // len(numbers))

@@ -33,12 +33,7 @@ RESAMPLED = ("accuracy", "f1", "matthews", "loss")
 
 
 class Estimate(NamedTuple):
-    """A mean difference of pairs.
-
-    Attributes:
-        mean: Over the seeds.
-        low: Lower end of the two-sided 95 % interval.
-    """
+    """A mean difference of pairs."""
 
     mean: float
     low: float
@@ -55,7 +50,6 @@ class _Drawn(NamedTuple):
     """A mean difference and draws of it.
 
     Attributes:
-        mean: On the original seeds and examples.
         drawn: With drawn seeds and examples, shape (draws,).
         of_seeds: With the same seeds and all examples, shape (draws,).
     """
@@ -110,7 +104,6 @@ def _stretch(num_seeds: int) -> float:
 
 
 def _apart(metric: str, first: TrialRecord, second: TrialRecord) -> list[float]:
-    """Return the difference per example; NaN where one has no answer."""
     if metric == "loss":
         return [_less(a, b) for a, b in zip(first.losses, second.losses, strict=True)]
     columns = zip(first.predicted, second.predicted, first.targets, strict=True)
@@ -137,7 +130,6 @@ def _linear(apart: _Floats) -> _Drawn | None:
 
 
 def _collected(once: _Floats, num_examples: int, by_seed: Callable[[_Ints], _Floats]) -> _Drawn:
-    """Return all draws."""
     count = len(once)
     parts = [
         ((seeds * by_seed(examples)).sum(axis=1) / count, seeds @ once / count)

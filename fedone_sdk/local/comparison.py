@@ -60,7 +60,6 @@ class Contest:
     """An entrant with one seed, and what its trial needs.
 
     Attributes:
-        federation: Its run, with the seed and the loaded data, without the user's functions.
         caps: Of all trials together.
         ledger: File of the account of these caps.
     """
@@ -161,14 +160,9 @@ class Costs:
     """The total cost of some trials.
 
     Attributes:
-        trials: Number of trials.
-        training_queries: Upper bound.
-        evaluation_queries: Upper bound.
         expected: Sum of the trials' expected usage. Answers that trials share are sent once, so the
             actual usage may be less.
-        most: Upper bound of the total usage.
         warnings: What prevents a trial, or makes it incomparable.
-        priced: Whether the model's price is known.
     """
 
     trials: int
@@ -186,13 +180,7 @@ def is_free(backend: LLMBackend, batch_size: int) -> bool:
 
 
 async def costs_of(contests: Sequence[Contest], backend: LLMBackend) -> Costs:
-    """Plan the first trial of each entrant, and multiply by the number of seeds.
-
-    Raises:
-        BackendError: The model cannot be used as described.
-        LabelWordError: A label word is not one token of the model.
-        SpecError: A method cannot be run with this model.
-    """
+    """Plan the first trial of each entrant, and multiply by the number of seeds."""
     training = evaluation = 0
     expected = most = NOTHING
     budget = contests[0].federation.spec.budget
@@ -246,12 +234,7 @@ class _TotalGuard(BudgetGuard):
 
 
 def run_contest(options: Mapping[str, Any], workspace: Workspace) -> Result:
-    """Run an entrant to its measured prompt; the trial's function.
-
-    Raises:
-        FedOneError: The trial failed, or its caps leave nothing for the measurement.
-        BudgetExhausted: The caps on all trials are reached.
-    """
+    """Run an entrant to its measured prompt; the trial's function."""
     contest: Contest = workspace.context
     federation, folder = contest.federation, contest.folder
     load_method(federation.spec.method, folder)
@@ -294,7 +277,6 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
     def measured(
         state: RunState, examples: Sequence[Example], *, biased: bool = True
     ) -> Prediction | None:
-        """Return a state's prompt by the run's evaluation; None if it was not evaluated."""
         machine = run.base.at(state)  # with its candidates
         bias = machine.bias(state) if biased else None
         task = spec.task if bias is None else spec.task.with_bias(bias)
@@ -332,11 +314,7 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
 
 
 class AnswerRecorder(Wrapper):
-    """Records all answers, including those with failed inputs.
-
-    Args:
-        inner: The backend; its owner closes it.
-    """
+    """Records all answers, including those with failed inputs."""
 
     def __init__(self, inner: LLMBackend) -> None:
         super().__init__(inner)
@@ -424,7 +402,6 @@ def _measurement(
     prompt: TextPrompt,
     examples: Sequence[Example],
 ) -> tuple[list[Query], Callable[[Sequence[Answer]], Prediction]]:
-    """Return the queries that measure a prompt, and the function of their answers."""
     spec = federation.spec
     size, score, measure = spec.method.batch_size, federation.score, federation.measure
     queries = prediction_queries(backend, task, prompt, examples, size)

@@ -39,9 +39,6 @@ def entrants_of(document: Mapping[str, Any], base: RunSpec, names: Sequence[str]
 
     A method takes the settings of RUN.yaml's method that it has in common. If ``calibration`` is
     not valid with it, the SDK's default is used, and noted.
-
-    Raises:
-        SpecError: There is no such method, or it cannot run RUN.yaml.
     """
     if not names or len(set(names)) < len(names):
         raise ArgumentError("--methods: each name may occur only once")
@@ -76,7 +73,6 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
 
 
 def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
-    """Return the run with the shipped instructions as choices; other slots are `_plain`."""
     slots = [slot for slot in base.prompt.slots if slot.name != LABELS]
     chosen = next((s for s in slots if isinstance(s.candidates, InstructionsSource)), None)
     chosen = chosen or (slots[0] if slots else None)

@@ -76,7 +76,6 @@ class Duration(Message):
     Attributes:
         basis: ``probe``: by queries timed on this machine; ``rate_limits``: the lower bound that
             the backend's rate limits imply.
-        seconds: The estimate, from the start of the process.
     """
 
     basis: Literal["probe", "rate_limits"]
@@ -351,7 +350,6 @@ async def _costs(
 
 
 async def _quoted(backend: LLMBackend, queries: Sequence[Query]) -> Usage:
-    """Return the expected usage of queries; of many, a sample is counted and scaled."""
     picked = queries[:: math.ceil(len(queries) / _QUOTED) or 1]
     total = sum([await backend.quote(query) for query in picked], NOTHING)
     return _share(total, len(queries), len(picked)) if picked else NOTHING

@@ -122,7 +122,6 @@ class _MemberTransport(MemoryTransport):
         self._member = member
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
-        """Enrol the client, or return the response of the joint enrolment."""
         answer, self._member.enrolled = self._member.enrolled, None
         if answer is None:
             answer = await super().enrol(token, message)
@@ -156,10 +155,7 @@ class Population:
         await self._made.aclose()
 
     async def enrol(self) -> None:
-        """Enrol all clients, in the order of their shards.
-
-        A client's enrolment index, which seeds its draws, is its shard's.
-        """
+        """Enrol all clients, in the order of their shards."""
         devices = self._devices
         if devices.between is not None:
             for member in self._members:
@@ -250,7 +246,6 @@ class Population:
         )
 
     async def _work(self, member: _Member) -> None:
-        """Work until the client has no seat; if offline, retry, because an update may be due."""
         client = await self._client(member)
         while True:
             turn = await client.run_once()
@@ -277,7 +272,6 @@ class Population:
         )
 
     async def _renew_waiting(self) -> None:
-        """Renew the clients' place in the pool, which expires without a request."""
         while True:
             await asyncio.sleep(MEMBER_TTL_S / 3)
             pool = self.service.dispatcher.pool

@@ -35,7 +35,6 @@ class Retuning:
     """An old prompt, and the run that tunes it for another model.
 
     Attributes:
-        artefact: The old prompt.
         federation: The run, which starts from the old prompt.
         biases: Label biases on the new model, by prompt, set by `find_biases`; empty if the run
             is not calibrated by labels.
@@ -120,11 +119,7 @@ def retune_name(artefact: PromptArtefact, backend: str) -> str:
 def retune_spec(
     artefact: PromptArtefact, backend: BackendSpec, run: RunSpec, *, name: str
 ) -> RunSpec:
-    """Return the run that starts from an artefact's prompt and uses another model.
-
-    Raises:
-        SpecError: The run does not fit the prompt.
-    """
+    """Return the run that starts from an artefact's prompt and uses another model."""
     tokens, slots = artefact.prompt.tokens, artefact.prompt.slots is not None
     if not slots and "".join(tokens) != artefact.prompt.text:
         raise SpecError("prompt: its tokens do not make its text")

@@ -60,11 +60,8 @@ class PromptArtefact(_Part):
 
     Attributes:
         calibration: Whether the run fitted the label bias to labels.
-        model: Fingerprint of the model that it was tuned for.
         models: Model versions that the provider reported.
         alpha_sha256: Digest of alpha's bytes.
-        ledger: Its cost, and a digest of the log.
-        evaluation: Its measurement.
         sdk_version: Version of fedone-sdk that wrote this.
         sha256: Digest of all other keys, as canonical JSON.
     """
@@ -216,15 +213,7 @@ async def label_examples(
     batch_size: int | None = None,
     any_model: bool = False,
 ) -> Labelled:
-    """Predicts the labels of examples with the artefact's prompt.
-
-    Args:
-        backend: The model, open.
-        artefact: The prompt and its task.
-        examples: The template's text fields, without labels.
-        batch_size: Examples per query; None is that of the prompt's measurement.
-        any_model: Whether to allow another model than the one the prompt was tuned for.
-    """
+    """Predicts the labels of examples with the artefact's prompt."""
     task = artefact.asked
     if task.loss == "nll":
         raise SpecError("task.loss: nll scores a text that is given; there is nothing to predict")

@@ -161,13 +161,7 @@ def _clients(run: ReportedRun) -> list[Client]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """An example whose answer the prompt changes.
-
-    Attributes:
-        before: Index of the label without a prompt, with the label bias of no prompt if there is
-            one; -1 for none.
-        after: The same with the tuned prompt.
-    """
+    """An example whose answer the prompt changes."""
 
     example: Example
     before: int

@@ -73,7 +73,6 @@ def printable(name: str) -> str:
 
 
 def _in_the_dark() -> str:
-    """Style that overrides the colours that matplotlib writes on each element."""
     rules = (
         f'[style*="{kind}: {light}"]{{{kind}:{dark} !important}}'
         for light, dark in _DARK.items()
@@ -104,7 +103,6 @@ def _draw_metric(axes: Axes, run: ReportedRun) -> None:
 
 
 def _along(run: ReportedRun) -> str:
-    """Return the legend of the curve, which may cover a part of the dev split only."""
     after = run.outcomes.get("after")
     if after is None or run.spec is None:
         return "along the way"

@@ -116,10 +116,6 @@ def program_of(
     For a server with OpenAI's API it uses the `openai` client, for other models the SDK. Its
     requests equal those of the run. Without the SDK it does not truncate texts that are too long
     for the model.
-
-    Returns:
-        The program and a note about it. The program is empty where there is none, with the reason
-        as the note.
     """
     if prompt.labels is not None:
         task = task.with_labels(prompt.labels)

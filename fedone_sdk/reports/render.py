@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import fedone_sdk
+from fedone_sdk.metrics import metric_text
 from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import curves_svg
 from fedone_sdk.reports.retuned import Retuned
@@ -48,10 +49,6 @@ def html_report(
 def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
     """Return the report as Markdown, and its SVG.
 
-    Args:
-        run: The run.
-        figure: File name of the SVG, in the Markdown's folder.
-
     Returns:
         The Markdown; and the SVG, or None for a run without rounds.
     """
@@ -60,17 +57,12 @@ def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
     return template.render(report=contents_of(run), figure=svg and figure), svg
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
 def _inline(text: object) -> str:
     line = " ".join(str(text).split()) if "\n" in str(text) or "\r" in str(text) else str(text)
     return _SPECIAL.sub(lambda found: _ENTITIES.get(found[1], f"\\{found[1]}"), line)
 
 
 def _fenced(text: str, language: str = "") -> str:
-    """Return a text as a Markdown code block, with a fence that the text does not contain."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     # A carriage return or another line separator would end the block's line.
@@ -88,7 +80,7 @@ def _environment(*, autoescape: bool) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": _number,
+        "number": metric_text,
         "signed": "{:+.3f}".format,
         "inline": _inline,
         "fenced": _fenced,

@@ -29,7 +29,6 @@ class ReportedRun:
         spec: Its spec; None for a result file without one.
         vocabulary: Its candidates; None for a result file.
         created_at: Seconds since the epoch; None for a result file.
-        untrained: Its initial prompt; None for a result file.
         outcomes: The measurements of whole dev splits, example by example.
     """
 
@@ -84,12 +83,7 @@ def read_export(data: bytes) -> ReportedRun:
 
 
 def read_run(path: Path, spec: RunSpec | None = None) -> ReportedRun:
-    """Return a run from a file: an export, or a result that `--json` wrote.
-
-    Raises:
-        ResultError: The file cannot be used.
-        SpecError: The spec is that of another run.
-    """
+    """Return a run from a file: an export, or a result that `--json` wrote."""
     data = _read(path)
     try:
         document = _json(data)

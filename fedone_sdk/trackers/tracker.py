@@ -35,11 +35,7 @@ _MOST_CHARS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """The description of a run for trackers.
-
-    Attributes:
-        params: Its spec, flat: ``method.name`` and so on. Contains no secrets.
-    """
+    """The description of a run for trackers."""
 
     run_id: str
     name: str
@@ -50,12 +46,7 @@ class Tracker(Protocol):
     """Receives events of one run, on one thread. Its exceptions end the tracking, not the run."""
 
     def round(self, report: RoundReport, queries: int) -> None:
-        """Record a finished round.
-
-        Args:
-            report: The round, without its metric, which `metric` reports.
-            queries: Training queries spent by its end: the step of the curves.
-        """
+        """Record a finished round."""
         ...
 
     def metric(self, name: str, value: float, queries: int) -> None:
@@ -63,11 +54,7 @@ class Tracker(Protocol):
         ...
 
     def end(self, result: RunResult | None) -> None:
-        """Record the end of the run; the last call.
-
-        Args:
-            result: The result; None if unknown, for example after an interruption.
-        """
+        """Record the end of the run; the last call."""
         ...
 
 
@@ -112,14 +99,7 @@ def summary_of(result: RunResult) -> dict[str, float]:
 
 
 def params_of(spec: RunSpec) -> dict[str, str | int | float | bool]:
-    """Return a run's spec, flat and with short values; null and empty values are omitted.
-
-    >>> from fedone_sdk.glue import glue_task
-    >>> spec = RunSpec.model_validate({"task": glue_task("sst2"), "prompt":
-    ...     {"vocabulary": {"kind": "pmi"}}})
-    >>> params_of(spec)["prompt.vocabulary.kind"]
-    'pmi'
-    """
+    """Return a run's spec, flat and with short values; null and empty values are omitted."""
     return dict(_flat("", spec.model_dump(mode="json", exclude={"name"})))
 
 
@@ -219,7 +199,6 @@ class Tracking:
         self._result = result
 
     def _measure(self, history: Sequence[RoundReport]) -> None:
-        """Send new evaluations, which come some rounds late."""
         since = takewhile(lambda report: report.round > self._measured, reversed(history))
         for report in reversed(list(since)):
             if report.metric is not None:

@@ -191,5 +191,6 @@ DEVICE_ROUTES = tagged(
         access="member",
         query={"after": {"type": "integer", "minimum": 0}},
         answers={200: VocabularyList},
+        problems=("invalid_message",),
     ),
 )

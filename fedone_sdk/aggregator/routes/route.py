@@ -90,6 +90,8 @@ class Route:
             codes.add("forbidden")
         if self.names:
             codes.add("not_found")
+        if self.query:
+            codes.add("invalid_message")
         if self.request is not None:
             codes |= {"body_too_large", "request_timeout", "unsupported_encoding"}
             if not isinstance(self.request, str):
