@@ -56,9 +56,7 @@ class Contribution:
     """The result of one client's work.
 
     Attributes:
-        client: Its enrolment index.
         alpha: Alpha after its local steps, float32, shape (n, N), feasible.
-        mean_loss: Reported mean loss over its scored prompts.
         advantage: How much worse than average each token's prompts scored, shape (n, N), 0 where
             no prompt drew it; None derives it from the step of alpha.
         spread: Standard deviation of the reported losses; None takes the step's norm.
@@ -76,11 +74,9 @@ class Admitted:
     """The part of a contribution that is applied.
 
     Attributes:
-        client: Its enrolment index.
         alpha: Float32, shape (n, N): bit for bit the client's where `scale` is 1, and the round's
             where it is 0.
         scale: The applied fraction of the step, from 0 to 1.
-        outlier: Whether the update was rejected as an outlier.
         agreement: Cosine with the accumulated effects of the same tokens; None while there are
             none.
     """
@@ -97,11 +93,8 @@ class Influence:
     """The accumulated influence of one client on a run.
 
     Attributes:
-        client: Its enrolment index.
         rounds: Its accepted updates.
         movement: The sum of the L2 norms of its applied steps.
-        scaled: Steps that were scaled down.
-        outliers: Updates that were rejected.
         score: Its mean outlier score in robust standard deviations; negative disagrees.
         loss_residual: Mean difference of its mean losses from the run's median at that time.
     """

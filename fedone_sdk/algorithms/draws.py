@@ -29,7 +29,6 @@ class Draws:
     observed losses.
 
     Attributes:
-        space: The space of prompts.
         columns: The active feature of each candidate of each position, shape (n, N): -1 where
             there is no feature (effect 0), -2 where the candidate is excluded.
         single: Effect of each feature, shape (D, F).
@@ -49,13 +48,7 @@ class Draws:
 
     @classmethod
     def of(cls, evaluator: Evaluator, count: int, rng: np.random.Generator) -> Draws:
-        """Return draws of the value: the sum over classes, weighted by their share.
-
-        Args:
-            evaluator: The posterior.
-            count: How many draws, D.
-            rng: The source of normal numbers.
-        """
+        """Return D = `count` draws of the value: the sum over classes, weighted by their share."""
         space = evaluator.features.space
         active = _active(evaluator, rng)
         columns = _renumbered(evaluator.features.columns, active)

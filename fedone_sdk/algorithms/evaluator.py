@@ -94,13 +94,9 @@ class Evaluator:
     """The posterior of all remembered prompts.
 
     Attributes:
-        observed: The observed losses.
-        features: The features of prompts.
         present: Features of each prompt, 0 or 1, shape (P, F).
         kernel: In units of one example's noise.
         inverse: Of the prior covariance, shape (P, P).
-        batches: The prompts of each mini-batch.
-        contrasts: The noise of one example.
         losses: Of each class at their prompts' best biases, shape (E, C), nats.
         classes: The posterior of each class; None if no example of it was observed.
         reference: The row of "no prompt", which the others are compared with; None if absent.
@@ -227,12 +223,6 @@ def updated(
     """Return the posterior after a new mini-batch, with updated biases, variances and trust.
 
     Trust is updated once per mini-batch, from its last estimate.
-
-    Args:
-        observed: With the new mini-batch.
-        features: The features of prompts.
-        grid: The label biases; None without calibration.
-        values: The hyperparameters so far.
     """
     if grid is not None and observed.seen.all():
         observed = replace(observed, biases=_best_biases(observed, features, grid, values))

@@ -21,7 +21,6 @@ class MiniBatches:
     Attributes:
         members: Rows of prompts, shape (J, I), padded by 0.
         present: Where there is a prompt, shape (J, I).
-        num_prompts: P.
     """
 
     members: NDArray[np.int64]
@@ -134,9 +133,6 @@ class Features:
     A feature is one candidate of one slot; a prompt has it or not. The blank of a repeated slot is
     no feature, because a missing candidate does not make prompts similar. In a slot of one position
     the blank is a candidate like any other.
-
-    Attributes:
-        space: The space of prompts.
     """
 
     space: Space
@@ -232,8 +228,6 @@ class Comparisons(NamedTuple):
     """Losses of one class with the weights of their mini-batches.
 
     Attributes:
-        batches: The prompts of each mini-batch.
-        contrasts: The noise of one example.
         losses: Shape (J, I) or (J, I, G), nats, 0 where there is no prompt.
         weights: Examples of the class times the mini-batch's trust, shape (J,).
     """
@@ -369,7 +363,6 @@ class Likelihood:
     """The restricted marginal likelihood of losses: the intercepts are integrated out.
 
     Attributes:
-        batches: The prompts of each mini-batch.
         present: Features of each prompt, 0 or 1, shape (P, F).
         losses: Of each class at each prompt's best bias, shape (J, I, C).
         unbiased: The same at one bias for all prompts; None without calibration.

@@ -27,10 +27,7 @@ class PolicyGradient(PlainAlgorithm, ABC):
     """A method whose alpha moves by one optimiser step per mini-batch.
 
     Attributes:
-        prompt_len: n.
-        vocab_size: N.
         num_samples: I, at least 2.
-        learning_rate: Of the optimiser.
         optimizer: "adamw" or "sgd".
         alpha_min: The floor of alpha (the nu > 0 of Theorem 3.4), a float32 below 1/N. A token at
             the floor moves by 1/alpha_min when it is drawn, so SGD needs a higher floor.

@@ -57,13 +57,7 @@ class Observations:
 
     @classmethod
     def empty(cls, prompt_len: int, classes: int = 1, points: int = 1) -> Self:
-        """Return observations without prompts.
-
-        Args:
-            prompt_len: n.
-            classes: C.
-            points: G.
-        """
+        """Return observations without prompts."""
         return cls(
             prompts=np.empty((0, prompt_len), dtype=np.int64),
             rows=np.empty(0, dtype=np.int64),
@@ -299,7 +293,6 @@ class Standings(NamedTuple):
             not evaluated.
         losses: Mean loss at the candidate's best label bias, with equal class weights; shape
             (N_i,), NaN for a candidate that was not evaluated.
-        by_class: The same of each class alone, shape (N_i, C).
     """
 
     examples: NDArray[np.float64]
@@ -308,13 +301,7 @@ class Standings(NamedTuple):
 
 
 def standings(memory: Memory, position: int, size: int) -> Standings:
-    """Return the standings of one position's candidates, over all other positions.
-
-    Args:
-        memory: The memory of a method that keeps a pool of prompts.
-        position: Which position.
-        size: Its candidates, N_i.
-    """
+    """Return the standings of one position's candidates, over all other positions."""
     if not memory:
         return Standings(np.zeros(size), np.full(size, np.nan), np.full((size, 1), np.nan))
     candidate = memory["prompts"][memory["rows"], position]

@@ -61,14 +61,6 @@ def make_method(
 ) -> Algorithm:
     """Return the black-box method called `name`.
 
-    Args:
-        name: One of `METHODS`.
-        prompt_len: n.
-        vocab_size: N.
-        num_samples: I.
-        seed: The run's seed.
-        options: The method's own options (`method_options`); the others default as in RUN.yaml.
-
     Raises:
         ValueError: The name, an option or a value is invalid.
     """
@@ -263,11 +255,6 @@ def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
     Its states must be storable and equal inputs must give equal results, since a server that is
     restarted and a resumed run compute them again.
 
-    Args:
-        method: The object.
-        space: The candidates of each position (`Space.repeated` for the paper's prompt).
-        num_samples: I.
-
     Raises:
         MethodError: It does not; the message says where.
     """
@@ -294,13 +281,7 @@ def check_algorithm(method: Any, *, space: Space, num_samples: int) -> None:
 
 
 class OwnAlgorithm:
-    """A method of a user's own, whose results are checked and whose errors are `MethodError`.
-
-    Args:
-        method: The object that the user's code made.
-        name: Of the object, for errors.
-        space: The candidates of each position.
-    """
+    """A method of a user's own, whose results are checked and whose errors are `MethodError`."""
 
     def __init__(self, method: Algorithm, *, name: str, space: Space) -> None:
         self._method = method

@@ -107,13 +107,6 @@ def select(
 ) -> list[int]:
     """Choose clients. The result depends on the indices, not on the order of arrival.
 
-    Args:
-        available: Examples held, by enrolment index.
-        count: How many to choose, K*.
-        rng: The round's selection stream.
-        kind: "uniform" without replacement, or "proportional" to the examples held, with
-            replacement (aggregate those without weights).
-
     Returns:
         Enrolment indices in the order drawn.
     """

@@ -46,12 +46,7 @@ _ASKS, _RACE_START = range(2)
 
 
 class Known(NamedTuple):
-    """The posterior that new prompts are made from.
-
-    Attributes:
-        evaluator: The posterior, with the incumbent as its first prompt.
-        estimates: The values of its prompts.
-    """
+    """The posterior that new prompts are made from."""
 
     evaluator: Evaluator
     estimates: Estimates
@@ -81,8 +76,6 @@ class PromptSearch(ABC):
     sent with alpha.
 
     Attributes:
-        prompt_len: n.
-        vocab_size: N.
         num_samples: I, at least 2.
         elite: How many of the best prompts are always remembered.
         pool_size: How many prompts are remembered, with `EVALUATIONS_PER_PROMPT` losses each on

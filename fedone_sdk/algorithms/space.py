@@ -88,11 +88,6 @@ def warm_start(
 
     The rest of a position's probability is uniform over all tokens.
 
-    Args:
-        shape: Positions and tokens, (n, N).
-        start: Shares of each position; None for none.
-        mask: Which candidates exist, shape (n, N); all by default.
-
     Raises:
         ValueError: The positions, tokens or shares of `start` are invalid.
     """

@@ -63,7 +63,6 @@ class AdminClient:
         ```
 
     Args:
-        url: Base URL of the aggregator.
         token: Secret of a person: an admin token.
         network: Proxy and trust; its `timeout_s` bounds the wait for the next bytes of an answer.
 
@@ -140,11 +139,7 @@ class AdminClient:
         return await self._call(RunResult.model_validate_json, "POST", _run(run_id, "resume"))
 
     async def raise_caps(self, run_id: str, caps: Budget) -> RunResult:
-        """Raise caps of a run; a run that its budget has ended resumes.
-
-        Args:
-            run_id: The run.
-            caps: The new caps; those that are None stay.
+        """Raise caps of a run, those that are not None; a run that its budget has ended resumes.
 
         Raises:
             ProblemError: ``run_conflict`` if a cap would not be higher.
@@ -177,10 +172,6 @@ class AdminClient:
 
     async def delete(self, run_id: str, *, dry_run: bool = False) -> Removal:
         """Delete an ended run with its log for good; its name stays taken.
-
-        Args:
-            run_id: The run.
-            dry_run: Only return what would be deleted.
 
         Raises:
             ProblemError: ``run_conflict`` if the run has not ended.

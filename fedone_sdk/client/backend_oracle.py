@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
@@ -37,7 +37,6 @@ class BackendOracle:
         self._backend = backend if backend.metered else ModelClient(backend)
         self._vocabulary = vocabulary
         self._ready = ready
-        self._bills: dict[int, tuple[Usage, BudgetGuard]] = {}
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
         """Send all queries concurrently; the journal gets the losses of each as it is answered.
@@ -46,16 +45,14 @@ class BackendOracle:
             Declining: The model failed, or the score function is broken.
             SpecError: The backend cannot answer what the task's loss needs.
         """
-        keys, rows = step.keys, step.prompts.rows()
+        rows = step.prompts.rows()
         bill = BudgetGuard(None, name="client")
-        before = step.journal.spent(step.number)
-        self._bills[step.number] = before, bill
         places: dict[TextPrompt, list[str]] = {}
         for place in missing:
             prompt = prompt_of(step.task, self._vocabulary, [int(index) for index in rows[place]])
-            places.setdefault(prompt, []).append(keys[place])
-        queries = {
-            prompt: query_for(
+            places.setdefault(prompt, []).append(step.keys[place])
+        queries = [
+            query_for(
                 step.task,
                 prompt,
                 step.batch.texts,
@@ -64,70 +61,64 @@ class BackendOracle:
                 payer=bill,
             )
             for prompt in places
-        }
-        # Queries that may have been sent when the device dies count as spent.
-        at_risk = {
-            prompt: (await self._backend.quote(query)).without_queries()
-            for prompt, query in queries.items()
-        }
-
-        risked = sum(at_risk.values(), before)
-
-        async def spent() -> Usage:
-            return risked + (await bill.account()).spent
-
-        async def answered(query: Query, prompt: TextPrompt, answer: Answer) -> None:
-            try:
-                check_answer(query, answer)
-            except ValueError as exc:  # Before the journal has it: a restart would read it again.
-                raise BackendError(f"the model's answer cannot be used: {exc}") from exc
-            found = rows_of(query, answer)
-            nonlocal risked
-            risked = risked.beyond(at_risk.pop(prompt))
-            step.keep([(places[prompt], found)], self._backend.fingerprint, await spent())
-
-        step.journal.charge(step.number, await spent())
-        prompts = {id(query): prompt for prompt, query in queries.items()}
-        recorded = _Recorded(
-            self._backend,
-            ready=self._ready,
-            answered=lambda query, answer: answered(query, prompts[id(query)], answer),
-        )
+        ]
+        keys = {id(query): found for query, found in zip(queries, places.values(), strict=True)}
+        recorded = _Recorded(self._backend, step, keys, bill, self._ready)
+        await recorded.begin(queries)
         try:
-            await score_all(recorded, queries.values())
+            await score_all(recorded, queries)
         except (BackendError, BudgetError) as exc:
             _log.warning("the device's model failed", reason=str(exc))
             raise Declining(reason_of(exc)) from exc
         finally:
-            at_risk.clear()
-            held = (await bill.account()).held
-            step.journal.charge(step.number, before + held)
-
-    async def usage(self, step: Step) -> Usage:
-        """Return the queries, and the cost of all attempts at them."""
-        queries = Usage(queries=step.prompts.shape[0])
-        if step.number not in self._bills:
-            return queries + step.journal.spent(step.number)
-        before, bill = self._bills[step.number]
-        return queries + before + (await bill.account()).held
+            await recorded.end()
 
 
 class _Recorded(Wrapper):
-    """Awaits `ready` before each query, and reports each answer."""
+    """Awaits `ready` before each query, and adds each answer and its cost to the step's journal.
+
+    Queries that may have been sent when the device dies count as spent.
+    """
 
     def __init__(
         self,
         inner: LLMBackend,
-        *,
+        step: Step,
+        keys: Mapping[int, Sequence[str]],
+        bill: BudgetGuard,
         ready: Callable[[], Awaitable[None]],
-        answered: Callable[[Query, Answer], Awaitable[None]],
     ) -> None:
         super().__init__(inner)
+        self._step = step
+        self._keys = keys
+        self._bill = bill
         self._ready = ready
-        self._answered = answered
+        num_queries = Usage(queries=step.prompts.shape[0])
+        self._before = step.journal.spent(step.number).without_queries() + num_queries
+        self._at_risk: dict[int, Usage] = {}
+        self._bound = self._before
+
+    async def begin(self, queries: Sequence[Query]) -> None:
+        """Add the bound of all queries to the journal."""
+        for query in queries:
+            self._at_risk[id(query)] = (await self.inner.quote(query)).without_queries()
+        self._bound = sum(self._at_risk.values(), self._before)
+        self._step.journal.charge(self._step.number, self._bound)
 
     async def score(self, query: Query) -> Answer:
         await self._ready()
         answer = await self.inner.score(query)
-        await self._answered(query, answer)
+        try:
+            check_answer(query, answer)
+        except ValueError as exc:  # Before the journal has it: a restart would read it again.
+            raise BackendError(f"the model's answer cannot be used: {exc}") from exc
+        found = rows_of(query, answer)
+        self._bound = self._bound.beyond(self._at_risk.pop(id(query)))
+        spent = self._bound + (await self._bill.account()).spent
+        self._step.keep([(self._keys[id(query)], found)], self.inner.fingerprint, spent)
         return answer
+
+    async def end(self) -> None:
+        """Replace the bound in the journal by the cost."""
+        held = (await self._bill.account()).held
+        self._step.journal.charge(self._step.number, self._before + held)

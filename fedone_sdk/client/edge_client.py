@@ -68,7 +68,6 @@ class EdgeClient:
     A client belongs to one event loop. `EdgeClientThread` runs it next to an app without one.
 
     Args:
-        server: Base URL of the aggregator.
         data: The examples: an iterable; an async iterator, read as it yields; or a callable
             (plain or async) that returns the current examples before each assignment.
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
@@ -76,8 +75,6 @@ class EdgeClient:
         backend: The device's own model; None scores through the gateway.
         state_dir: Folder of identity, unsent updates and paid losses, for one process at a time;
             None keeps them in memory.
-        policy: Which work the device accepts.
-        hooks: The app's own functions.
         network: Proxy, trust, and how the device identifies itself.
 
     Raises:
@@ -109,10 +106,10 @@ class EdgeClient:
         self._changed = True
         self._has_no_data = False
         self._events = EventSink(hooks.on_event)
-        self._condition = Condition(hooks.only_when, self._events)
+        self._stop = StopSignal()
+        self._condition = Condition(hooks.only_when, self._events, self._stop)
         self._run_id = policy.run_id
         self._wait_s = network.wait_s
-        self._stop = StopSignal()
         self._state = state = DeviceState(state_dir, server)
         self._privacy = (
             None
@@ -134,7 +131,6 @@ class EdgeClient:
             capabilities=self._capabilities,
             condition=self._condition,
             events=self._events,
-            stop=self._stop,
             # A process that simulates many clients has compared their rows already.
             logs_fit=network.transport is None,
         )
@@ -418,9 +414,6 @@ class EdgeClientThread:
         Work in progress is finished first. After `timeout_s` it is cancelled; with a state folder
         it resumes at the next start.
 
-        Args:
-            timeout_s: How long to wait for work in progress, seconds; None waits for its end.
-
         Returns:
             Whether the client ended in time; False if one of the app's functions calls this.
         """
@@ -440,9 +433,6 @@ class EdgeClientThread:
 
     def join(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the client.
-
-        Args:
-            timeout_s: The longest wait, seconds.
 
         Returns:
             Whether it has ended.

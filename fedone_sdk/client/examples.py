@@ -21,7 +21,6 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.data.misfit import misfit_of, text_problem
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -126,8 +125,8 @@ An exception vetoes."""
 class Declining(FedOneError):
     """The work cannot be done well enough, and is declined."""
 
-    def __init__(self, reason: str, usage: Usage = NOTHING) -> None:
-        self.reason, self.usage = reason, usage
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
         super().__init__(reason)
 
 
@@ -199,7 +198,7 @@ class Minibatch:
             examples=tuple(kept_examples),
             vetoed=len(examples) - len(texts),
         )
-        batch.check(frozenset(), NOTHING)
+        batch.check(frozenset())
         return batch
 
     @property
@@ -213,7 +212,7 @@ class Minibatch:
             text = repr(content)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def check(self, failed: frozenset[int], usage: Usage) -> Scored:
+    def check(self, failed: frozenset[int]) -> Scored:
         """Count scored, failed and vetoed examples.
 
         Raises:
@@ -224,8 +223,7 @@ class Minibatch:
         if not scored or scored < MIN_SCORED_SHARE * total:
             raise Declining(
                 f"only {scored} of {total} examples could be scored "
-                f"({len(failed)} failed, {self.vetoed} vetoed)",
-                usage,
+                f"({len(failed)} failed, {self.vetoed} vetoed)"
             )
         return Scored(scored=scored, failed=len(failed), vetoed=self.vetoed)
 

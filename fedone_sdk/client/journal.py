@@ -1,7 +1,7 @@
-"""The current work of a device: paid losses, spending and noise, and the update until it is sent.
+"""The work of a device: paid losses, spending and noise, and the update until it is sent.
 
-After ``kill -9`` at any point, no paid answer of the current assignment is paid twice, and no noise
-is drawn twice.
+After ``kill -9`` at any point, no paid answer of an open assignment is paid twice, and no noise is
+drawn twice.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ Row = tuple[float | None, ...]
 
 Answers = tuple[LogProbs | None, ...]
 """The label log-probabilities of those losses; None if the model failed."""
+
+_MOST_JOURNALS = 8
+"""Journals that are kept. There are several if a run pauses, and the device works for another."""
 
 _MOST_NOISED = 1000
 """Assignments that are remembered to have noise."""
@@ -108,12 +111,12 @@ class Journal:
         return self._answers.get(key)
 
     def spent(self, step: int) -> Usage:
-        """Return what the device's own model has spent on a step, without queries."""
+        """Return what the device's own model has spent on a step."""
         return self._spent.get(step, NOTHING)
 
     @property
     def total(self) -> Usage:
-        """What the device's own model has spent on the work, without queries."""
+        """What the device's own model has spent on the work."""
         return sum(self._spent.values(), NOTHING)
 
     def keep(
@@ -123,14 +126,7 @@ class Journal:
         spent: tuple[int, Usage] | None = None,
         answers: Mapping[str, Answers] | None = None,
     ) -> None:
-        """Add losses of one model by their keys.
-
-        Args:
-            rows: The losses.
-            model: The model's fingerprint.
-            spent: A step, and its cost so far (see `charge`).
-            answers: The label log-probabilities of the losses, if they are needed later.
-        """
+        """Add losses of one model by their keys."""
         self._rows.update((key, (row, model)) for key, row in rows.items())
         self._answers.update(answers or {})
         changes = []
@@ -155,11 +151,6 @@ class Journal:
 
         With new noise for the same losses the server could average the noise away. The noise and
         its count are stored in one transaction: neither exists without the other.
-
-        Args:
-            keys: The prompts' keys.
-            noised: Draws the noise.
-            charge: Checks that the release is allowed, and returns what counts it.
 
         Raises:
             OSError: The noise cannot be stored.
@@ -192,13 +183,15 @@ class Journal:
         )
 
     def _write(self, *changes: Change) -> bool:
-        others = change(
-            "DELETE FROM journal WHERE server = :server AND assignment_id != :assignment_id",
-            assignment_id=self.assignment_id,
+        oldest = change(
+            "DELETE FROM journal WHERE server = :server AND assignment_id NOT IN "
+            "(SELECT assignment_id FROM journal WHERE server = :server "
+            "GROUP BY assignment_id ORDER BY max(rowid) DESC LIMIT :most)",
+            most=_MOST_JOURNALS,
         )
-        evictions = (others,) if self._is_new else ()
+        evictions = (oldest,) if self._is_new else ()
         self._is_new = False
-        return self._state.write(*evictions, *changes)
+        return self._state.write(*changes, *evictions)
 
 
 def mark_noised(assignment_id: str) -> tuple[Change, ...]:
@@ -217,16 +210,16 @@ def mark_noised(assignment_id: str) -> tuple[Change, ...]:
 
 
 class CurrentWork:
-    """The journal of the current assignment, the unsent update, and the memory of the method.
+    """The journals of open assignments, the unsent update, and the memory of the method.
 
     Attributes:
-        unsent: The update that waits to be sent, if any: of work that was finished before the
-            device stopped or went offline, or of a run that is paused.
+        unsent: The update that waits to be sent, if any. The device claims other work only after
+            the server has accepted or refused it.
     """
 
     def __init__(self, state: DeviceState) -> None:
         self._state = state
-        self._journal: Journal | None = None
+        self._journals: dict[str, Journal] = {}
         self.unsent = self._stored()
         self._memory: tuple[str, bytes] | None = None
         for run_id, content in state.read(
@@ -237,24 +230,27 @@ class CurrentWork:
         self._noised = {assignment_id for (assignment_id,) in noised}
 
     def journal(self, assignment_id: str) -> Journal:
-        """Return an assignment's journal; that of another assignment is deleted.
+        """Return an assignment's journal; the least recent one of too many is deleted.
 
         Raises:
             Declining: Noise was drawn for the assignment, and is not known any more.
         """
-        if self._journal is not None and self._journal.assignment_id == assignment_id:
-            return self._journal
-        if self._journal is not None and self._journal.releases:
-            self._noised.add(self._journal.assignment_id)
-        self._journal = Journal(self._state, assignment_id)
-        if assignment_id in self._noised and not self._journal.releases:
+        journal = self._journals.pop(assignment_id, None) or Journal(self._state, assignment_id)
+        self._journals[assignment_id] = journal
+        if len(self._journals) > _MOST_JOURNALS:
+            oldest = self._journals.pop(next(iter(self._journals)))
+            if oldest.releases:
+                self._noised.add(oldest.assignment_id)
+        if assignment_id in self._noised and not journal.releases:
             raise Declining("the noise of this work was drawn before, and its update is gone")
-        return self._journal
+        return journal
 
-    @property
-    def spent(self) -> Usage:
-        """What the device's own model has spent on the current assignment, without queries."""
-        return NOTHING if self._journal is None else self._journal.total
+    def spent(self, assignment_id: str) -> Usage:
+        """Return what the device's own model has spent on an assignment."""
+        if self.unsent is not None and self.unsent.assignment_id == assignment_id:
+            return self.unsent.update.usage
+        journal = self._journals.get(assignment_id)
+        return NOTHING if journal is None else journal.total
 
     def memory(self, run_id: str) -> bytes | None:
         """Return the method's memory of a run, such as AdamW's moments; None if there is none."""
@@ -263,10 +259,6 @@ class CurrentWork:
 
     def put(self, unsent: Unsent, charge: Sequence[Change] = ()) -> bool:
         """Store an update in place of the one before and of its journal, in one transaction.
-
-        Args:
-            unsent: The update.
-            charge: Counts the noise that was drawn for it.
 
         Returns:
             Whether it is stored. Otherwise it is in memory only, or dropped if it has noise: after
@@ -291,7 +283,7 @@ class CurrentWork:
         if unsent.noised:
             self._noised.add(unsent.assignment_id)
         if stored:
-            self._journal = None
+            self._journals.pop(unsent.assignment_id, None)
         return stored
 
     def accept(self, unsent: Unsent) -> None:
@@ -312,8 +304,7 @@ class CurrentWork:
         """Delete all about work that is over."""
         if self.unsent is not None and self.unsent.assignment_id == assignment_id:
             self.unsent = None
-        if self._journal is not None and self._journal.assignment_id == assignment_id:
-            self._journal = None
+        self._journals.pop(assignment_id, None)
         self._noised.discard(assignment_id)
         self._state.write(
             *(
@@ -325,7 +316,8 @@ class CurrentWork:
 
     def forget(self) -> None:
         """Delete all that belongs to an identity that the server refuses."""
-        self._journal = self.unsent = self._memory = None
+        self.unsent = self._memory = None
+        self._journals.clear()
         self._noised.clear()
         tables = ("unsent", "journal", "noised", "memory")
         self._state.write(

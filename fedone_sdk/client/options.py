@@ -47,13 +47,9 @@ class ClientEvent:
     """One event of a client. It has neither texts nor secrets.
 
     Attributes:
-        kind: What happened.
-        run_id: The run of the work.
-        assignment_id: The work.
         round: Its round, from 0.
         done: Prompts of the work that have their losses.
         total: Prompts of the work.
-        reason: Why, for people.
         retry_after_s: Seconds until the next claim.
     """
 
@@ -106,11 +102,8 @@ class Turn:
     """The result of one turn.
 
     Attributes:
-        outcome: How it ended.
         next_turn_s: How long to wait before the next turn, seconds: the server's ``Retry-After``
             or the backoff after a failure. 0 after accepted work.
-        run_id: The run of the turn's work; None without work.
-        assignment_id: The work.
         round: Its round, from 0.
         reason: Why it was declined or refused, for people.
     """
@@ -190,8 +183,6 @@ class RunFit:
     """How a device fits a run.
 
     Attributes:
-        run_id: The run.
-        rows: Rows of the device.
         fit: Rows that fit the run's task; 0 if the device itself does not fit.
         reason: Why not all of them fit, for the device's own people; None if all do.
     """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from fedone_sdk.accountant import GaussianAccountant
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import Usage
 from fedone_sdk.client.examples import Declining, Unfit
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.state import Change, DeviceState, change
@@ -101,8 +101,6 @@ class PrivacyAccount:
     A release and its count are stored in one transaction, before the release is sent.
 
     Args:
-        required: The device's requirements.
-        state: Stores the count.
         own_model: Whether a model on the device sees the texts, rather than the gateway.
 
     Raises:
@@ -144,7 +142,7 @@ class PrivacyAccount:
             # The prompts of a later step reveal the alpha of the step before, without noise.
             raise Unfit("the client's labels are private: one local step at most")
         releases = max(steps - journal.releases, 0) if privacy.target == "losses" else 1
-        self._afford(privacy, releases, NOTHING)
+        self._afford(privacy, releases)
 
     def check_run(self, run: RunTask) -> PrivacySpec:
         """Return a run's privacy after checking it against the device's requirements.
@@ -167,14 +165,14 @@ class PrivacyAccount:
             raise Unfit("the client's labels are private, and loss nll sends them")
         return privacy
 
-    def charge(self, privacy: PrivacySpec, usage: Usage) -> Sequence[Change]:
+    def charge(self, privacy: PrivacySpec) -> Sequence[Change]:
         """Return what counts one release; it is stored with the release.
 
         Raises:
             Declining: The count cannot be read.
             Unfit: The release would exceed the required epsilon.
         """
-        self._afford(privacy, 1, usage)
+        self._afford(privacy, 1)
         return [
             change(
                 "INSERT INTO privacy VALUES (:target, :precision) "
@@ -201,20 +199,19 @@ class PrivacyAccount:
             return usage
         return Usage(queries=usage.queries, requests=usage.requests)
 
-    def _afford(self, privacy: PrivacySpec, releases: int, usage: Usage) -> None:
+    def _afford(self, privacy: PrivacySpec, releases: int) -> None:
         try:
             self._given = self._read()
         except DataError as exc:  # Its text has a path, which does not leave the device.
             _log.warning("the count of epsilon cannot be read", reason=str(exc))
-            raise Declining("the client's count of epsilon cannot be read", usage) from exc
+            raise Declining("the client's count of epsilon cannot be read") from exc
         target = privacy.target
         precision = self._given[target] + releases / privacy.noise_multiplier**2
         epsilon, most = self._epsilon({**self._given, target: precision}), self.required.max_epsilon
         if epsilon > most:
             raise Unfit(
                 f"the client gives away an epsilon of at most {most:g} at delta "
-                f"{self.required.delta:g}: {self.epsilon:.4g} is spent, {epsilon:.4g} it would be",
-                usage,
+                f"{self.required.delta:g}: {self.epsilon:.4g} is spent, {epsilon:.4g} it would be"
             )
 
     def _epsilon(self, given: dict[str, float]) -> float:

@@ -103,10 +103,6 @@ class Backoff:
 
     Full jitter spreads devices that lost the same server at the same moment evenly over the wait
     (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
-
-    Args:
-        first_s: Upper bound of the first wait, seconds.
-        max_s: Upper bound of every wait, seconds.
     """
 
     def __init__(self, first_s: float = 1.0, max_s: float = 300.0) -> None:
@@ -134,14 +130,6 @@ class Session:
 
     A call is retried a few times within seconds, for blips; longer outages are left to the turns.
     After the stop signal nothing is retried.
-
-    Args:
-        transport: Reaches the server.
-        identity: The device's identity there.
-        token: Enrolment token; None where the device has an identity.
-        name: The device's display name.
-        events: Receives ``enrolled``, ``offline`` and ``online``.
-        stop: Ends waits.
     """
 
     def __init__(
@@ -353,13 +341,19 @@ class Paused(FedOneError):
 
 
 class Condition:
-    """The app's condition; the events ``paused`` and ``resumed`` report its changes."""
+    """The app's condition; the events ``paused`` and ``resumed`` report its changes.
 
-    def __init__(self, only_when: OnlyWhen | None, events: EventSink) -> None:
+    Work in progress waits for it as long as the server renews its lease, and is declined shortly
+    before the last deadline.
+    """
+
+    def __init__(self, only_when: OnlyWhen | None, events: EventSink, stop: StopSignal) -> None:
         self._only_when = only_when
         self._events = events
+        self._stop = stop
         self._held = True
         self._failing = False
+        self._waiting = asyncio.Lock()
 
     async def holds(self) -> bool:
         """Return whether the device may work now; False if the app's function fails."""
@@ -378,34 +372,20 @@ class Condition:
             self._events.emit("resumed" if held else "paused")
         return held
 
-
-class Gate:
-    """Delays requests for scores until the condition holds.
-
-    Work in progress waits for the condition as long as the server renews its lease, and is
-    declined shortly before the last deadline.
-    """
-
-    def __init__(self, condition: Condition, lease: Lease, stop: StopSignal) -> None:
-        self._condition = condition
-        self._lease = lease
-        self._stop = stop
-        self._waiting = asyncio.Lock()
-
-    async def ready(self) -> None:
-        """Wait until a request may be sent.
+    async def wait(self, lease: Lease) -> None:
+        """Wait until a request for scores may be sent under a lease.
 
         Raises:
             Declining: The deadline comes first.
             Paused: The client stops.
         """
         async with self._waiting:  # concurrent queries share one wait
-            while not await self._condition.holds():
+            while not await self.holds():
                 if self._stop.is_set():
                     raise Paused
                 wait_s = CONDITION_POLL_S
-                if not self._lease.renewable:
-                    left_s = self._lease.left_s - _MARGIN_S
+                if not lease.renewable:
+                    left_s = lease.left_s - _MARGIN_S
                     if left_s <= 0:
                         raise Declining("the device may not work now, and its time is over")
                     wait_s = min(wait_s, left_s)

@@ -72,7 +72,6 @@ class DeviceState:
     created, readable by its owner only.
 
     Attributes:
-        server: The server, by its URL or name.
         file: The database; None without a folder.
 
     Raises:
@@ -221,10 +220,6 @@ class Identity:
     """A device's identity at one server: credential and enrolment nonce, kept across restarts.
 
     A damaged one is ignored, and the device enrols again.
-
-    Attributes:
-        client_id: The device's public name; None until it has enrolled.
-        credential: Its secret; None until it has enrolled.
     """
 
     def __init__(self, state: DeviceState) -> None:

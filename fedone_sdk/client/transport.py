@@ -119,7 +119,6 @@ class Network:
         ca_file: Trusted authorities instead of the system's, a PEM file.
         cert_file: The device's certificate for a server that requires one (mTLS), a PEM file.
         key_file: Its private key; None if `cert_file` contains it.
-        key_password: The password of the key.
         ssl_context: Trust and certificate by the app, instead of the four above.
         timeout_s: Longest wait for an answer, seconds, in addition to `wait_s`.
         wait_s: How long a claim may wait at the server for work, seconds, from 0 to 60.
@@ -193,9 +192,6 @@ def _unusable(key: str, file: str | Path | None, cause: OSError) -> ArgumentErro
 
 class Connection:
     """The HTTP session of one server.
-
-    Attributes:
-        base: The base URL.
 
     Raises:
         SpecError: The URL, the proxy or a certificate cannot be used.
@@ -339,10 +335,6 @@ class HttpTransport:
 
     Messages with arrays are sent as tensor files.
 
-    Args:
-        server: Base URL of the aggregator.
-        network: Proxy and trust.
-
     Raises:
         SpecError: The URL, the proxy or a certificate cannot be used.
     """
@@ -455,29 +447,12 @@ class HttpTransport:
         }
         if content is not None:
             headers["Content-Type"] = "application/json"
-        timeout_s = self._timeout_s + extra_s
-        status, answered, body = await self._send(
-            method, url, content, headers, timeout_s, max_bytes
-        )
-        if status >= 300:
-            raise _refusal(path, status, answered, body)
-        return status, answered, body
-
-    async def _send(
-        self,
-        method: str,
-        url: URL,
-        content: bytes | None,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        max_bytes: int,
-    ) -> tuple[int, Mapping[str, str], bytes]:
         async with self._connection.request(
             method,
             url,
             headers=headers,
             body=content,
-            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
         ) as response:
             most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
             body = bytearray()
@@ -485,7 +460,9 @@ class HttpTransport:
                 body += chunk
                 if len(body) > most:
                     raise MessageError(f"{url.path}: the answer is over {most} bytes")
-            return response.status, response.headers, bytes(body)
+        if response.status >= 300:
+            raise _refusal(path, response.status, response.headers, bytes(body))
+        return response.status, response.headers, bytes(body)
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:

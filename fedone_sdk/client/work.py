@@ -54,39 +54,14 @@ _PAIRS = 512
 most; smaller requests cost more traffic, because each contains the texts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
-    """The losses of a step.
-
-    Attributes:
-        values: One mean loss per prompt, with the run's noise.
-        scored: Counts of scored, failed and vetoed examples.
-        usage: The usage of the client's own backend.
-        model: Fingerprint of the model.
-        by_class: Mean losses by class and label bias, float32, shape (P, C, G), if the step
-            requests them.
-        class_counts: Scored examples of each class, shape (C,), if it does.
-    """
-
-    values: tuple[float, ...]
-    scored: Scored
-    usage: Usage
-    model: str
-    by_class: Array | None = None
-    class_counts: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One local step: prompts to score on one mini-batch.
 
     Attributes:
         number: Index of the step in the work, from 0.
-        batch: The examples, after the app's hook.
         prompts: Shape (P, n), candidate indices.
-        journal: Keeps the losses as they arrive.
         on_scored: Called with the number of further prompts that have their losses.
-        score: The user's function, for loss ``score``.
         by_class: Whether losses by class and label bias are computed too.
     """
 
@@ -172,21 +147,16 @@ class Oracle(Protocol):
         """
         ...
 
-    async def usage(self, step: Step) -> Usage:
-        """Return what the client's own model has spent on a step so far."""
-        ...
-
 
 async def score_step(
     step: Step,
     oracle: Oracle,
     privacy: PrivacySpec | None = None,
     *,
-    charge: Callable[[Usage], Sequence[Change]] = lambda usage: (),
-) -> Losses:
+    num_examples: int,
+    charge: Callable[[], Sequence[Change]] = tuple,
+) -> LossesUpdate:
     """Return the losses of a step's prompts, and score those that the journal does not have.
-
-    `charge` gets the step's cost, and returns what counts its noise, which is stored with it.
 
     Raises:
         Declining: The model failed on too many examples, the score function did, or noise cannot
@@ -197,38 +167,33 @@ async def score_step(
     missing = [place for place, key in enumerate(keys) if not step.has(key)]
     step.on_scored(len(keys) - len(missing))
     if missing:
-        try:
-            await oracle.ask(step, missing)
-        except Declining as exc:
-            raise Declining(exc.reason, exc.usage + await oracle.usage(step)) from exc
-    usage = await oracle.usage(step)
+        await oracle.ask(step, missing)
     found = [row for row in map(step.journal.row, keys) if row is not None]
     models = {model for _, model in found}
     if len(models) != 1:
-        raise Declining("the model changed during the work", usage)
+        raise Declining("the model changed during the work")
     rows = [row for row, _ in found]
     # An example counts for all prompts or for none, so that all are compared on the same ones.
     failed = frozenset(index for row in rows for index, loss in enumerate(row) if loss is None)
-    counts = step.batch.check(failed, usage)
+    counts = step.batch.check(failed)
     losses = [
         [loss for index, loss in enumerate(row) if index not in failed and loss is not None]
         for row in rows
     ]
     if privacy is not None and privacy.target == "losses":
         try:
-            values = step.journal.release(
-                keys, partial(private_losses, losses, privacy), partial(charge, usage)
-            )
+            values = step.journal.release(keys, partial(private_losses, losses, privacy), charge)
         except OSError as exc:
-            raise Declining(str(exc), usage) from exc
+            raise Declining(str(exc)) from exc
     else:
         values = tuple(math.fsum(row) / len(row) for row in losses)
     by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())
-    return Losses(
-        values=values,
+    return LossesUpdate(
+        num_examples=num_examples,
         scored=counts,
-        usage=usage,
+        usage=step.journal.spent(step.number),
         model=models.pop(),
+        losses=values,
         by_class=by_class,
         class_counts=class_counts,
     )
@@ -256,8 +221,6 @@ class GatewayOracle:
 
     Args:
         assignment_id: The assignment whose lease pays.
-        session: Calls the gateway.
-        ready: Awaited before each request.
         known: Whether the server has drawn the prompts, so that requests can omit them.
     """
 
@@ -317,10 +280,6 @@ class GatewayOracle:
             # Not chained: the cause quotes private text.
             raise Declining(f"the step cannot be sent: {first_error(exc)}") from None
 
-    async def usage(self, step: Step) -> Usage:
-        """Return nothing: the server counts what the gateway spends."""
-        return NOTHING
-
 
 def cuts(num_prompts: int, num_examples: int) -> list[range]:
     """Return the requests to the gateway of a step: equal parts of its prompts."""
@@ -362,14 +321,14 @@ Assigned = AlphaAssignment | LossesAssignment
 
 
 @contextmanager
-def _declining(what: str, usage: Usage) -> Iterator[None]:
-    """Turn errors of a method or a message into a decline with the cost so far."""
+def _declining(what: str) -> Iterator[None]:
+    """Turn errors of a method or a message into a decline."""
     try:
         yield
     except (BackendError, ValueError) as exc:
         _log.warning("work failed", what=what, reason=str(exc))
         reason = reason_of(exc) if isinstance(exc, BackendError) else str(exc)
-        raise Declining(f"{what}: {one_line(reason)}"[:500], usage) from exc
+        raise Declining(f"{what}: {one_line(reason)}"[:500]) from exc
 
 
 @dataclass(slots=True, kw_only=True)
@@ -377,14 +336,8 @@ class Work:
     """One assignment of a device.
 
     Attributes:
-        run: The run's task.
-        assignment: The work.
-        examples: The device's examples that fit the task.
-        journal: Keeps the losses as they arrive.
-        oracle: Scores the prompts.
-        hooks: The app's functions.
         memory: The method's memory on this device; after the work, the one to keep.
-        charge: Checks that noise is allowed after a cost, and returns what counts it.
+        charge: Checks that noise is allowed, and returns what counts it.
         on_scored: Called with the number of prompts that have their losses, and of all.
         charged: What counts the noise on alpha; it is stored with the update.
     """
@@ -396,7 +349,7 @@ class Work:
     oracle: Oracle
     hooks: Hooks
     memory: bytes
-    charge: Callable[[Usage], Sequence[Change]]
+    charge: Callable[[], Sequence[Change]]
     on_scored: Callable[[int, int], None]
     charged: Sequence[Change] = ()
     _num_scored: int = 0
@@ -461,21 +414,9 @@ class Work:
         """
         self.check()
         if isinstance(self.assignment, LossesAssignment):
-            return await self._losses_update(self.assignment)
+            self.memory = b""  # the memory is the server's
+            return await self._losses(0, self.assignment.minibatch_seed, self.assignment.prompts)
         return await self._alpha_update(self.assignment)
-
-    async def _losses_update(self, assignment: LossesAssignment) -> LossesUpdate:
-        self.memory = b""  # the memory is the server's
-        losses = await self._losses(0, assignment.minibatch_seed, assignment.prompts)
-        return LossesUpdate(
-            num_examples=len(self.examples),
-            scored=losses.scored,
-            usage=losses.usage,
-            model=losses.model,
-            losses=losses.values,
-            by_class=losses.by_class,
-            class_counts=losses.class_counts,
-        )
 
     async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
         with needs_extra("the alpha exchange", "alpha"):
@@ -494,7 +435,7 @@ class Work:
             from fedone_sdk.messages.array import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)
-        with _declining("the assignment does not fit its run", NOTHING):
+        with _declining("the assignment does not fit its run"):
             method = method_from_spec(
                 run.method,
                 prompt_len=run.prompt_len,
@@ -514,22 +455,19 @@ class Work:
         usage, scored = NOTHING, Scored(scored=0)
         values: list[float] = []
         for number, step in enumerate(assignment.steps):
-            with _declining("no prompts can be drawn", usage):
+            with _declining("no prompts can be drawn"):
                 candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
             prompts = prompts_to_wire(candidates.prompts, run.vocab_size)
-            try:
-                losses = await self._losses(number, step.minibatch_seed, prompts)
-            except Declining as exc:
-                raise Declining(exc.reason, usage + exc.usage) from exc
-            usage += losses.usage
-            with _declining("the method cannot use the losses", usage):
-                clipped = clip_losses(np.array(losses.values), run.loss_clip)
+            scores = await self._losses(number, step.minibatch_seed, prompts)
+            usage += scores.usage
+            with _declining("the method cannot use the losses"):
+                clipped = clip_losses(np.array(scores.losses), run.loss_clip)
                 state = method.tell(state, candidates, clipped)
-            scored += losses.scored
-            values.extend(losses.values)
+            scored += scores.scored
+            values.extend(scores.losses)
         alpha, mean_loss = state.alpha, sum(values) / len(values)
         if run.privacy is not None and self._noises_alpha:
-            self.charged = self.charge(usage)
+            self.charged = self.charge()
             alpha = method.project(private_step(before, alpha, run.privacy))
             mean_loss = 0.0  # the mean of the losses would be a release without noise
         self.memory = dump_memory(state.memory) if state.memory else b""
@@ -537,7 +475,7 @@ class Work:
             num_examples=len(self.examples),
             scored=scored,
             usage=usage,
-            model=losses.model,
+            model=scores.model,
             alpha=to_wire(alpha),
             mean_loss=mean_loss,
         )
@@ -552,7 +490,7 @@ class Work:
         """Whether the update has losses by class and label bias."""
         return self.run.calibration.kind == "labels"
 
-    async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> Losses:
+    async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> LossesUpdate:
         task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
         examples = [self.examples[index] for index in drawn]
@@ -566,7 +504,13 @@ class Work:
             score=self.hooks.score,
             by_class=self._by_class,
         )
-        return await score_step(step, self.oracle, self.run.privacy, charge=self.charge)
+        return await score_step(
+            step,
+            self.oracle,
+            self.run.privacy,
+            num_examples=len(self.examples),
+            charge=self.charge,
+        )
 
     def _scored(self, count: int) -> None:
         self._num_scored += count

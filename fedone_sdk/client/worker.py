@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.budget import Usage
 from fedone_sdk.client.examples import Declining, Unfit, reason_of, usable
 from fedone_sdk.client.journal import CurrentWork, Unsent
 from fedone_sdk.client.options import Capabilities, EventSink, Turn
 from fedone_sdk.client.session import (
     MAX_CALL_WAIT_S,
     Condition,
-    Gate,
     Lease,
     Paused,
     Session,
-    StopSignal,
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
@@ -113,7 +112,13 @@ _log = structlog.get_logger(__name__)
 _UNFIT = (Unfit, LabelWordError, MissingExtraError, SpecError)
 """Failures that the next work of the same run would meet again."""
 
-_NOT_DECLINED = ("assignment_expired", "run_conflict", "unauthorized")
+_NOT_DECLINED = (
+    "assignment_expired",
+    "model_mismatch",
+    "run_conflict",
+    "unauthorized",
+    "update_conflict",
+)
 """Refusals after which there is nothing to decline: the work is gone, or its run is paused."""
 
 
@@ -131,7 +136,6 @@ class Worker:
         capabilities: Capabilities,
         condition: Condition,
         events: EventSink,
-        stop: StopSignal,
         logs_fit: bool,
     ) -> None:
         self._session = session
@@ -141,7 +145,6 @@ class Worker:
         self._privacy = capabilities.privacy
         self._condition = condition
         self._events = events
-        self._stop = stop
         self._current = CurrentWork(state)
         self._runs = KnownRuns(session, self._backend)
         self._unfit: dict[str, TaskSpec] = {}
@@ -192,22 +195,8 @@ class Worker:
                 except Exception as exc:
                     if isinstance(exc, ProblemError) and _is_kept(exc):
                         raise
-                    usage = exc.usage if isinstance(exc, Declining) else NOTHING
-                    if not isinstance(exc, FedOneError):
-                        # A bug, perhaps in the app's model. Raising would end the client again
-                        # after each restart, as long as it has the same seat.
-                        log.error("the work failed", traceback=traceback.format_exc())
-                    log.warning("assignment declined", reason=str(exc))
-                    # Includes the cost before a restart.
-                    usage = self._reported(usage.at_least(self._current.spent))
-                    message = Decline(
-                        reason=reason_of(exc)[:500], usage=usage, unfit=isinstance(exc, _UNFIT)
-                    )
-                    await self._session.call(transport.decline, assignment.assignment_id, message)
-                    self._current.drop(assignment.assignment_id)
-                    self._events.emit("declined", reason=message.reason, **facts)
-                    return Turn(outcome="declined", reason=message.reason, **facts)
-                await self._send(unsent)
+                    return await self._decline(assignment, exc)
+                return await self._send(unsent)
         except ProblemError as exc:
             if is_retryable(exc) or exc.code == "unauthorized":
                 raise
@@ -218,7 +207,30 @@ class Worker:
                 self._current.drop(assignment.assignment_id)
             self._events.emit("refused", reason=str(exc), **facts)
             return Turn(outcome="refused", reason=str(exc), **facts)
-        return Turn(outcome="worked", **facts)
+
+    async def _decline(self, work: Assigned | Unsent, failure: Exception) -> Turn:
+        """Return an assignment undone; the server then offers its seat to another client.
+
+        Raises:
+            ProblemError: The assignment has ended, or its run is paused and keeps it.
+            TransportError: The server cannot be reached; the next claim gets the same assignment.
+        """
+        facts = _facts(work)
+        log = _log.bind(run_id=work.run_id, round=work.round)
+        if not isinstance(failure, FedOneError):
+            # A bug, perhaps in the app's model. Raising would end the client again after each
+            # restart, as long as it has the same seat.
+            log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
+        log.warning("assignment declined", reason=str(failure))
+        message = Decline(
+            reason=reason_of(failure)[:500],
+            usage=self._reported(self._current.spent(work.assignment_id)),
+            unfit=isinstance(failure, _UNFIT),
+        )
+        await self._session.call(self._session.transport.decline, work.assignment_id, message)
+        self._current.drop(work.assignment_id)
+        self._events.emit("declined", reason=message.reason, **facts)
+        return Turn(outcome="declined", reason=message.reason, **facts)
 
     async def _done(self, assignment: Assigned, held: Sequence[Example], lease: Lease) -> Unsent:
         """Score what the assignment contains, and store the update until it is sent."""
@@ -245,10 +257,10 @@ class Worker:
             raise Unfit(f"no row fits: {self._capabilities.compare(run, held).public_reason}")
         facts = _facts(assignment)
 
-        def charge(usage: Usage) -> Sequence[Change]:
+        def charge() -> Sequence[Change]:
             if self._privacy is None or run.privacy is None:
                 return ()
-            return self._privacy.charge(run.privacy, usage)
+            return self._privacy.charge(run.privacy)
 
         work = Work(
             run=run,
@@ -267,7 +279,7 @@ class Worker:
         update = update.model_copy(update={"usage": self._reported(update.usage)})
         unsent = Unsent(update=update, memory=work.memory, noised=run.privacy is not None, **facts)
         if not self._current.put(unsent, work.charged) and unsent.noised:
-            raise Declining("the noised update cannot be stored", update.usage)
+            raise Declining("the noised update cannot be stored")
         return unsent
 
     def _reported(self, usage: Usage) -> Usage:
@@ -275,7 +287,7 @@ class Worker:
         return usage if self._privacy is None else self._privacy.shown(usage)
 
     async def _oracle(self, run: RunTask, assignment: Assigned, lease: Lease) -> Oracle:
-        ready = Gate(self._condition, lease, self._stop).ready
+        ready = partial(self._condition.wait, lease)
         if self._backend is not None:
             # Imported here: a device that scores through the gateway does not need it.
             from fedone_sdk.client.backend_oracle import BackendOracle
@@ -308,26 +320,32 @@ class Worker:
         except ProblemError as exc:
             if is_retryable(exc) or exc.code == "unauthorized":
                 raise
+            self._current.drop(unsent.assignment_id)
             self._events.emit("refused", reason=str(exc), **_facts(unsent))
 
-    async def _send(self, unsent: Unsent) -> None:
+    async def _send(self, unsent: Unsent) -> Turn:
         """Send an update; sent again, it gets the same receipt.
 
+        The server takes the update of a paused run too. An update that it refuses while the
+        assignment is open is declined, or the next claim would get the same assignment.
+
         Raises:
-            ProblemError: The server refuses it, for now or for good.
+            ProblemError: The assignment has ended, or the server refuses for now.
             TransportError: The server cannot be reached; the update stays.
         """
+        facts = _facts(unsent)
         try:
             await self._session.call(
                 self._session.transport.update, unsent.assignment_id, unsent.update
             )
         except ProblemError as exc:
-            if not is_retryable(exc) and exc.code not in ("unauthorized", "run_conflict"):
-                self._current.drop(unsent.assignment_id)
-            raise
+            if is_retryable(exc) or exc.code in _NOT_DECLINED:
+                raise
+            return await self._decline(unsent, exc)
         self._current.accept(unsent)
-        _log.info("updated", **_facts(unsent))
-        self._events.emit("updated", **_facts(unsent))
+        _log.info("updated", **facts)
+        self._events.emit("updated", **facts)
+        return Turn(outcome="worked", **facts)
 
 
 def _is_kept(refusal: ProblemError) -> bool:

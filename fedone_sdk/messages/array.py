@@ -61,7 +61,6 @@ class Array(Message):
     """A dense array.
 
     Attributes:
-        dtype: Element type.
         shape: Sizes, outermost first (C order).
         data: The elements, little-endian, standard base64 with padding.
     """

@@ -18,7 +18,6 @@ class Claim(Message):
     """``POST /v1/assignments/claim``: a client claims work.
 
     Attributes:
-        num_examples: Number of the client's examples.
         wait_s: Maximal time for which the server may hold the request, seconds.
         run_id: The only run to work for; null is any.
         own_model: Whether the client queries its own model even if the server has one. The server
@@ -65,15 +64,11 @@ class AlphaAssignment(_Assignment):
     """Work in the ``alpha`` exchange: run the local steps and return the new alpha.
 
     Attributes:
-        assignment_id: Id of the assignment.
-        run_id: The run.
-        round: The round, from 0.
         deadline_s: Seconds until the seat passes to another client.
         leased_queries: Number of queries reserved for this work.
         vocabulary_version: Number of candidates added since the run started. A client with fewer
             fetches the task again, and the missing candidates.
         alpha: Float32, shape (n, N), positive, and 0 for candidates that a position does not have.
-        steps: One entry per local step.
     """
 
     exchange: Literal["alpha"] = "alpha"
@@ -85,14 +80,7 @@ class LossesAssignment(_Assignment):
     """Work in the ``losses`` exchange: score prompts and return one loss each.
 
     Attributes:
-        assignment_id: Id of the assignment.
-        run_id: The run.
-        round: The round, from 0.
-        deadline_s: Seconds until the seat passes to another client.
-        leased_queries: Number of queries reserved for this work.
-        vocabulary_version: As in an `AlphaAssignment`.
         prompts: Shape (I, n), candidate indices into the run's vocabulary.
-        minibatch_seed: Seeds the draw of the mini-batch.
     """
 
     exchange: Literal["losses"] = "losses"
@@ -122,20 +110,16 @@ class RunTask(Message):
     """``GET /v1/runs/{id}/task``: description of a run for clients, fetched once.
 
     Attributes:
-        task: Template, label words, loss.
-        method: The method and its settings.
         prompt_len: n.
         vocab_size: N, number of candidates of a position.
         blank: Index of the blank candidate, if all positions share one.
         layout: For a prompt of slots: each slot's number of positions, number of candidates (at
             most N) and index of its blank candidate.
         vocabulary_sha256: Digest of the vocabulary, whose texts are a separate resource.
-        vocabulary_version: Number of candidates added since the run started.
         gateway: Whether the server scores prompts for clients (``POST /v1/score``).
         model: Fingerprint of the run's model. A client whose own model is another one declines as
             unfit.
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
-        privacy: Noise that the client adds to its updates.
         calibration: For ``labels``, the method receives losses by class and label bias, which the
             client returns in the ``losses`` exchange; other kinds do not affect the client.
     """

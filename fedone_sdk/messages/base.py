@@ -112,11 +112,7 @@ class Problem(Message):
     """``application/problem+json``.
 
     Attributes:
-        type: A URI reference for the kind of problem.
-        title: The kind of problem, in words.
-        status: The HTTP status.
         code: Stable code for programs (`fedone_sdk.errors.PROBLEMS`).
-        detail: Description of this occurrence.
     """
 
     type: str

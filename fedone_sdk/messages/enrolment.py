@@ -15,7 +15,6 @@ class Enrol(Message):
     """``POST /v1/clients``, authorised by an enrolment token.
 
     Attributes:
-        name: Display name of the device.
         nonce: A secret of at least 16 random bytes that the device generates once, base64url. A
             repeated request with the same nonce returns the same client with a new credential.
     """
@@ -28,7 +27,6 @@ class Enrolled(Message):
     """The new identity.
 
     Attributes:
-        client_id: Public id of the client.
         credential: Its secret, sent as a bearer token from now on.
     """
 
@@ -40,9 +38,6 @@ class Rotated(Message):
     """A new credential, ``POST /v1/clients/me/credential``.
 
     The previous one stays valid until this one is used.
-
-    Attributes:
-        credential: The secret, sent as a bearer token from now on.
     """
 
     credential: Annotated[str, Field(repr=False)]
@@ -62,7 +57,6 @@ class NewToken(Message):
     """``POST /v1/enrolment-tokens``: a token with which devices enrol.
 
     Attributes:
-        name: Its name.
         runs: Runs that its clients may access; null is all.
         uses: Maximal number of clients that enrol with it; null is unlimited.
         expires_in_s: Its lifetime, seconds; null is unlimited.
@@ -82,8 +76,6 @@ class TokenInfo(Message):
         runs: Runs that its clients may access; null is all.
         uses_left: Number of clients that can still enrol with it; null is unlimited.
         expires_at: Expiry, seconds since the epoch; null is never.
-        created_at: Seconds since the epoch.
-        revoked_at: Seconds since the epoch; null if it is not revoked.
     """
 
     name: str
@@ -118,12 +110,8 @@ class ClientInfo(Message):
     """An enrolled client, without its secrets.
 
     Attributes:
-        client_id: Public id.
-        name: Display name.
         token: Name of the token that it enrolled with.
         runs: Runs that it may access; null is all.
-        enrolled_at: Seconds since the epoch.
-        revoked_at: Seconds since the epoch; null if it is not revoked.
         seen_at: Time of its last request with a precision of a day, seconds since the epoch.
     """
 

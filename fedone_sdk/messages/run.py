@@ -86,8 +86,6 @@ class MetricReport(Message):
     """The metric on the dev split; null if not measured.
 
     Attributes:
-        name: Name of the metric.
-        no_prompt: Metric of "no prompt".
         before: Metric of the untrained prompt.
         after: Metric of the deployable prompt.
     """
@@ -102,9 +100,7 @@ class RoundReport(Message):
     """One finished round.
 
     Attributes:
-        round: Index, from 0.
         client_id: Ids of its clients, joined by commas.
-        queries: Training queries of the round.
         mean_loss: Mean over the round's scored prompts.
         metric: Metric of the deployable prompt after this round, if evaluated.
     """
@@ -173,8 +169,6 @@ class PrivacyReport(Message):
         target: The noised values: ``losses`` or ``alpha``.
         unit: Protected unit: one ``example``, or all data of a ``device``.
         epsilon: Epsilon of that device, over all its releases in this run.
-        delta: Delta of the guarantee.
-        releases: Number of its releases.
         clients: Number of devices with releases.
         spent_up: Number of devices that have reached ``max_epsilon``.
     """
@@ -192,16 +186,12 @@ class ClientInfluence(Message):
     """Influence of one client on a run.
 
     Attributes:
-        client_id: Public id of the client.
         rounds: Number of its updates that the defences examined.
         movement: Sum of the norms of its admitted steps.
         share: Share of the movement of all clients.
-        scaled: Number of steps that were scaled down.
         outliers: Number of updates that were rejected as outliers.
         score: Mean agreement with the run in robust standard deviations; negative is disagreement.
         loss_residual: Mean difference of its losses from the run's median.
-        quarantined: Whether it is in quarantine.
-        releases: Number of its noised releases.
         epsilon: Its epsilon; null in runs without noise.
     """
 
@@ -219,12 +209,7 @@ class ClientInfluence(Message):
 
 
 class UnfitDevices(Message):
-    """Connected devices that are unfit for a run for the same reason.
-
-    Attributes:
-        reason: The devices' reason.
-        devices: Number of devices.
-    """
+    """Connected devices that are unfit for a run for the same reason."""
 
     reason: str
     devices: int
@@ -248,32 +233,19 @@ class RunResult(Billed):
     """The current or final result of a run.
 
     Attributes:
-        run_id: The run.
-        name: Name in its RunSpec.
         status: ``running``, or how it ended.
         reason: Reason for the status. Devices get none; the provider's text in the reason of a
             pause is for operators only.
-        rounds: Number of rounds done.
-        cap: The caps.
         spent: Usage of training and evaluation (`queries`: training only).
         leased: Usage reserved for open work.
-        cache: Queries answered from a cache.
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         communication: Traffic of federated messages.
-        gateway: Traffic of the gateway.
-        metric: The metric on the dev split.
         verdict: Whether tuning improved the metric; absent while the run is running.
-        history: One entry per round.
-        prompt: The deployable prompt.
-        alpha_sha256: Digest of alpha's bytes.
         model: Fingerprint of the model that scored, once known.
         models: Model names that the provider reported.
-        privacy: Privacy loss; null in runs without noise.
-        quarantined: Number of clients in quarantine.
         devices: Available devices while the run is running; not sent to devices.
         wall_s: Seconds from the first assignment to the end (or now).
-        seed: The run's seed.
     """
 
     run_id: str

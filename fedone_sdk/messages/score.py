@@ -50,7 +50,6 @@ class Scores(Message):
         texts: P x B generated texts, only for loss ``score`` in runs that allow it; empty for
             failed pairs. Truncated to `MAX_WRITTEN_CHARS`.
         failed: (prompt, example) pairs for which the model failed.
-        model: Fingerprint of the model.
     """
 
     log_probs: Array | None = None

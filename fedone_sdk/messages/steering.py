@@ -21,7 +21,6 @@ class RollBack(Message):
 
     Attributes:
         to_round: The round to repeat first; it and later ones are discarded.
-        reason: The reason.
     """
 
     to_round: Annotated[int, Field(ge=0, le=2**31)]
@@ -29,11 +28,7 @@ class RollBack(Message):
 
 
 class Quarantine(Message):
-    """``POST /v1/runs/{id}/clients/{client_id}/quarantine``: exclude a client from a run.
-
-    Attributes:
-        reason: The reason.
-    """
+    """``POST /v1/runs/{id}/clients/{client_id}/quarantine``: exclude a client from a run."""
 
     reason: Reason
 
@@ -42,16 +37,10 @@ class RunSummary(Billed):
     """An entry of ``GET /v1/runs``.
 
     Attributes:
-        run_id: The run.
         status: ``running``, or how it ended.
-        round: Number of rounds done.
-        rounds: Number of rounds planned.
-        cap: The caps.
         spent: Usage of training and evaluation (`queries`: training only).
-        created_at: Time of creation, seconds since the epoch.
         ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
         metric: Newest value of the metric on the dev split; null if not measured.
-        metric_name: Name of the metric.
         active_at: Time of the last update, seconds since the epoch; null for none since the server
             started.
         devices: Available devices while it is running, without reasons.
@@ -84,10 +73,8 @@ class Removal(Message):
     """``DELETE /v1/runs/{id}``: the deleted run, or the run that would be deleted.
 
     Attributes:
-        run_id: The run.
         status: How it ended.
         spent: Usage of training and evaluation (`queries`: training only).
-        ended_at: Time of its end, seconds since the epoch.
         deleted: False for a dry run.
     """
 
@@ -102,7 +89,6 @@ class Check(Message):
     """Check of a dependency of the service.
 
     Attributes:
-        ok: Whether it is available.
         detail: The problem, without private details, since the response is public.
     """
 
@@ -115,7 +101,6 @@ class Health(Message):
 
     Attributes:
         status: ``ok``, or ``unavailable`` if a check other than ``model`` failed.
-        checks: The checks, by name.
     """
 
     status: Literal["ok", "unavailable"]
@@ -123,14 +108,7 @@ class Health(Message):
 
 
 class About(Message):
-    """``GET /``: name, version and documentation of the server.
-
-    Attributes:
-        name: Name of the service.
-        version: Version of the SDK.
-        docs: Path of the API documentation.
-        openapi: Path of the OpenAPI document.
-    """
+    """``GET /``: name, version and documentation of the server."""
 
     name: str
     version: str

@@ -68,8 +68,6 @@ class AlphaUpdate(_Update):
         num_examples: Examples that the client holds: its weight in the aggregation.
         scored: What became of the mini-batch's examples.
         usage: What the client's own backend spent; zero through the gateway.
-        model: Fingerprint of the model that scored.
-        alpha: Alpha after the local steps.
         mean_loss: Mean loss over all scored prompts, for the run's history.
     """
 
@@ -82,10 +80,6 @@ class LossesUpdate(_Update):
     """The update of the ``losses`` exchange.
 
     Attributes:
-        num_examples: Examples that the client holds: its weight in the aggregation.
-        scored: What became of the mini-batch's examples.
-        usage: What the client's own backend spent; zero through the gateway.
-        model: Fingerprint of the model that scored.
         losses: One mean loss per prompt of the assignment, in its order.
         by_class: In runs with label calibration: float32, shape (I, C, G), each prompt's mean loss
             over the scored examples of a class, at each label bias of the grid
@@ -107,13 +101,7 @@ UPDATE: TypeAdapter[AlphaUpdate | LossesUpdate] = TypeAdapter(
 
 
 class Receipt(Message):
-    """Response to an accepted update; the same body again gets the same receipt.
-
-    Attributes:
-        assignment_id: The assignment of the update.
-        round: Its round.
-        body_sha256: Digest of the accepted body.
-    """
+    """Response to an accepted update; the same body again gets the same receipt."""
 
     assignment_id: Id
     round: int
@@ -124,7 +112,6 @@ class Decline(Message):
     """``POST /v1/assignments/{id}/decline``: the client cannot do the work.
 
     Attributes:
-        reason: The reason, for the run's log.
         usage: Usage of the client's own backend; zero through the gateway.
         unfit: Whether the client is unfit for all work of this run, because of its data, settings
             or installed packages. It gets no more offers until a claim with `changed`.

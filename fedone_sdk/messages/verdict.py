@@ -37,8 +37,6 @@ class Spread(Message):
 
     Attributes:
         value: The difference, in units of the metric.
-        low: The lower end.
-        high: The upper end.
     """
 
     value: float
@@ -50,7 +48,6 @@ class Standing(Message):
     """Measurement of one prompt on the dev split.
 
     Attributes:
-        name: The prompt.
         value: The metric; null if not measured.
         interval: Bounds of its 95 % interval; null if there is none.
         gain: The tuned prompt minus this one, paired by example; null if there is no interval.
@@ -66,11 +63,9 @@ class Verdict(Message):
     """Whether tuning improved the metric.
 
     Attributes:
-        conclusion: Conclusion from the intervals.
         text: The verdict as a sentence, with the gain and the cost.
         source: Source of the numbers: ``dev``, the rows of `data.dev`, scored by the server's
             model. Null if there are none.
-        examples: Number of measured rows.
         standings: The measurements, chance first and the tuned prompt last.
         against: The best baseline: the better of "no prompt" with and without a label bias.
         bias: The label bias of ``no_prompt_biased``, nats; null if there is none, or one per fold.

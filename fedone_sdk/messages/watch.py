@@ -13,7 +13,6 @@ class Me(Message):
     """``GET /v1/me``: the caller's token.
 
     Attributes:
-        name: Its name in the server's configuration.
         role: Its role; each role includes the lower ones.
         runs: Patterns of the runs that it is valid for; null is all.
     """
@@ -28,7 +27,6 @@ class SeatReport(Message):
 
     Attributes:
         slot: Index of the seat in the round.
-        client_id: Its client.
         phase: ``offered`` until the client claims it, ``working`` until its update, then ``done``.
         step: Number of local steps done.
         due_in_s: Seconds until the client loses it; null if it is done.
@@ -42,14 +40,7 @@ class SeatReport(Message):
 
 
 class LostWork(Message):
-    """An assignment that ended without an update; its seat passed to another client.
-
-    Attributes:
-        round: Its round.
-        client_id: Its client.
-        reason: The reason: a deadline, or the client's reason.
-        at: Time, seconds since the epoch.
-    """
+    """An assignment that ended without an update; its seat passed to another client."""
 
     round: Annotated[int, Field(ge=0)]
     client_id: str
@@ -62,8 +53,6 @@ class Seats(Message):
 
     Attributes:
         round: Index of the current round, and number of rounds done.
-        waiting: Clients that wait for work of this run.
-        seats: Seats of the current round.
         lost: The newest lost assignments, oldest first.
     """
 
@@ -101,7 +90,6 @@ class TokenProbabilities(Message):
     """``GET /v1/runs/{id}/probabilities``: token probabilities by alpha.
 
     Attributes:
-        round: Number of rounds done.
         vocab_size: N, the number of candidates per position.
         positions: In the order of the prompt.
     """

@@ -288,7 +288,6 @@ async def test_the_plan_includes_it() -> None:
 PROGRAM = """
 import asyncio, math, sys
 sys.modules["numpy"] = None  # importing it fails
-from fedone_sdk.budget import NOTHING
 from fedone_sdk.client.examples import Minibatch
 from fedone_sdk.client.journal import Journal
 from fedone_sdk.client.work import Step, score_step
@@ -301,9 +300,6 @@ class Oracle:
         answers = [(-1.0, -2.0), None, *[(-1.0, -2.0)] * 4]
         step.keep([([step.keys[at] for at in missing], answers)], "m")
 
-    async def usage(self, step):
-        return NOTHING
-
 async def main():
     task = TaskSpec(template="{prompt} {text}", labels={"0": " no", "1": " yes"})
     labels = [0, 1, 1, 1, 0, 1]
@@ -312,7 +308,7 @@ async def main():
     step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
                 journal=Journal(DeviceState(None, "memory:"), "a"), on_scored=lambda count: None,
                 by_class=True)
-    return await score_step(step, Oracle())
+    return await score_step(step, Oracle(), num_examples=6)
 
 found = asyncio.run(main())
 assert found.class_counts == (2, 3)

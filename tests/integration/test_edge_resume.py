@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.client.session import StopSignal
 from fedone_sdk.client.work import cuts
-from fedone_sdk.errors import ProblemError
+from fedone_sdk.errors import MessageError, ProblemError, TransportError
 from fedone_sdk.local import MemoryTransport
-from fedone_sdk.messages import RunResult, Score, Scores
+from fedone_sdk.messages import Decline, Receipt, RunResult, Score, Scores
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -309,22 +309,6 @@ class TestPrivacy:
         assert values == pytest.approx([0.05] * len(values), abs=0.01)
         assert all(value != 0.05 for value in values)
 
-    async def test_a_restart_draws_no_new_noise(self, tmp_path: Path) -> None:
-        """The queries of the second step depend on the noise of the first: they are reproduced."""
-        document = spec_of("alpha", local_steps=2).model_dump(mode="json")
-        noise = {"clip": 1.0, "noise_multiplier": 100.0}
-        spec = RunSpec.model_validate({**document, "privacy": noise})
-        async with serving(spec, ScriptedBackend()) as service:
-            dying = DyingTransport(service, dies_at=5)
-            async with client_of(service, tmp_path, transport=dying) as client:
-                with pytest.raises(asyncio.CancelledError):
-                    await client.run_once()
-            again = RecordingTransport(service)
-            async with client_of(service, tmp_path, transport=again) as client:
-                assert (await client.run_once()).outcome == "worked"
-        assert again.scores[0] == dying.scores[4]
-        assert len(again.scores) == 2
-
     async def test_a_step_is_clipped_and_noised(self) -> None:
         sent = await self.sent(self.spec("alpha", "alpha", 0.05))
         assert sent.mean_loss == 0.0
@@ -339,3 +323,102 @@ class TestPrivacy:
             async with client_of(service, None, transport=transport) as client:
                 assert (await client.run_once()).outcome == "worked"
         return transport.updates[0]
+
+
+async def test_the_update_of_a_paused_run_is_accepted(tmp_path: Path) -> None:
+    """The device finishes with a model of its own what it has claimed before the pause."""
+    async with serving(spec_of("losses", rounds=2), None) as service:
+        run = service.runs["run"]
+
+        async def pause(query: Query) -> None:
+            await run.pause("the key was revoked")
+
+        own = ScriptedBackend(gate=pause)
+        async with client_of(service, tmp_path, backend=own) as client:
+            assert (await client.run_once()).outcome == "worked"
+        assert (run.state.paused, run.state.round) == (True, 1)
+        assert run.state.account.leases == {}
+    assert stored(tmp_path, "SELECT * FROM unsent") == []
+
+
+class FailingTransport(RecordingTransport):
+    """Raise an error at the first call of one method, before the server gets it or after.
+
+    Attributes:
+        error: The error, until it was raised.
+        ended: Assignments of which the server has an update or a decline.
+    """
+
+    def __init__(self, service: Service, method: str, error: BaseException, *, after: bool) -> None:
+        super().__init__(service)
+        self.error: BaseException | None = error
+        self.ended: set[str] = set()
+        call = getattr(self, method)
+
+        async def failing(*args: Any) -> Any:
+            error, self.error = self.error, None
+            answer = None if error is not None and not after else await call(*args)
+            if error is not None:
+                raise error
+            return answer
+
+        setattr(self, method, failing)
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Receipt:
+        receipt = await super().update(credential, assignment_id, message)
+        self.ended.add(assignment_id)
+        return receipt
+
+    async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
+        await super().decline(credential, assignment_id, message)
+        self.ended.add(assignment_id)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        TransportError("the network is away"),
+        MessageError("a login page"),
+        ProblemError("invalid_message", "refused"),
+        ProblemError("store_unavailable", "no disk"),
+        RuntimeError("a bug"),
+        asyncio.CancelledError(),
+    ],
+    ids=lambda error: getattr(error, "code", type(error).__name__),
+)
+@pytest.mark.parametrize("method", ["task", "vocabulary", "score", "update", "decline"])
+async def test_no_lease_is_lost(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    error: BaseException,
+    after: bool,
+) -> None:
+    """The server gets an update or a decline of each assignment."""
+    monkeypatch.setattr(StopSignal, "sleep", lambda self, seconds: asyncio.sleep(0))
+    bugs = [RuntimeError("a bug of the model")] if method == "decline" else []
+
+    async def model(query: Query) -> None:
+        if bugs:
+            raise bugs.pop()
+
+    backend = ScriptedBackend(gate=model)
+    own = None if method == "score" else backend
+    async with serving(spec_of("losses", rounds=2), None if own else backend) as service:
+        run = service.runs["run"]
+        transport = FailingTransport(service, method, error, after=after)
+        options = {"backend": own, "transport": transport, "wait_s": 0}
+        async with asyncio.timeout(20):
+            while run.state.running:  # The device restarts after each turn.
+                async with client_of(service, tmp_path, **options) as client:
+                    with suppress(RuntimeError, asyncio.CancelledError):
+                        await client.run_once()
+        assert transport.error is None
+        assert transport.ended == {work.assignment_id for work in transport.works}
+        assert run.state.account.leases == {}
+        if not transport.declines:  # No answer is paid twice.
+            assert len(backend.asked) <= 2 * NUM_SAMPLES
+        if method == "update" and str(error) == "invalid_message: refused" and not after:
+            # Otherwise the next claim gets the same assignment, which is paid again.
+            assert [decline.reason for decline in transport.declines] == [str(error)]

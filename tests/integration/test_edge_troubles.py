@@ -163,21 +163,6 @@ class TestLog:
         assert [line["event"] for line in lines].count("online again") == 1
 
 
-class TestWrongAddress:
-    async def test_one_where_something_else_answers(self) -> None:
-        async def answer(request: web.Request) -> web.Response:
-            return web.Response(text="a shop", status=404)
-
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", answer)
-        async with listening(app) as url, EdgeClient(url, token=TOKEN, data=DATA) as client:
-            with capture_logs() as logs:
-                assert (await client.run_once()).outcome == "offline"
-        (line,) = [line for line in logs if line["log_level"] == "warning"]
-        assert line["event"].startswith("offline since ")
-        assert line["reason"] == "/v1/clients: answered 404, and not as an aggregator does"
-
-
 class TestOddRows:
     async def test_half_a_character_leaves_its_row_out(self) -> None:
         backend = ScriptedBackend()
@@ -326,25 +311,6 @@ class TestRetryAfter:
             assert asked_s <= turn.next_turn_s <= asked_s + 1
         assert len(tried) == attempts
         assert now() < 20
-
-    @on_virtual_time
-    async def test_the_work_is_kept_meanwhile(self) -> None:
-        """The gateway's model sends a retry-after: the device keeps its work."""
-        kinds: list[str] = []
-
-        def gate(query: Query) -> None:
-            if now() < 15:
-                raise BackendUnavailable("overloaded", retry_after_s=15)
-
-        async with serving(backend=ScriptedBackend(gate=gate)) as service:
-            options = {"on_event": lambda event: kinds.append(event.kind)}
-            async with client_of(service, **options) as client:
-                turn = await client.run_once()
-                assert turn.outcome == "offline"
-                assert now() < 1
-                await asyncio.sleep(turn.next_turn_s)
-                assert (await client.run_once()).outcome == "worked"
-        assert "declined" not in kinds
 
 
 class TestArguments:

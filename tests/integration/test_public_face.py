@@ -54,7 +54,7 @@ class TestServedRun:
         assert again is run
 
     async def test_counted_vocabularies_need_text(self) -> None:
-        prompt = {"length": 2, "vocabulary": {"kind": "top", "size": 3}}
+        prompt = {"length": 2, "vocabulary": {"kind": "pmi", "size": 3}}
         async with serving() as (aggregator, _):
             with pytest.raises(DataError):
                 await aggregator.add_run(spec_of(prompt=prompt))

@@ -14,7 +14,6 @@ import pytest
 
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
-from fedone_sdk.budget import Usage
 from fedone_sdk.client import RequiredPrivacy
 from fedone_sdk.client.journal import CurrentWork, Journal
 from fedone_sdk.client.options import ClientEvent
@@ -297,7 +296,7 @@ def test_clients_of_two_servers_add_to_one_count(tmp_path: Path) -> None:
     privacy = noisy().privacy
     assert privacy is not None
     for account in accounts:
-        account._state.write(*account.charge(privacy, Usage()))
+        account._state.write(*account.charge(privacy))
     for account in accounts:
         account.update()
         assert account.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)

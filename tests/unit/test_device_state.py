@@ -58,15 +58,6 @@ class Death:
 
 
 class TestPowerCuts:
-    def test_what_was_written_is_there(self, tmp_path: Path, disk: Disk) -> None:
-        for number in range(3):
-            state = DeviceState(tmp_path / "state", SERVER)
-            Journal(state, "a").keep({f"key {number}": (0.5, None)}, "m")
-            state.close()
-            disk.cut()
-        journal = Journal(DeviceState(tmp_path / "state", SERVER), "a")
-        assert [journal.row(f"key {number}") for number in range(3)] == [((0.5, None), "m")] * 3
-
     def test_what_was_read_is_there_too(self, tmp_path: Path) -> None:
         """A killed process may have left a transaction that was not synced."""
         death = Death()
@@ -153,21 +144,37 @@ class TestTransactions:
 
 
 class TestCurrentWork:
-    def test_only_the_current_work_is_kept(self, tmp_path: Path) -> None:
-        state = DeviceState(tmp_path, SERVER)
+    @pytest.mark.parametrize("restarts", [False, True])
+    def test_losses_of_a_paused_run_outlast_other_work(
+        self, tmp_path: Path, restarts: bool
+    ) -> None:
+        state = DeviceState(tmp_path if restarts else None, SERVER)
         work = CurrentWork(state)
-        for number in range(3):
-            work.put(unsent_of(number))
-            work.journal(f"b{number}").keep({"key": (0.5, None)}, "m", (0, Usage(requests=7)))
+        work.journal("paused").keep({"key": (0.5, None)}, "m", (0, Usage(requests=7)))
+        work.journal("b").keep({"key": (0.25, None)}, "m")
+        work.put(unsent_of(0))
+        work.accept(unsent_of(0))
+        work.drop("b")
+        if restarts:
+            work = CurrentWork(state)
+        assert work.journal("paused").row("key") == ((0.5, None), "m")
+        assert work.spent("paused") == Usage(requests=7)
+        assert work.journal("b").row("key") is None
+        work.drop("paused")
+        assert CurrentWork(state).journal("paused").row("key") is None
+
+    def test_the_latest_journals_are_kept(self, tmp_path: Path) -> None:
+        state = DeviceState(tmp_path, SERVER)
+        other = DeviceState(tmp_path, "other")
+        Journal(other, "a0").keep({"key": (0.5,)}, "m")
+        work = CurrentWork(state)
+        for number in range(10):
+            work.journal(f"a{number}").keep({"key": (0.5,)}, "m")
+            work.journal("a0").keep({"later": (0.5,)}, "m")
         for kept in (work, CurrentWork(state)):
-            assert kept.unsent == unsent_of(2)
-            assert kept.journal("b2").row("key") == ((0.5, None), "m")
-            assert kept.spent == Usage(requests=7)
-        assert stored(tmp_path, "SELECT DISTINCT assignment_id FROM journal") == [("b2",)]
-        work.drop("b2")
-        work.accept(unsent_of(2))
-        assert stored(tmp_path, "SELECT * FROM journal") == []
-        assert stored(tmp_path, "SELECT * FROM unsent") == []
+            found = [n for n in range(10) if kept.journal(f"a{n}").row("key") is not None]
+            assert found == [0, *range(3, 10)]
+        assert Journal(other, "a0").row("key") is not None
 
     @pytest.mark.parametrize("restarts", [False, True])
     @pytest.mark.parametrize("at", ["losses", "update"])
@@ -181,7 +188,8 @@ class TestCurrentWork:
             assert work.journal("a0").release(("key",), forbidden) == (7.0,)
         else:
             assert work.put(unsent_of(0, noised=True))
-        work.journal("b").keep({"key": (0.5,)}, "m")
+        for number in range(8):
+            work.journal(f"b{number}").keep({"key": (0.5,)}, "m")
         work.put(Unsent(run_id="r", assignment_id="b", round=1, update=UPDATE))
         if restarts:
             work = CurrentWork(state)

@@ -109,7 +109,13 @@ const MAX_CLAIM_S = 60;
 const CLAIM_S = 25;
 
 /** Refusals that leave nothing to give back: the work is gone, or kept while the run is paused. */
-const NOT_DECLINED = ["assignment_expired", "run_conflict", "unauthorized"];
+const NOT_DECLINED = [
+  "assignment_expired",
+  "model_mismatch",
+  "run_conflict",
+  "unauthorized",
+  "update_conflict",
+];
 
 /**
  * A device that takes part in prompt tuning with its own labelled texts.
@@ -310,7 +316,9 @@ export class EdgeClient {
       }
       // Kept before it is sent.
       if (unsent !== this.#current.unsent) await this.#current.put(unsent);
-      await this.#handIn(unsent, signal);
+      const outcome = await this.#handIn(unsent, signal);
+      if (outcome === "worked") this.#backoff.reset();
+      return outcome;
     } catch (error) {
       const gone = error instanceof ProblemError && !isRetryable(error);
       if (!gone || error.code === "unauthorized") throw error;
@@ -321,8 +329,6 @@ export class EdgeClient {
     } finally {
       endLease();
     }
-    this.#backoff.reset();
-    return "worked";
   }
 
   /** Scores what the assignment asks for; the update as it is sent. */
@@ -413,7 +419,7 @@ export class EdgeClient {
     const unfit = error instanceof Declining && error.unfit;
     const message = {
       reason: reason.slice(0, 500),
-      usage: this.#current.usage,
+      usage: this.#current.usageOf(facts.assignmentId),
       ...(unfit && { unfit }),
     };
     await this.#link.decline(facts.assignmentId, message, signal);
@@ -435,23 +441,29 @@ export class EdgeClient {
       const gone = error instanceof ProblemError && !isRetryable(error);
       if (!gone || error.code === "unauthorized") throw error;
       const { body: _, ...facts } = unsent;
+      await this.#current.drop(unsent.assignmentId);
       this.#tell({ kind: "refused", reason: error.message, ...facts });
     }
   }
 
-  /** Returns finished work; sent again, it gets the same receipt. */
-  async #handIn(unsent: Unsent, signal: AbortSignal | undefined): Promise<void> {
+  /**
+   * Returns finished work; sent again, it gets the same receipt.
+   *
+   * An update that is refused while its assignment is open is declined, or the next claim would
+   * get the same assignment.
+   */
+  async #handIn(unsent: Unsent, signal: AbortSignal | undefined): Promise<Outcome> {
     const { body: _, ...facts } = unsent;
     try {
       await this.#link.update(unsent, signal);
     } catch (error) {
       const gone = error instanceof ProblemError && !isRetryable(error);
-      const kept = gone && ["unauthorized", "run_conflict"].includes(error.code);
-      if (gone && !kept) await this.#current.drop(unsent.assignmentId);
-      throw error;
+      if (!gone || NOT_DECLINED.includes(error.code)) throw error;
+      return this.#declined(facts, error, signal);
     }
     await this.#current.drop(unsent.assignmentId);
     this.#tell({ kind: "updated", ...facts });
+    return "worked";
   }
 
   // The app's functions

@@ -162,7 +162,8 @@ interface Journal {
 }
 
 interface Work {
-  readonly journal?: Journal;
+  /** Of open assignments, the current one first. */
+  readonly journals: readonly Journal[];
   readonly unsent?: Unsent;
   /** Assignments whose noise was drawn, the oldest first. */
   readonly noised: readonly string[];
@@ -178,25 +179,34 @@ const NOTHING: Required<Usage> = {
 
 const MOST_NOISED = 1000;
 
+/** There are several journals if a run pauses, and the device works for another. */
+const MOST_JOURNALS = 8;
+
 /**
- * The paid losses of the current assignment, and the update until the server has it, in one
- * document: a device that dies has one or the other. It holds numbers and digests, no text.
+ * The paid losses of open assignments, and the update until the server has it, in one document: a
+ * device that dies has one or the other. It holds numbers and digests, no text.
  */
 export class CurrentWork {
   readonly #stored: Stored<Work>;
   #writing: Promise<void> = Promise.resolve();
 
   constructor(storage: EdgeStorage, server: string) {
-    this.#stored = new Stored<Work>(storage, server, "work", { noised: [] }, (found) => {
-      const { journal, unsent, noised } = found as Partial<Work>;
-      const texts = [unsent?.runId, unsent?.assignmentId, unsent?.body];
-      return (
-        Array.isArray(noised) &&
-        (journal === undefined ||
-          (Array.isArray(journal.rows) && Array.isArray(journal.answers))) &&
-        (unsent === undefined || texts.every((text) => typeof text === "string"))
-      );
-    });
+    this.#stored = new Stored<Work>(
+      storage,
+      server,
+      "work",
+      { journals: [], noised: [] },
+      (found) => {
+        const { journals, unsent, noised } = found as Partial<Work>;
+        const texts = [unsent?.runId, unsent?.assignmentId, unsent?.body];
+        return (
+          Array.isArray(noised) &&
+          Array.isArray(journals) &&
+          journals.every((each) => Array.isArray(each?.rows) && Array.isArray(each.answers)) &&
+          (unsent === undefined || texts.every((text) => typeof text === "string"))
+        );
+      },
+    );
   }
 
   /** The finished update that waits to be sent, as far as it has been read. */
@@ -210,16 +220,16 @@ export class CurrentWork {
   }
 
   /**
-   * Turns to an assignment; the losses of another one are given up.
+   * Turns to an assignment; the least recent one of too many is deleted.
    *
    * @throws Declining Its noise was drawn before, and is not known any more.
    */
   async begin(assignmentId: string): Promise<void> {
     await this.load();
-    const { journal, noised } = this.#stored.value;
-    if (journal?.assignmentId === assignmentId) return;
-    this.#set({ journal: blank(assignmentId) });
-    if (noised.includes(assignmentId)) {
+    const { journals, noised } = this.#stored.value;
+    const known = journals.find((each) => each.assignmentId === assignmentId);
+    this.#journal = known ?? blank(assignmentId);
+    if (known?.noised === undefined && noised.includes(assignmentId)) {
       throw new Declining("the noise of this work was drawn before, and its update is gone");
     }
   }
@@ -228,7 +238,7 @@ export class CurrentWork {
   open(digest: string): void {
     const { assignmentId, usage } = this.#journal;
     if (this.#journal.digest !== digest) {
-      this.#set({ journal: { ...blank(assignmentId), usage, digest } });
+      this.#journal = { ...blank(assignmentId), usage, digest };
     }
   }
 
@@ -240,6 +250,13 @@ export class CurrentWork {
   /** What the device's own model has spent on the work, queries apart. */
   get usage(): Required<Usage> {
     return this.#journal.usage;
+  }
+
+  /** What the device's own model has spent on an assignment. */
+  usageOf(assignmentId: string): Usage {
+    const { journals, unsent } = this.#stored.value;
+    if (unsent?.assignmentId === assignmentId) return JSON.parse(unsent.body).usage;
+    return journals.find((each) => each.assignmentId === assignmentId)?.usage ?? NOTHING;
   }
 
   row(place: number): Row | null {
@@ -261,7 +278,7 @@ export class CurrentWork {
       answers[place] = found.answers;
     }
     const usage = sum(this.#journal.usage, found.usage ?? NOTHING);
-    this.#set({ journal: { ...this.#journal, model: found.model, usage } });
+    this.#journal = { ...this.#journal, model: found.model, usage };
     await this.#save();
   }
 
@@ -271,7 +288,8 @@ export class CurrentWork {
     const losses = this.#journal.noised ?? draw();
     if (this.#journal.noised === undefined) {
       const noised = [...this.#stored.value.noised, assignmentId].slice(-MOST_NOISED);
-      this.#set({ journal: { ...this.#journal, noised: losses }, noised });
+      this.#journal = { ...this.#journal, noised: losses };
+      this.#set({ noised });
       await this.#save();
     }
     return losses;
@@ -279,15 +297,15 @@ export class CurrentWork {
 
   /** Keeps finished work in place of its losses, until it is dropped. */
   async put(unsent: Unsent): Promise<void> {
-    this.#set({ unsent, journal: undefined });
+    this.#set({ unsent, journals: this.#without(unsent.assignmentId) });
     await this.#save();
   }
 
   /** Removes all about work that is over. */
   async drop(assignmentId: string): Promise<void> {
-    const { journal, unsent, noised } = this.#stored.value;
+    const { unsent, noised } = this.#stored.value;
     this.#set({
-      ...(journal?.assignmentId === assignmentId && { journal: undefined }),
+      journals: this.#without(assignmentId),
       ...(unsent?.assignmentId === assignmentId && { unsent: undefined }),
       noised: noised.filter((other) => other !== assignmentId),
     });
@@ -296,12 +314,21 @@ export class CurrentWork {
 
   /** Removes all. */
   async clear(): Promise<void> {
-    this.#set({ journal: undefined, unsent: undefined, noised: [] });
+    this.#set({ journals: [], unsent: undefined, noised: [] });
     await this.#save();
   }
 
   get #journal(): Journal {
-    return this.#stored.value.journal ?? blank("");
+    return this.#stored.value.journals[0] ?? blank("");
+  }
+
+  set #journal(journal: Journal) {
+    const others = this.#without(journal.assignmentId);
+    this.#set({ journals: [journal, ...others].slice(0, MOST_JOURNALS) });
+  }
+
+  #without(assignmentId: string): Journal[] {
+    return this.#stored.value.journals.filter((each) => each.assignmentId !== assignmentId);
   }
 
   #set(changes: { [key in keyof Work]?: Work[key] | undefined }): void {

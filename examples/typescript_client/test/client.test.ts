@@ -12,6 +12,7 @@ import {
   UnsupportedError,
 } from "../src/index.js";
 import type { Backend, ClientEvent, EdgeClientOptions } from "../src/index.js";
+import { CurrentWork } from "../src/state.js";
 import {
   assignment,
   json,
@@ -129,24 +130,30 @@ test("work that the server gave up is dropped", async () => {
   assert.ok(events.some((event) => event.kind === "refused"));
 });
 
-test("a paused run's update waits until other work is finished", async () => {
-  const server = new ScriptedServer()
-    .next(
-      "update",
-      () => problem("run_conflict", 409),
-      () => problem("run_conflict", 409),
-    )
-    .next(
-      "claim",
-      () => json(assignment()),
-      () => json(assignment({ assignment_id: "a2" })),
-    );
+test("losses of a paused run outlast other work", async () => {
+  const storage = new MemoryStorage();
+  const work = new CurrentWork(storage, SERVER);
+  await work.begin("paused");
+  work.open("digest");
+  const usage = { queries: 0, requests: 7 };
+  await work.keep([0], { row: [0.5], answers: null, model: "m", usage });
+  await work.begin("other");
+  await work.put({ runId: "two", assignmentId: "other", round: 0, body: '{"usage": {}}' });
+  await work.drop("other");
+  for (const kept of [work, new CurrentWork(storage, SERVER)]) {
+    await kept.begin("paused");
+    assert.deepEqual(kept.row(0), [0.5]);
+    assert.equal(kept.usageOf("paused").requests, 7);
+    assert.deepEqual(kept.usageOf("other"), { ...kept.usageOf("paused"), requests: 0 });
+  }
+});
+
+test("an update that is refused while its assignment is open is declined", async () => {
+  const server = new ScriptedServer().next("update", () => problem("invalid_message", 422));
   const { client } = clientOf(server);
-  assert.equal(await client.runOnce(), "refused");
-  assert.equal(client.status().unsent, true);
-  assert.equal(await client.runOnce(), "worked");
-  assert.equal(server.bodies("update").length, 3); // the paused run's twice
+  assert.equal(await client.runOnce(), "declined");
   assert.equal(client.status().unsent, false);
+  assert.equal(server.bodies("decline").length, 1);
 });
 
 test("no work: it comes back when the server says", async () => {
@@ -358,7 +365,8 @@ test("noise is drawn once, and the same after a restart", async () => {
     remove: (key: string) => storage.remove(key),
   };
   await assert.rejects(clientOf(server, { storage: failing }).client.runOnce(), /full/);
-  const { journal } = JSON.parse(String(storage.get("fedone.https___fedone.example.work")));
+  const { journals } = JSON.parse(String(storage.get("fedone.https___fedone.example.work")));
+  const [journal] = journals;
   fails = false;
   assert.equal(await clientOf(server, { storage: failing }).client.runOnce(), "worked");
   const { losses } = JSON.parse(server.bodies("update")[0]!);

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from fedone_sdk.algorithms import BDPL, State, dump_state, load_state, stream
+from fedone_sdk.algorithms import BDPL, State, stream
 from fedone_sdk.algorithms.gradient import drawn_advantage
 from fedone_sdk.algorithms.method import Candidates
 from fedone_sdk.algorithms.sampling import draw_prompts
@@ -66,24 +66,3 @@ def test_the_estimate_is_unbiased() -> None:
     )
     z = (estimates.mean(axis=0) - exact) / (estimates.std(axis=0) / np.sqrt(batches))
     assert np.abs(z).max() < 4.5
-
-
-def test_alpha_stays_on_the_simplex_above_its_floor() -> None:
-    bdpl = method(learning_rate=0.3, alpha_min=1e-3)
-    state = bdpl.init()
-    for step in range(30):
-        candidates = bdpl.ask(state, stream(step))
-        state = bdpl.tell(state, candidates, candidates.prompts.sum(axis=1))
-        np.testing.assert_allclose(state.alpha.sum(axis=1), 1.0, atol=1e-6)
-        assert state.alpha.min() >= bdpl.alpha_min
-    assert state.alpha.min() == np.float32(1e-3)
-
-
-def test_a_floor_of_1e_15_survives_float32() -> None:
-    bdpl = method(alpha_min=1e-15, learning_rate=0.3)
-    state = bdpl.init()
-    for step in range(30):
-        candidates = bdpl.ask(state, stream(step))
-        state = load_state(dump_state(bdpl.tell(state, candidates, candidates.prompts.sum(axis=1))))
-        assert bdpl.project(state.alpha).tobytes() == state.alpha.tobytes()
-    assert state.alpha.min() == np.float32(1e-15)

@@ -87,10 +87,6 @@ def test_starts_uniform(method: Algorithm) -> None:
     assert np.ptp(state.alpha) == 0.0
 
 
-def test_shape(method: Algorithm) -> None:
-    assert method.shape == (N_POSITIONS, N_TOKENS)
-
-
 def test_ask_draws_prompts_and_returns_their_source(method: Algorithm) -> None:
     for state in (method.init(), train(method, method.init(), range(4))):
         candidates = method.ask(state, stream(0))
