@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedone_sdk.usage import Usage
+    from fedone_sdk._usage import Usage
 
 __all__ = [
     "ArgumentError",

@@ -27,7 +27,7 @@ if find_spec("hypothesis") is not None:  # some extras are tested without it
 
 _SLOW = (
     *("acceptance", "browser", "deploy", "docs", "flower", "llama_cpp", "tutorials"),
-    *("contract/test_postgres_store.py", "fuzz/test_openapi.py"),
+    *("contract/test_postgres_store.py", "fuzz/test_server.py"),
 )
 """Tests of processes, browsers, models and pages; scripts/test-slow runs them."""
 _FAST = (

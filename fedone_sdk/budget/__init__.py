@@ -8,6 +8,7 @@ from fedone_sdk._lazy import lazy
 
 # Lazy imports: an edge device only loads the modules that it uses.
 if TYPE_CHECKING:
+    from fedone_sdk._usage import NOTHING, Usage
     from fedone_sdk.budget.account import Account, Budget
     from fedone_sdk.budget.guard import BudgetGuard, Lease, Payer
     from fedone_sdk.budget.ledger import (
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         SqliteLedger,
     )
     from fedone_sdk.budget.prices import FREE, Price, PriceTier, known_price
-    from fedone_sdk.usage import NOTHING, Usage
 else:
     __getattr__, __dir__ = lazy(
         globals(),

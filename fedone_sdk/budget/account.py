@@ -9,8 +9,8 @@ from functools import reduce
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from fedone_sdk._usage import NOTHING, Count, Usage, Usd
 from fedone_sdk.errors import BudgetExhausted, UnknownLease
-from fedone_sdk.usage import NOTHING, Count, Usage, Usd
 
 
 class Budget(BaseModel):

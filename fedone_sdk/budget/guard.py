@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Protocol, TypeVar
 
+from fedone_sdk._usage import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
 from fedone_sdk.budget.ledger import Ledger, MemoryLedger, SqliteLedger
 from fedone_sdk.errors import UnknownLease
-from fedone_sdk.usage import NOTHING, Usage
 
 T = TypeVar("T")
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Literal, Protocol, Self, TypeVar
 
+from fedone_sdk._usage import NOTHING, Usage
 from fedone_sdk.budget.account import Account, Budget
 from fedone_sdk.errors import UnknownLease, needs_extra
 from fedone_sdk.files import transaction, use_wal
-from fedone_sdk.usage import NOTHING, Usage
 
 OwnerState = Literal["running", "ended", "unknown"]
 

@@ -13,7 +13,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedone_sdk import assets
-from fedone_sdk.usage import Usage
+from fedone_sdk._usage import Usage
 
 _SNAPSHOT = re.compile(r"-\d{4}-\d{2}-\d{2}$")
 
@@ -47,7 +47,6 @@ class Price(_Priced):
     prompt: _Usd
     completion: _Usd
     request: _Usd = Decimal(0)
-    # Omitted if empty, so that digests of older specs stay the same.
     tiers: tuple[PriceTier, ...] = Field(default=(), exclude_if=operator.not_)
 
     @model_validator(mode="after")

@@ -89,10 +89,13 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
             if key and (named := _KEY.match(message)):
                 key, message = f"{key}.{named[1]}", message[named.end() :]
         else:
+            message = _PYTHON.sub("", message).replace("tuple", "list")
             message = f"{message[0].lower()}{message[1:]} (got {item['input']!r:.80})"
         yield f"{key}: {message}" if key else message
 
 
+_PYTHON = re.compile(r" or (instance of \w+|object to extract fields from)")
+"""What pydantic accepts besides what a file can hold."""
 _KEY = re.compile(r"([a-z_]+(?:\.[a-z_0-9]+)*): ")
 
 

@@ -78,7 +78,9 @@ class RunSpec(Spec):
         task, prompt = value.get("task"), value.get("prompt")
         if not (isinstance(task, dict) and isinstance(prompt, dict)) or "slots" in task:
             return value
-        slots = prompt.get("slots") or ()
+        slots = prompt.get("slots")
+        if not isinstance(slots, list | tuple):
+            return value
         names = [slot.get("name") for slot in slots if isinstance(slot, dict)]
         names = [name for name in names if isinstance(name, str) and name != LABELS]
         chat = task.get("chat")

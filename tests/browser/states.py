@@ -78,7 +78,7 @@ async def walk(
         yield "run-waiting", page
 
         stage.start_devices(5)
-        stage.start_quitter(4)
+        stage.start_quitter(3)
         await stage.reach(34)
         release = asyncio.Event()
 
@@ -94,7 +94,7 @@ async def walk(
         await expect(page.get_by_role("figure", name="Loss over queries")).to_be_visible()
         await expect(main).to_contain_text("Round 35 under way")
         # Lost work is grouped by its reason.
-        await expect(page.get_by_role("region", name="Errors")).to_contain_text("4 times")
+        await expect(page.get_by_role("region", name="Errors")).to_contain_text("3 times")
         yield "run", page
 
         loss = page.get_by_role("figure", name="Loss over queries")

@@ -90,6 +90,15 @@ class TestCommand:
             assert "the target is not empty: it has rows in the table" in err
             assert PASSWORD not in err
 
+    def test_a_database_is_not_copied_onto_itself(
+        self, fedone: Fedone, postgres: Cluster, database: str
+    ) -> None:
+        url = postgres.tcp_url(database)
+        assert fedone("db", "upgrade", "--store", url)[0] == 0
+        code, _, err = fedone("db", "copy", url, url)
+        assert code == 2
+        assert err.endswith("is in use by another process\n")
+
 
 class TestLocks:
     async def test_a_served_store_is_neither_source_nor_target(

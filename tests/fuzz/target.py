@@ -94,7 +94,6 @@ class Device:
             **common,
             "exchange": "alpha",
             "alpha": {**work["alpha"], "data": data},
-            "memory": work["memory"],
             "mean_loss": 0.5,
         }
 

@@ -173,6 +173,26 @@ async def test_a_run_without_any_backend_waits_and_spends_nothing() -> None:
         assert found.unfit[0].reason.startswith("no backend: ")
 
 
+async def test_a_device_of_another_model_declines_once() -> None:
+    spec = spec_of("tickets", ("billing", "login")).model_dump(mode="json")
+    spec["participation"]["model"] = "this"
+    async with serving(RunSpec.model_validate(spec), backend=None) as aggregator:
+        other = ScriptedBackend(fingerprint="other")
+        reason = "the run scores with 'this', the device with 'other'"
+        async with client_of(aggregator, backend=other) as client:
+            assert [str(fit) for fit in await client.check()] == [
+                f"tickets 0 of 8 because {reason}"
+            ]
+            assert [(await client.run_once()).outcome for _ in range(3)] == [
+                "declined",
+                "idle",
+                "idle",
+            ]
+        run = aggregator.service.runs["tickets"]
+        (found,) = aggregator.service.dispatcher.count_devices(run, reasons=True).unfit
+        assert found.reason == reason
+
+
 @pytest.mark.parametrize(
     ("rows", "output"),
     [

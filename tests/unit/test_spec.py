@@ -152,6 +152,8 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
     [
         ({"task": {"template": "{prompt} {mask}", "labels": 5}},
          ["task.labels: input should be a valid dictionary"]),
+        ({"task": [5]}, ["task: input should be a valid dictionary (got [5])"]),
+        ({"prompt": {"slots": 5}}, ["prompt.slots: input should be a valid list (got 5)"]),
         ({"task": {"template": "{prompt} {mask}", "labels": {"list": 5}}},
          ["task.labels.list: input should be a valid string"]),
         ({"prompt": {"slots": SLOTS}},

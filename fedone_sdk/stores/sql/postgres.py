@@ -53,6 +53,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _STATEMENT_TIMEOUT_S = 10.0
 _MIGRATION_LOCK = 0x6665_646F_6E65  # "fedone"
 _LOCK_MIGRATION = text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+_TRY_LOCK_MIGRATION = text(f"SELECT pg_try_advisory_xact_lock({_MIGRATION_LOCK})")
 _NO_IDLE_TIMEOUT = text("SET LOCAL idle_in_transaction_session_timeout = 0")
 
 # Has no effect unless the run has the expected version.
@@ -150,13 +151,17 @@ class PostgresDatabase:
 
         Args:
             empty: Whether to create the tables of an empty database.
+
+        Raises:
+            FedOneError: A server uses the database, or another process holds the lock.
         """
         engine = self._make_engine(1, timeout_s=None)
         try:
             with self._translate_errors():
                 async with engine.connect() as connection, connection.begin():
                     await connection.execute(_NO_IDLE_TIMEOUT)
-                    await connection.execute(_LOCK_MIGRATION)
+                    if not await connection.scalar(_TRY_LOCK_MIGRATION):
+                        raise FedOneError(f"store {self._where} is in use by another process")
                     await self._refuse_replicas(connection)
                     if empty:
                         await connection.run_sync(schema.prepare, upgrading=False)

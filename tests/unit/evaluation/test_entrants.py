@@ -132,7 +132,7 @@ def test_default() -> None:
                 "method": {"name": "gs-bdpl"},
                 "participation": {"clients_per_round": 2, "exchange": "alpha"},
             },
-            "--methods: random cannot run RUN.yaml (participation.clients_per_round: ",
+            "--methods: random cannot run RUN.yaml (participation.exchange: ",
         ),
     ],
 )

@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
 
-__all__ = ["NOTHING", "Usage"]
-
 Count = Annotated[int, Field(ge=0, le=2**53)]
 # Decimal, so that sums of many small charges are exact.
 Usd = Annotated[
