@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fedone_sdk.errors import SpecError
 
-__all__ = ["METRICS", "MetricFunction", "accuracy", "evaluate", "f1", "matthews"]
+__all__ = ["METRICS", "MetricFunction", "accuracy", "evaluate", "f1", "matthews", "metric_text"]
 
 MetricFunction = Callable[[Sequence[int], Sequence[int]], float]
 """A user's ``metric(true, predicted)`` over label indices, in scikit-learn's order.
@@ -48,6 +48,11 @@ def matthews(predictions: Sequence[int], targets: Sequence[int]) -> float:
 
 def _num_right(predictions: Sequence[int], targets: Sequence[int]) -> int:
     return sum(p == t for p, t in zip(predictions, targets, strict=True))
+
+
+def metric_text(value: float | None, digits: int = 3) -> str:
+    """Return a metric or a loss as text; ``-`` for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 METRICS: Mapping[str, Callable[[Sequence[int], Sequence[int]], float]] = {

@@ -192,7 +192,7 @@ class TaskSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    # Omitted if null, so that descriptions without chats keep their old form.
+    # Omitted if null or empty, to keep messages short.
     template: _Template | None = Field(default=None, exclude_if=operator.not_)
     chat: ChatSpec | None = Field(default=None, exclude_if=operator.not_)
     slots: tuple[str, ...] = Field(default=(), max_length=64, exclude_if=operator.not_)

@@ -47,7 +47,6 @@ class Price(_Priced):
     prompt: _Usd
     completion: _Usd
     request: _Usd = Decimal(0)
-    # Omitted if empty, so that digests of older specs stay the same.
     tiers: tuple[PriceTier, ...] = Field(default=(), exclude_if=operator.not_)
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from rich.text import Text
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.files import replace_file
 from fedone_sdk.messages import COMPARED
+from fedone_sdk.metrics import metric_text
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Usage
@@ -211,7 +212,7 @@ def print_result(output: Output, result: RunResult, *, num_clients: int | None =
         f"{result.metric.name} on dev": None
         if verdict is not None and verdict.standings
         else ", ".join(
-            f"{COMPARED[one.name].lower()} {_number(one.value)}" for one in result.standings
+            f"{COMPARED[one.name].lower()} {metric_text(one.value)}" for one in result.standings
         ),
         "queries": f"{spent.queries}{'' if cap is None else f' of {cap}'}"
         f" (evaluation: {result.evaluation.queries} more)",
@@ -242,7 +243,7 @@ def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]
     return header, [
         [
             COMPARED[one.name],
-            _number(one.value),
+            metric_text(one.value),
             "-" if one.interval is None else "{:.3f} to {:.3f}".format(*one.interval),
             *(
                 ("-", "-")
@@ -252,10 +253,6 @@ def _standings(metric: str, verdict: Verdict) -> tuple[list[str], list[list[str]
         ]
         for one in verdict.standings
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def devices_text(devices: RunDevices) -> str:

@@ -29,6 +29,7 @@ from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import ArgumentError, DataError, SpecError
 from fedone_sdk.messages.bill import bill
+from fedone_sdk.metrics import metric_text
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
 from fedone_sdk.vocabulary import LABELS
 
@@ -274,8 +275,8 @@ def score(
         "usage": bill(found.usage, priced=priced),
     }
     facts = {
-        **({} if task.metric == "loss" else {task.metric: _number(metric)}),
-        "mean loss": f"{_number(mean_loss)} ({task.loss})",
+        **({} if task.metric == "loss" else {task.metric: metric_text(metric, 4)}),
+        "mean loss": f"{metric_text(mean_loss, 4)} ({task.loss})",
         **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
         "examples": f"{report['examples']} ({report['failed']} failed)",
         "queries": f"{found.usage.queries} ({plural(found.usage.requests, 'request')}, "
@@ -335,7 +336,3 @@ def _dev_examples(run: RunFile, data: str | None, task: TaskSpec) -> tuple[str, 
     examples: list[Example] = [*load_examples(data, split="validation")]
     check_examples(task, examples, data)
     return data, examples
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

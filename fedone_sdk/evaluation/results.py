@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.evaluation.statistics import RESAMPLED, Estimate, difference
+from fedone_sdk.metrics import metric_text
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import TaskSpec
 
@@ -406,19 +407,15 @@ def row_of(results: Results, standing: Standing) -> list[str]:
     return [
         standing.entrant.name,
         str(len(standing.trials)),
-        _number(standing.metric),
+        metric_text(standing.metric, 4),
         _estimate(standing.difference),
-        _number(standing.loss),
+        metric_text(standing.loss, 4),
         _estimate(standing.loss_difference),
         queries,
         _count(standing.mean("queries")),
         _count(standing.mean("example_calls")),
         f"{standing.spent.requests:,}",
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
 
 
 def _count(value: float | None) -> str:

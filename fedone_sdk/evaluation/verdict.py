@@ -15,7 +15,7 @@ from fedone_sdk.evaluation.intervals import difference, interval
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.messages import Compared, Spread, Standing, Verdict
 from fedone_sdk.messages.verdict import Conclusion
-from fedone_sdk.metrics import METRICS, MetricFunction, evaluate
+from fedone_sdk.metrics import METRICS, MetricFunction, evaluate, metric_text
 from fedone_sdk.task import (
     LOG_ZERO,
     Bias,
@@ -142,9 +142,10 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
     if tuned is None or base is None or verdict.against is None:
         return 'no verdict: "no prompt" was not measured'
     over, cost = _OVER[verdict.against], _cost(spent, priced=priced)
+    reached = f"{metric} {metric_text(tuned.value)}"
     if base.gain is None:
         return (
-            f"{metric} {_number(tuned.value)} against {_number(base.value)} of {over} for {cost}: "
+            f"{reached} against {metric_text(base.value)} of {over} for {cost}: "
             "a metric of your own has no interval"
         )
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
@@ -155,12 +156,10 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
     if verdict.conclusion == "worse":
         return f"{summary}: worse than {over}"
     chance = verdict.standing("chance")
-    one = "" if chance is None else f"{_number(chance.value)}"
+    one = "" if chance is None else metric_text(chance.value)
     if verdict.conclusion == "guessing":
-        return (
-            f"no better than guessing: {metric} {_number(tuned.value)}, and {one} with one answer "
-            f"for everything; {summary}"
-        )
+        summary = f"{one} with one answer for everything; {summary}"
+        return f"no better than guessing: {reached}, and {summary}"
     more = verdict.more_examples
     tell = "" if more is None else f": about {more:,} more dev rows would tell"
     if base.gain.low > 0:
@@ -181,10 +180,6 @@ def _cost(spent: Usage, *, priced: bool) -> str:
     if not priced:
         return f"{queries} at an unknown price"
     return f"USD {spent.usd:.4f}" if spent.usd else queries
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
 
 
 def _conclude(gain: Spread | None, over_chance: Spread | None) -> Conclusion:

@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import fedone_sdk
+from fedone_sdk.metrics import metric_text
 from fedone_sdk.reports.contents import contents_of
 from fedone_sdk.reports.figures import curves_svg
 from fedone_sdk.reports.retuned import Retuned
@@ -56,10 +57,6 @@ def markdown_report(run: ReportedRun, figure: str) -> tuple[str, str | None]:
     return template.render(report=contents_of(run), figure=svg and figure), svg
 
 
-def _number(value: float | None, digits: int = 3) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
 def _inline(text: object) -> str:
     line = " ".join(str(text).split()) if "\n" in str(text) or "\r" in str(text) else str(text)
     return _SPECIAL.sub(lambda found: _ENTITIES.get(found[1], f"\\{found[1]}"), line)
@@ -83,7 +80,7 @@ def _environment(*, autoescape: bool) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": _number,
+        "number": metric_text,
         "signed": "{:+.3f}".format,
         "inline": _inline,
         "fenced": _fenced,

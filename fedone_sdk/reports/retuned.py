@@ -9,7 +9,7 @@ from typing import Literal
 from fedone_sdk.evaluation.outcomes import Outcomes
 from fedone_sdk.evaluation.verdict import gain, measured, rebiased
 from fedone_sdk.messages import Message, PromptReport, Spread
-from fedone_sdk.metrics import MetricFunction
+from fedone_sdk.metrics import MetricFunction, metric_text
 from fedone_sdk.reports.artefact import PromptArtefact, artefact_of
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.task import Bias, TaskSpec, TextPrompt
@@ -71,11 +71,11 @@ class Retuned(Message):
     @property
     def rows(self) -> list[list[str]]:
         """The prompts as texts."""
-        old = ["the old prompt, on the old model", _number(self.on_old_model), "-", "-", "-"]
+        old = ["the old prompt, on the old model", metric_text(self.on_old_model), "-", "-", "-"]
         return [old] + [
             [
                 NAMES[which],
-                _number(one.value),
+                metric_text(one.value),
                 "-" if one.interval is None else "{:.3f} to {:.3f}".format(*one.interval),
                 "-"
                 if one.prompt.bias is None
@@ -197,7 +197,7 @@ def _sentences(found: Retuned, *, finished: bool) -> Iterator[str]:
         yield "No recommendation, because nothing was measured."
     else:
         best = found.prompts[found.recommended]
-        yield f"Recommended: {NAMES[found.recommended]} ({found.metric} {_number(best.value)})."
+        yield f"Recommended: {NAMES[found.recommended]} ({found.metric} {metric_text(best.value)})."
         close = [
             f"{NAMES[which]} ({_spread(one.behind)})"
             for which, one in found.prompts.items()
@@ -209,7 +209,3 @@ def _sentences(found: Retuned, *, finished: bool) -> Iterator[str]:
 
 def _spread(found: Spread) -> str:
     return f"{found.value:+.3f}, 95 % {found.low:+.3f} to {found.high:+.3f}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
