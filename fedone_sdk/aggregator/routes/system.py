@@ -151,31 +151,9 @@ SYSTEM_ROUTES = (
         access="public",
         answers={200: ("text/javascript", "text/css", "image/svg+xml"), 304: None},
     ),
-<<<<<<< HEAD
-    Route("GET /healthz", healthz, access="public", tag="machines", answers={200: Health}),
-    Route(
-        "GET /readyz", readyz, access="public", tag="machines", answers={200: Health, 503: Health}
-    ),
-    Route(
-        "GET /openapi.json", openapi, access="public", tag="machines", answers={200: dict[str, Any]}
-=======
     Route("GET /healthz", healthz, access="public", answers={200: Health}),
     Route("GET /readyz", readyz, access="public", answers={200: Health, 503: Health}),
     Route("GET /openapi.json", openapi, access="public", answers={200: dict[str, Any]}),
-    Route(
-        "GET /docs",
-        docs,
-        access="public",
-        answers={200: "text/html"},
-        problems=("not_found",),
-    ),
-    Route(
-        "GET /docs/{asset}",
-        docs_asset,
-        access="public",
-        answers={200: ("text/javascript", "text/css", "image/png")},
->>>>>>> main
-    ),
 )
 
 
