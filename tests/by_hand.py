@@ -36,8 +36,8 @@ Work = AlphaAssignment | LossesAssignment
 
 async def enrol(service: Service, count: int = 1) -> list[ClientRecord]:
     """Enrol clients."""
-    identities = [await service.enrol(TOKEN, Enrol()) for _ in range(count)]
-    return [await service.client(identity.credential) for identity in identities]
+    identities = [await service.access.enrol(TOKEN, Enrol()) for _ in range(count)]
+    return [await service.access.client(identity.credential) for identity in identities]
 
 
 async def claim(service: Service, client: ClientRecord, **fields: Any) -> Work | None:

@@ -14,7 +14,6 @@ from fedone_sdk.aggregator.http.cors import NO_PAGES, CorsConfig
 from fedone_sdk.aggregator.http.limits import NO_LIMITS, Limits
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.aggregator.routes import build_app, build_metrics_app
-from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import KEEP_ALL, Service
 from fedone_sdk.aggregator.serving.retention import Retention
@@ -97,7 +96,6 @@ class Aggregator:
         self._observers = observers
         self._drain_s = drain_s
         self._drain = Drain()
-        self._readiness = Readiness(self.service)
         self._stack = AsyncExitStack()
         if observers.metrics is not None:
             observers.metrics.watch(self.service)
@@ -176,7 +174,6 @@ class Aggregator:
                 build_app(
                     self.service,
                     drain=self._drain,
-                    readiness=self._readiness,
                     observers=self._observers,
                     limits=self._limits,
                     cors=self._cors,

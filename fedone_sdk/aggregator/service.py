@@ -11,12 +11,12 @@ import structlog
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
 from fedone_sdk.aggregator.cluster.replicas import Replicas
-from fedone_sdk.aggregator.cluster.signals import RunRemoved, publish
+from fedone_sdk.aggregator.cluster.signals import RunAdded, RunRemoved, publish
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.serving.calls import query_as_evaluation
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
-from fedone_sdk.aggregator.serving.dispatcher import Dispatcher, Offers
+from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.evaluation import Evaluation
 from fedone_sdk.aggregator.serving.feed import Change, Listener
 from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_required_model
@@ -37,8 +37,6 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import (
     AlphaAssignment,
     Claim,
-    Enrol,
-    Enrolled,
     LossesAssignment,
     Removal,
     RunSummary,
@@ -87,8 +85,8 @@ class Service:
         self.access = Access(store=store, authority=authority, clock=clock)
         self.listeners: list[Listener] = []
         self.draining = False
-        self._store = store
-        self._clock = clock
+        self.store = store
+        self.clock = clock
         self._backend = backend = None if backend is None else _metered(backend)
         self._models = ModelChecks(backend)
         self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)
@@ -106,18 +104,15 @@ class Service:
             keeps=lambda run_id: run_id in self._evaluations or run_id in self._proposers,
         )
         self.runs = self.registry.served
-        offers = Offers()
         self.dispatcher = Dispatcher(
             store=store,
             clock=clock,
             runs=self.runs,
-            offers=offers,
             prepare=self._models.ensure,
         )
         self.work = OpenWork(
             store=store,
             runs=self.runs,
-            offers=offers,
             refresh=self.registry.refresh,
             on_finished=self.dispatcher.finish_work,
             gateway=self._gateway,
@@ -172,7 +167,7 @@ class Service:
         Users can be served from now on; runs that they request, ended ones included, are loaded on
         demand.
         """
-        await self._store.open()
+        await self.store.open()
         await self.access.open()
         await self.registry.read_heads()
         await self.replicas.start()
@@ -222,8 +217,8 @@ class Service:
         if self._gateway is not None:
             await self._gateway.stop()
         await self.replicas.stop()
-        await wait_pending(self._store)  # Includes work of cancelled callers.
-        await self._store.close()
+        await wait_pending(self.store)  # Includes work of cancelled callers.
+        await self.store.close()
 
     def drain(self) -> None:
         """Answer all polls at once from now on; open work can still be returned."""
@@ -231,18 +226,9 @@ class Service:
         self.dispatcher.drain()
 
     @property
-    def store(self) -> Store:
-        """The store."""
-        return self._store
-
-    @property
     def trouble(self) -> str | None:
         """Why the gateway's model is unavailable; None if it is available or not configured."""
         return None if self._backend is None else self._backend.trouble
-
-    async def check_ready(self) -> None:
-        """Raise an error if the store is unavailable."""
-        await self._store.ping()
 
     # Runs
 
@@ -285,7 +271,7 @@ class Service:
                 else:
                     # A refresh may have read it already.
                     run = self.runs.setdefault(run.run_id, run)
-                    await self.replicas.publish_added(run)
+                    await publish(self.store, RunAdded(run_id=run.run_id))
             if not run.spec.is_same_run(spec) or not run.described.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
@@ -304,13 +290,13 @@ class Service:
                 dev,
                 score,
                 measure,
-                replica=lambda: self._store.replica,
+                replica=lambda: self.store.replica,
                 is_leader=lambda: self.replicas.is_leader,
             )
             self._evaluate(run)
         if proposer is not None and run.run_id not in self._proposers:
             self._proposers[run.run_id] = Proposer(
-                run, _metered(proposer), replica=lambda: self._store.replica
+                run, _metered(proposer), replica=lambda: self.store.replica
             )
         self.dispatcher.sync_run(run)
         self.dispatcher.wake()
@@ -320,14 +306,14 @@ class Service:
         return ServedRun(
             machine,
             vocabulary=vocabulary,
-            store=self._store,
-            clock=self._clock,
+            store=self.store,
+            clock=self.clock,
             available=self.dispatcher.available,
             enrolled=lambda: self.access.num_clients,
             names=self.access.names,
             listener=self._on_change,
             priced=lambda: self._backend is None or "usd" in self._backend.bounds,
-            owner=self,
+            service=self,
         )
 
     def _on_restart(self, run: ServedRun) -> None:
@@ -357,9 +343,7 @@ class Service:
         """
         if self._backend is None:
             raise ProblemError("backend_unavailable", "this server has no model")
-        answers = await query_as_evaluation(
-            run, self._backend, queries, lambda: self._store.replica
-        )
+        answers = await query_as_evaluation(run, self._backend, queries, lambda: self.store.replica)
         await run.record_answers(answers)
         return answers
 
@@ -389,10 +373,10 @@ class Service:
         )
 
     async def _delete(self, run_id: str, version: int) -> None:
-        await self._store.delete_run(run_id, version, self._clock.now())
+        await self.store.delete_run(run_id, version, self.clock.now())
         _log.info("run deleted", run_id=run_id)
         await self.registry.remove(run_id)
-        await publish(self._store, RunRemoved(run_id=run_id))
+        await publish(self.store, RunRemoved(run_id=run_id))
 
     async def _on_removed(self, run_id: str, run: ServedRun | None) -> None:
         if run is not None:
@@ -437,14 +421,6 @@ class Service:
             self._tasks[name] = asyncio.create_task(evaluation.measure_run(), name=name)
 
     # Clients
-
-    async def enrol(self, token: str | None, message: Enrol) -> Enrolled:
-        """Enrol a client; see `Access.enrol`."""
-        return await self.access.enrol(token, message)
-
-    async def client(self, credential: str | None) -> ClientRecord:
-        """Return the client with this credential, or refuse it (``unauthorized``)."""
-        return await self.access.client(credential)
 
     async def run_for(self, client: ClientRecord, run_id: str) -> ServedRun:
         """Return a run that a client may access; others are ``not_found``."""
@@ -492,19 +468,12 @@ class Service:
         self, *, run_id: str | None = None, assignment_id: str | None = None
     ) -> ServedRun | None:
         """Return the run whose traffic includes a message: the named run, or the only run."""
-        if assignment_id is not None:
-            for run in self.runs.values():
-                if run.state.seat_with(assignment_id) is not None:
-                    return run
+        held = None if assignment_id is None else self.work.seat_with(assignment_id)
+        if held is not None:
+            return held[0]
         if run_id is None and len(self.runs) == 1 and not self.registry.stored:
             return next(iter(self.runs.values()))
         return self.runs.get(run_id or "")
-
-    # Background
-
-    async def tick(self) -> None:
-        """Apply deadlines, and charge lost calls of exited replicas."""
-        await self.replicas.tick()
 
     def _on_change(self, run: ServedRun, change: Change) -> None:
         self.dispatcher.on_change(run, change)

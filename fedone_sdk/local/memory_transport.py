@@ -51,11 +51,13 @@ class MemoryTransport:
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a client."""
         run = self._service.traffic_run()
-        return await self._exchange(run, encode(message), self._service.enrol(token, message))
+        return await self._exchange(
+            run, encode(message), self._service.access.enrol(token, message)
+        )
 
     async def rotate(self, credential: str) -> Rotated:
         """Rotate the credential."""
-        client = await self._service.client(credential)
+        client = await self._service.access.client(credential)
         answer = await self._service.access.rotate(client, credential)
         return await self._exchange(self._service.traffic_run(), _NOTHING, _ready(answer))
 
@@ -63,7 +65,7 @@ class MemoryTransport:
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Claim an assignment."""
-        client = await self._service.client(credential)
+        client = await self._service.access.client(credential)
         claimed = await self._service.claim(client, message)
         if isinstance(claimed, RetryLater):
             _count(self._service.traffic_run(run_id=message.run_id), encode(message), _NOTHING)
@@ -74,7 +76,7 @@ class MemoryTransport:
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """List the runs that the client may work for."""
-        client = await self._service.client(credential)
+        client = await self._service.access.client(credential)
         return [
             s.for_devices
             for s in self._service.registry.summaries
@@ -83,19 +85,19 @@ class MemoryTransport:
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""
-        run = await self._service.run_for(await self._service.client(credential), run_id)
+        run = await self._service.run_for(await self._service.access.client(credential), run_id)
         return await self._exchange(run, _NOTHING, _ready(run.task))
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
         """Fetch a run's candidates; with `after`, those added since that version."""
-        run = await self._service.run_for(await self._service.client(credential), run_id)
+        run = await self._service.run_for(await self._service.access.client(credential), run_id)
         return await self._exchange(run, _NOTHING, _ready(run.vocabulary_list(after)))
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score through the gateway."""
         body = encode(message)
         call = self._service.work.score(
-            await self._service.client(credential),
+            await self._service.access.client(credential),
             Score.model_validate_json(body),
             hashlib.sha256(body).hexdigest(),
         )
@@ -109,7 +111,7 @@ class MemoryTransport:
         body = encode(message)
         run = self._service.traffic_run(assignment_id=assignment_id)
         call = self._service.work.update(
-            await self._service.client(credential),
+            await self._service.access.client(credential),
             assignment_id,
             UPDATE.validate_json(body),
             hashlib.sha256(body).hexdigest(),
@@ -119,13 +121,15 @@ class MemoryTransport:
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Renew an assignment's lease."""
         run = self._service.traffic_run(assignment_id=assignment_id)
-        call = self._service.work.renew(await self._service.client(credential), assignment_id)
+        call = self._service.work.renew(
+            await self._service.access.client(credential), assignment_id
+        )
         return await self._exchange(run, _NOTHING, call)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
         run = self._service.traffic_run(assignment_id=assignment_id)
-        client = await self._service.client(credential)
+        client = await self._service.access.client(credential)
         await self._service.work.decline(client, assignment_id, message)
         _count(run, encode(message), _NOTHING)
 

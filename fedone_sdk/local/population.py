@@ -188,7 +188,7 @@ class Population:
     async def record_identity(self, member: _Member, credential: str | None) -> None:
         """Record a client's identity; do nothing if the aggregator does not have it."""
         try:
-            record = await self.service.client(credential)
+            record = await self.service.access.client(credential)
         except ProblemError:
             return  # Its next claim fails, and the client enrols again.
         member.index = record.index

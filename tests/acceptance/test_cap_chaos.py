@@ -132,7 +132,7 @@ class Chaos:
             self.note("device killed")
         elif dice < 0.85:
             self.clock.advance(self.rng.uniform(0, 4))
-            await self.aggregator.service.tick()
+            await self.aggregator.service.replicas.tick()
         elif dice < 0.9:
             await self.proxy.cut_all()
         elif dice < 0.96 and self.restarts_left:

@@ -50,7 +50,7 @@ async def test_a_token_is_made_used_and_revoked(fedone: Fedone) -> None:
     )  # fmt: skip
     secret = re.search(r"token +(fedone_enrol_\S+)", shown)[1]
     assert re.search(r"runs +acme-\* demo\n +uses left +2\n +expires +20\d\d-", shown)
-    enrolled = await fedone.aggregator.service.enrol(secret, Enrol(name="phone"))
+    enrolled = await fedone.aggregator.service.access.enrol(secret, Enrol(name="phone"))
 
     listed = await fedone("tokens", "list")
     assert re.search(r"config:1 +all +any +never +no\n", listed)
@@ -65,7 +65,7 @@ async def test_a_token_is_made_used_and_revoked(fedone: Fedone) -> None:
     assert enrolled.credential not in clients
     await fedone("clients", "revoke", enrolled.client_id)
     with pytest.raises(ProblemError, match="this client was revoked"):
-        await fedone.aggregator.service.client(enrolled.credential)
+        await fedone.aggregator.service.access.client(enrolled.credential)
     (client,) = await fedone.json("clients", "list")
     assert client["revoked_at"] is not None
 

@@ -286,10 +286,10 @@ class TestBrokenRuns:
             store.broken = True
             clock.advance(101)
             with pytest.raises(ExceptionGroup):
-                await service.tick()
+                await service.replicas.tick()
             assert service.runs["b"].state.lost == 1
             store.broken = False
-            await service.tick()
+            await service.replicas.tick()
             assert service.runs["a"].state.lost == 1
 
     async def test_an_unreadable_run_does_not_stop_others(self) -> None:
@@ -507,15 +507,15 @@ class TestEnds:
         hub = Hub()
         stores = hub.store(), hub.store()
         async with serving(*stores) as (one, two):
-            await one.tick()
-            enrolled = await one.enrol(TOKEN, Enrol())
-            await one.client(enrolled.credential)
+            await one.replicas.tick()
+            enrolled = await one.access.enrol(TOKEN, Enrol())
+            await one.access.client(enrolled.credential)
             hub.deaf = True
             await two.access.revoke_client(enrolled.client_id)
             stores[1].alive_now = False
-            await one.tick()
+            await one.replicas.tick()
             with pytest.raises(ProblemError, match="revoked"):
-                await one.client(enrolled.credential)
+                await one.access.client(enrolled.credential)
 
     async def test_clients_gone_long_before_a_restart_are_not_waited_for(self) -> None:
         store, clock = MemoryStore(), ManualClock()
@@ -540,7 +540,7 @@ class TestEnds:
         clock.advance(3600)
         stores = hub.store(), hub.store()  # both are there before either has started
         async with serving(*stores, clock=clock) as (one, two):
-            await one.tick()
+            await one.replicas.tick()
             await update(two, client, work)
 
     async def test_what_ends_elsewhere_leaves_nothing_behind(self) -> None:
@@ -568,7 +568,7 @@ class TestEnds:
                 await update(service, client, await work_of(service, client))
                 service.dispatcher.pool.remove([client.index])  # It never comes again.
                 clock.advance(11)
-                await service.tick()
+                await service.replicas.tick()
             assert list(service.dispatcher._offers._runs) == [4]
 
 
@@ -606,7 +606,7 @@ class TestBudget:
                 # Its session is lost and comes back; the other sees that before it does.
                 stores[1].name += "-again"
                 services[0].runs["run"].mark_stale()  # Independent of signals so far.
-                await services[0].tick()
+                await services[0].replicas.tick()
                 raise BackendUnavailable("busy", retry_after_s=0.0)
 
         backend = ModelClient(ScriptedBackend(gate=gate), retry=RetrySpec(max_wait_s=0.001))
@@ -664,13 +664,13 @@ class TestBudget:
         async with serving(*stores) as (one, two):
             run = await one.add_run(spec_of(), WORDS)
             await until(lambda: "run" in two.runs)
-            await one.tick()
+            await one.replicas.tick()
             worst = Usage(requests=3)
             await two.runs["run"].apply(reserve_evaluation, lease_id="replica1/a", worst=worst)
             await until(lambda: run.is_stale)
             assert not run.may_be_stale  # It was told of that; it only did not look.
             stores[1].alive_now = False
-            await one.tick()
+            await one.replicas.tick()
             assert run.state.account.spent == Usage(requests=3)
 
 

@@ -234,7 +234,7 @@ class TestOnlyWhen:
                 while not working.done():
                     await asyncio.sleep(10)
                     clock.advance(10)
-                    await service.tick()
+                    await service.replicas.tick()
                 await working
             assert service.runs["run"].state.status == "completed"
         kinds = [event.kind for event in events]

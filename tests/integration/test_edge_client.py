@@ -466,7 +466,7 @@ class TestOutages:
         class Slow(MemoryTransport):
             async def update(self, credential: str, assignment_id: str, message: Any) -> Any:
                 clock.advance(100)
-                await self._service.tick()
+                await self._service.replicas.tick()
                 return await super().update(credential, assignment_id, message)
 
         async with serving(clock=clock) as service:

@@ -306,7 +306,7 @@ class TestRefusals:
         waiting = asyncio.create_task(device.score())
         await turns()
         bench.clock.advance(100)
-        await device.service.tick()
+        await device.service.replicas.tick()
         # Its call was under way: all of it may have been sent.
         assert bench.spent == Usage(queries=4, requests=4, prompt_tokens=8)
         assert (await device.refused()).code == "assignment_expired"

@@ -49,7 +49,7 @@ class TestAuthentication:
     async def test_enrolment_needs_its_token(self, server: Server, token: str | None) -> None:
         code = await server.refused("POST", "/v1/clients", {}, token=token)
         assert code == "unauthorized"
-        assert await server.aggregator.service._store.clients() == []
+        assert await server.aggregator.service.store.clients() == []
 
     async def test_any_of_the_enrolment_tokens(self, server: Server) -> None:
         for token in ("another", TOKEN):
@@ -151,7 +151,7 @@ class TestRefusals:
         }.get(vector["type"], (credential, f"/v1/assignments/{work['assignment_id']}/update"))
         if vector["type"] == "Decline":
             path = path.replace("update", "decline")
-        before, clients = server.run.state, await server.aggregator.service._store.clients()
+        before, clients = server.run.state, await server.aggregator.service.store.clients()
         body = vector["body"].encode()
         status, document, _ = await server.call("POST", path, body, token=token)
         assert (status, document["code"]) == (422, "invalid_message")
@@ -159,7 +159,7 @@ class TestRefusals:
             assert vector["key"] in document["detail"]
         assert len(document["detail"]) < 500  # it does not echo what was sent
         assert server.run.state is before
-        assert await server.aggregator.service._store.clients() == clients
+        assert await server.aggregator.service.store.clients() == clients
         assert server.backend.asked == []
         assert (await server.update(credential, work))[0] == 200
 
@@ -196,7 +196,7 @@ class TestRefusals:
         async def failing(*_: Any, **__: Any) -> Any:
             raise error("postgres://user:password@db/fedone: cannot be reached")
 
-        server.aggregator.service._store.enrol = failing  # type: ignore[method-assign]
+        server.aggregator.service.store.enrol = failing  # type: ignore[method-assign]
         sent: dict[str, Any] = {"body": {}, "token": TOKEN}
         assert await server.refused("POST", "/v1/clients", **sent) == code
         _, document, response = await server.call("POST", "/v1/clients", **sent)
@@ -418,7 +418,11 @@ class TestMachines:
         }
 
     @pytest.mark.parametrize("hangs", [False, True])
-    async def test_a_store_that_cannot_be_used(self, hangs: bool) -> None:
+    async def test_a_store_that_cannot_be_used(
+        self, hangs: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedone_sdk.aggregator.routes.system._TIMEOUT_S", 0.01)
+
         class Broken(MemoryStore):
             async def ping(self) -> None:
                 if hangs:
@@ -426,7 +430,6 @@ class TestMachines:
                 raise FedOneError("password=hunter2")
 
         async with Aggregator(store=Broken()) as aggregator, aiohttp.ClientSession() as session:
-            aggregator._readiness._timeout_s = 0.01
             url = await aggregator.listen()
             async with session.get(f"{url}/readyz") as response:
                 assert response.status == 503
@@ -586,7 +589,7 @@ async def test_secrets_stay_secret() -> None:
             seen.append(repr(await server.refused("POST", "/v1/runs", {}, token=credential)))
             await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
             service = aggregator.service
-            client = await service.client(credential)
+            client = await service.access.client(credential)
             seen += [repr(vars(store)), repr(aggregator), repr(client), repr(server.run.result())]
             seen += [repr(service.access), repr(vars(service.access))]
     finally:

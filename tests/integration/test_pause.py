@@ -407,7 +407,7 @@ class TestDevices:
                     renewed = clock.now() + 1
                     while run.state.seats[0].due != renewed:
                         await asyncio.sleep(0.01)
-                    await service.tick()
+                    await service.replicas.tick()
                 assert model.held is not None
                 model.held.set()
                 await working

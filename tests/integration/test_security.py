@@ -243,7 +243,7 @@ class TestReasons:
             run = aggregator.service.runs["acme-1"]
             # As another replica, whose model answers, resumes it.
             await run.apply(resume)
-            client = await aggregator.service.client(credential)
+            client = await aggregator.service.access.client(credential)
             with pytest.raises(ProblemError) as caught:
                 await aggregator.service.claim(client, Claim(num_examples=5, wait_s=0))
         assert caught.value.code == "backend_unavailable"

@@ -86,7 +86,7 @@ class TestClaims:
             await turns()
             assert not waiting.done()
             clock.advance(100)
-            await service.tick()
+            await service.replicas.tick()
             async with asyncio.timeout(5):
                 work = await waiting
             assert work is not None
@@ -219,7 +219,7 @@ class TestUpdates:
             run = await service.add_run(spec_of(), WORDS)
             client, work = await working(service, await enrol(service, 1))
             clock.advance(100)
-            await service.tick()
+            await service.replicas.tick()
             calls: list[Callable[[], Any]] = [
                 lambda: service.work.update(client, work.assignment_id, update_for(work), "a" * 64),
                 lambda: service.work.renew(client, work.assignment_id),
@@ -425,18 +425,20 @@ class TestRestart:
     async def test_pending_work_continues(self, store: Store) -> None:
         async with serving(store=store) as service:
             await service.add_run(spec_of(), WORDS)
-            identity = await service.enrol(TOKEN, Enrol())
-            client, work = await working(service, [await service.client(identity.credential)])
+            identity = await service.access.enrol(TOKEN, Enrol())
+            client, work = await working(
+                service, [await service.access.client(identity.credential)]
+            )
         async with serving(store=store) as service:
             run = service.runs["run"]
-            client = await service.client(identity.credential)
+            client = await service.access.client(identity.credential)
             assert run.state.account.leased == Usage(queries=4)
             assert await claim(service, client) == work
             await service.work.update(client, work.assignment_id, update_for(work), "a" * 64)
         async with serving(store=store) as service:
             run = service.runs["run"]
             assert [report.client_id for report in run.history] == [identity.client_id]
-            client = await service.client(identity.credential)
+            client = await service.access.client(identity.credential)
             again = await service.work.update(
                 client, work.assignment_id, update_for(work), "a" * 64
             )

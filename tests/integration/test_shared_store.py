@@ -64,12 +64,12 @@ class Device:
         return self.services[self.at % len(self.services)]
 
     async def enrol(self) -> None:
-        self.credential = (await self.service.enrol(TOKEN, Enrol())).credential
+        self.credential = (await self.service.access.enrol(TOKEN, Enrol())).credential
 
     async def claim(self, wait_s: float = 5.0) -> LossesAssignment | None:
         service = self.service
         claim = Claim(num_examples=5, wait_s=wait_s)
-        found = await service.claim(await service.client(self.credential), claim)
+        found = await service.claim(await service.access.client(self.credential), claim)
         assert not isinstance(found, RetryLater) or found.retry_after_s == 0
         return found if isinstance(found, LossesAssignment) else None
 
@@ -80,7 +80,7 @@ class Device:
             num_examples=5, scored=Scored(scored=2), usage=Usage(), model="scripted", losses=losses
         )
         service = self.service
-        client = await service.client(self.credential)
+        client = await service.access.client(self.credential)
         receipt = await service.work.update(client, work.assignment_id, update, body * 32)
         assert receipt.round == work.round
         self.worked += 1
@@ -189,14 +189,16 @@ class TestThreeReplicas:
         self, shared: Callable[[], Store]
     ) -> None:
         async with replicas(2, shared) as services:
-            enrolled = await services[0].enrol(TOKEN, Enrol())
+            enrolled = await services[0].access.enrol(TOKEN, Enrol())
             for service in services:
-                assert (await service.client(enrolled.credential)).client_id == enrolled.client_id
+                assert (
+                    await service.access.client(enrolled.credential)
+                ).client_id == enrolled.client_id
             await services[1].access.revoke_client(enrolled.client_id)
 
             async def refused() -> bool:
                 try:
-                    await services[0].client(enrolled.credential)
+                    await services[0].access.client(enrolled.credential)
                 except ProblemError as exc:
                     return exc.code == "unauthorized"
                 return False
@@ -280,7 +282,7 @@ async def test_a_client_remembers_what_it_did_last_and_not_what_was_read_before(
         await work_here()
         await there.registry.refresh()
         meanwhile.append(work_here)
-        client = await there.client(device.credential)
+        client = await there.access.client(device.credential)
         work = await there.claim(client, Claim(num_examples=5, wait_s=0))
         assert isinstance(work, LossesAssignment)
         assert work.round == 2

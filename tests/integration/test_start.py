@@ -148,7 +148,9 @@ class TestWhatIsRead:
         store, backend = Counting(), Looked()
         await filled(store, ended=1, live=0)
         async with serving(store, backend) as service:
-            device = await service.client((await service.enrol(TOKEN, Enrol())).credential)
+            device = await service.access.client(
+                (await service.access.enrol(TOKEN, Enrol())).credential
+            )
             claim = Claim(num_examples=5, wait_s=0)
             with pytest.raises(ProblemError) as refused:  # There is one, and it has ended.
                 await service.claim(device, claim)
@@ -174,8 +176,8 @@ class TestWhoWaits:
         async with serving(store) as service:
             run = await service.add_run(spec_of("live"), WORDS)
             for _ in range(3):
-                credential = (await service.enrol(TOKEN, Enrol())).credential
-                await service.claim(await service.client(credential), claim)
+                credential = (await service.access.enrol(TOKEN, Enrol())).credential
+                await service.claim(await service.access.client(credential), claim)
             before = dict(service.dispatcher.available(run))
         assert len(before) == 3
         seen = []
@@ -200,7 +202,9 @@ class TestTheModel:
         service = service_of(store, backend)
         await service.open()
         service.admit_devices()
-        device = await service.client((await service.enrol(TOKEN, Enrol())).credential)
+        device = await service.access.client(
+            (await service.access.enrol(TOKEN, Enrol())).credential
+        )
         claim = asyncio.create_task(service.claim(device, Claim(num_examples=5, wait_s=30)))
         done, _ = await asyncio.wait({claim}, timeout=0.05)
         assert not done

@@ -81,7 +81,7 @@ async def test_a_long_run_keeps_some_of_its_rounds(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(machine, "MAX_SNAPSHOTS", 3)
     async with played(7) as (served, run, client, digests):
         assert run.machine.snapshot_every == math.ceil(8 / 3)
-        store = served._store
+        store = served.store
         assert isinstance(store, MemoryStore)
         kept = [at for at in range(9) if await store.memory("run", SERVER, at) is not None]
         assert kept == [3, 6]

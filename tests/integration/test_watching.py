@@ -123,7 +123,7 @@ class TestSeats:
             await decline(server, credential, work, "the battery is low")
             await server.claim(credential)
             server.clock.advance(101)
-            await server.aggregator.service.tick()
+            await server.aggregator.service.replicas.tick()
             before = (await seats_of(server)).lost
         assert [(work.round, work.client_id) for work in before] == [(0, device), (0, device)]
         assert "the battery is low" in before[0].reason

@@ -128,10 +128,6 @@ class Replicas:
         """Recompute the next deadline after a change of a run."""
         self._changed.set()
 
-    async def publish_added(self, run: ServedRun) -> None:
-        """Announce a new run to the other replicas."""
-        await publish(self._store, RunAdded(run_id=run.run_id))
-
     # Leader
 
     async def tick(self) -> None:

@@ -9,13 +9,14 @@ from aiohttp import web
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.http.requests import answer, bearer_token, streamed
-from fedone_sdk.aggregator.routes.context import SERVICE, client_of, message_of
-from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, client_of, message_of
+from fedone_sdk.aggregator.routes.route import Route, tagged
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     ClientInfo,
     ClientList,
     CreatedToken,
+    Me,
     NewToken,
     Rotated,
     TokenInfo,
@@ -25,6 +26,14 @@ from fedone_sdk.stores import ClientRecord, TokenRecord
 
 _PAGE = 1000
 """Maximal number of clients per page."""
+
+
+async def me(request: web.Request) -> web.Response:
+    """Return the name, role and runs of the caller's token."""
+    person = CONTEXT.get().person
+    if person is None:
+        raise LookupError(f"{request.path} is not restricted to users")
+    return answer(Me(name=person.name, role=person.role, runs=person.runs))
 
 
 async def create_token(request: web.Request) -> web.Response:
@@ -125,31 +134,28 @@ def _info(client: ClientRecord) -> ClientInfo:
     )
 
 
-ACCESS = (
+ACCESS = tagged(
+    "access",
+    Route("GET /v1/me", me, access="viewer", answers={200: Me}),
     Route(
         "POST /v1/enrolment-tokens",
         create_token,
         access="admin",
-        tag="access",
         request=NewToken,
         answers={201: CreatedToken},
         problems=("token_conflict",),
     ),
-    Route(
-        "GET /v1/enrolment-tokens", tokens, access="admin", tag="access", answers={200: TokenList}
-    ),
+    Route("GET /v1/enrolment-tokens", tokens, access="admin", answers={200: TokenList}),
     Route(
         "DELETE /v1/enrolment-tokens/{token_name}",
         revoke_token,
         access="admin",
-        tag="access",
         answers={200: TokenInfo},
     ),
     Route(
         "GET /v1/clients",
         clients,
         access="admin",
-        tag="access",
         answers={200: ClientList},
         query={
             "limit": {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
@@ -161,14 +167,12 @@ ACCESS = (
         "POST /v1/clients/{client_id}/revoke",
         revoke_client,
         access="admin",
-        tag="access",
         answers={200: ClientInfo},
     ),
     Route(
         "POST /v1/clients/me/credential",
         rotate,
         access="device",
-        tag="access",
         answers={200: Rotated},
     ),
 )

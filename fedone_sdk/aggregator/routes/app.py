@@ -23,12 +23,11 @@ from fedone_sdk.aggregator.routes.context import (
     stamp,
 )
 from fedone_sdk.aggregator.routes.devices import DEVICE_ROUTES
-from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.routes.monitoring import MONITORING_ROUTES
 from fedone_sdk.aggregator.routes.openapi import openapi_document
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
 from fedone_sdk.aggregator.routes.runs import RUN_ROUTES
-from fedone_sdk.aggregator.routes.system import SYSTEM_ROUTES, metrics_route
+from fedone_sdk.aggregator.routes.system import SYSTEM_ROUTES, Readiness, metrics_route
 from fedone_sdk.aggregator.runtime import Drain, run_shielded
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.telemetry.observers import NO_OBSERVERS, Observers
@@ -40,27 +39,15 @@ _PROBES = ("/healthz", "/readyz")
 
 
 def routes(*, public_metrics: bool = False) -> tuple[Route, ...]:
-    """Return all routes.
-
-    Args:
-        public_metrics: Whether metrics can be read without a token.
-    """
+    """Return all routes; `public_metrics` can be read without a token."""
     metrics = metrics_route(public=public_metrics)
-    return (
-        *DEVICE_ROUTES,
-        *RUN_ROUTES,
-        *MONITORING_ROUTES,
-        *ACCESS,
-        *SYSTEM_ROUTES,
-        metrics,
-    )
+    return (*DEVICE_ROUTES, *RUN_ROUTES, *MONITORING_ROUTES, *ACCESS, *SYSTEM_ROUTES, metrics)
 
 
 def build_app(
     service: Service,
     *,
     drain: Drain | None = None,
-    readiness: Readiness | None = None,
     observers: Observers = NO_OBSERVERS,
     limits: Limits = NO_LIMITS,
     cors: CorsConfig = NO_PAGES,
@@ -92,7 +79,7 @@ def build_app(
     drain = drain or Drain()
     app[SERVICE] = service
     app[DRAIN] = drain
-    app[READINESS] = readiness or Readiness(service)
+    app[READINESS] = Readiness(service)
     app[METRICS] = observers.metrics
     app[LIMITER] = limiter
     app.on_response_prepare.append(stamp)

@@ -26,7 +26,6 @@ from fedone_sdk.aggregator.http.requests import (
     body_of,
     read,
 )
-from fedone_sdk.aggregator.routes.health import Readiness
 from fedone_sdk.aggregator.routes.route import Route
 from fedone_sdk.aggregator.runtime import Drain
 from fedone_sdk.aggregator.service import Service
@@ -36,6 +35,7 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.stores import ClientRecord
 
 if TYPE_CHECKING:
+    from fedone_sdk.aggregator.routes.system import Readiness
     from fedone_sdk.aggregator.telemetry.metrics import Metrics
 
 _log = structlog.get_logger(__name__)
@@ -45,7 +45,7 @@ _HEADER = "X-Request-ID"
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
-READINESS: web.AppKey[Readiness] = web.AppKey("readiness", Readiness)
+READINESS: web.AppKey[Readiness] = web.AppKey("readiness")
 METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
 DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
 

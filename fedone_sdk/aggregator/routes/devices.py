@@ -9,7 +9,7 @@ from aiohttp import web
 
 from fedone_sdk.aggregator.http.requests import answer, bearer_token
 from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, client_of, message_of, run_of
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, tagged
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
 from fedone_sdk.errors import ProblemError
@@ -42,7 +42,7 @@ async def enrol(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     CONTEXT.get().set_run(service.traffic_run())
     message, _ = await message_of(request, Enrol.model_validate)
-    return answer(await service.enrol(bearer_token(request), message), status=201)
+    return answer(await service.access.enrol(bearer_token(request), message), status=201)
 
 
 async def claim(request: web.Request) -> web.Response:
@@ -122,12 +122,12 @@ async def vocabulary(request: web.Request) -> web.Response:
     return answer(run.vocabulary_list(int(given)))
 
 
-DEVICE_ROUTES = (
+DEVICE_ROUTES = tagged(
+    "devices",
     Route(
         "POST /v1/clients",
         enrol,
         access="enrolment",
-        tag="devices",
         request=Enrol,
         answers={201: Enrolled},
         problems=("forbidden",),
@@ -136,7 +136,6 @@ DEVICE_ROUTES = (
         "POST /v1/assignments/claim",
         claim,
         access="device",
-        tag="devices",
         waits=True,
         request=Claim,
         answers={200: Assignment, 204: None},
@@ -147,7 +146,6 @@ DEVICE_ROUTES = (
         "POST /v1/assignments/{assignment_id}/update",
         update,
         access="device",
-        tag="devices",
         request=Update,
         max_body=MAX_BODY_BYTES,
         answers={200: Receipt},
@@ -157,7 +155,6 @@ DEVICE_ROUTES = (
         "POST /v1/assignments/{assignment_id}/renew",
         renew,
         access="device",
-        tag="devices",
         answers={200: Renewal},
         problems=("assignment_expired", "renewal_refused"),
     ),
@@ -165,7 +162,6 @@ DEVICE_ROUTES = (
         "POST /v1/assignments/{assignment_id}/decline",
         decline,
         access="device",
-        tag="devices",
         request=Decline,
         answers={204: None},
         problems=("assignment_expired",),
@@ -174,7 +170,6 @@ DEVICE_ROUTES = (
         "POST /v1/score",
         score,
         access="device",
-        tag="devices",
         request=Score,
         max_body=MAX_BODY_BYTES,
         answers={200: Scores},
@@ -189,14 +184,11 @@ DEVICE_ROUTES = (
             "backend_unavailable",
         ),
     ),
-    Route(
-        "GET /v1/runs/{run_id}/task", task, access="member", tag="devices", answers={200: RunTask}
-    ),
+    Route("GET /v1/runs/{run_id}/task", task, access="member", answers={200: RunTask}),
     Route(
         "GET /v1/runs/{run_id}/vocabulary",
         vocabulary,
         access="member",
-        tag="devices",
         query={"after": {"type": "integer", "minimum": 0}},
         answers={200: VocabularyList},
         problems=("invalid_message",),

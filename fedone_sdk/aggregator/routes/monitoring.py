@@ -1,47 +1,60 @@
-"""Routes for monitoring: the caller's token, seats, token probabilities."""
+"""Routes for monitoring: seats, influence of clients, token probabilities."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.http.requests import answer
-from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, run_of
-from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.aggregator.rounds import RoundMachine
+from fedone_sdk.aggregator.rounds.state import RunState
+from fedone_sdk.aggregator.routes.context import SERVICE, run_of
+from fedone_sdk.aggregator.routes.route import Route, tagged
 from fedone_sdk.aggregator.runtime import in_thread
+from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
-    Me,
+    ClientInfluence,
     PositionProbabilities,
+    SeatReport,
     Seats,
     TokenProbabilities,
     TokenProbability,
 )
 from fedone_sdk.vocabulary import Vocabulary
 
+_INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 _MOST_TOKENS = 32
 _TOKENS = 8
-
-
-async def me(request: web.Request) -> web.Response:
-    """Return the name, role and runs of the caller's token."""
-    person = CONTEXT.get().person
-    if person is None:
-        raise LookupError(f"{request.path} is not restricted to users")
-    return answer(Me(name=person.name, role=person.role, runs=person.runs))
 
 
 async def seats(request: web.Request) -> web.Response:
     """Return the seats of the current round, the waiting clients, and the newest lost work."""
     run = await run_of(request)
-    busy = {seat.client for seat in run.state.seats if seat.phase != "done"}
-    waiting = request.app[SERVICE].dispatcher.available(run).keys() - busy
+    service, state = request.app[SERVICE], run.state
+    now = service.clock.now()
+    busy = {seat.client for seat in state.seats if seat.phase != "done"}
+    waiting = service.dispatcher.available(run).keys() - busy
+    names = await service.access.names([seat.client for seat in state.seats])
+    found = [
+        SeatReport(
+            slot=seat.slot,
+            client_id=name,
+            phase=seat.phase,
+            step=seat.step,
+            due_in_s=None if seat.phase == "done" else round(max(seat.due - now, 0.0), 3),
+        )
+        for seat, name in zip(state.seats, names, strict=True)
+    ]
     return answer(
         Seats(
-            round=run.state.round,
+            round=state.round,
             waiting=len(waiting),
-            seats=await run.seats(),
+            seats=tuple(found),
             lost=tuple(run.lost),
         )
     )
@@ -94,14 +107,63 @@ def likeliest(
     return tuple(positions)
 
 
-MONITORING_ROUTES = (
-    Route("GET /v1/me", me, access="viewer", tag="access", answers={200: Me}),
-    Route("GET /v1/runs/{run_id}/seats", seats, access="viewer", tag="runs", answers={200: Seats}),
+async def run_clients(request: web.Request) -> web.Response:
+    """Return each client's influence on a run, by its defences and privacy accounting."""
+    run = await run_of(request)
+    lines = client_influences(run.machine, run.state)
+    names = await request.app[SERVICE].access.names(list(lines))
+    found = [
+        line.model_copy(update={"client_id": name})
+        for line, name in zip(lines.values(), names, strict=True)
+    ]
+    return web.Response(body=_INFLUENCES.dump_json(found), content_type="application/json")
+
+
+def client_influences(machine: RoundMachine, state: RunState) -> dict[int, ClientInfluence]:
+    """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
+    judged = {line.client: line for line in ledger(state.defence)}
+    movement = math.fsum(line.movement for line in judged.values())
+    found = {}
+    for client in sorted(judged.keys() | state.quarantined | state.releases.keys()):
+        line, releases = judged.get(client), state.releases.get(client, 0)
+        noised = machine.releases
+        of_defence = (
+            {}
+            if line is None
+            else {
+                "rounds": line.rounds,
+                "movement": line.movement,
+                "share": line.movement / movement if movement else 0.0,
+                "scaled": line.scaled,
+                "outliers": line.outliers,
+                "score": line.score,
+                "loss_residual": line.loss_residual,
+            }
+        )
+        found[client] = ClientInfluence.model_validate(
+            {
+                **of_defence,
+                "quarantined": client in state.quarantined,
+                "releases": releases,
+                "epsilon": None if noised is None else noised.accountant.epsilon(releases),
+            }
+        )
+    return found
+
+
+MONITORING_ROUTES = tagged(
+    "runs",
+    Route("GET /v1/runs/{run_id}/seats", seats, access="viewer", answers={200: Seats}),
+    Route(
+        "GET /v1/runs/{run_id}/clients",
+        run_clients,
+        access="viewer",
+        answers={200: list[ClientInfluence]},
+    ),
     Route(
         "GET /v1/runs/{run_id}/probabilities",
         probabilities,
         access="viewer",
-        tag="runs",
         answers={200: TokenProbabilities},
         problems=("invalid_message",),
         query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
 from fedone_sdk.aggregator.http.docs_page import ASSETS, FILES
@@ -46,6 +46,7 @@ class Route:
         headers: HTTP status -> response header -> description.
         waits: Whether the handler is cancelled when the caller disconnects. Other handlers that
             change state run to completion.
+        tag: Group in the documentation.
         query: Query parameters: name -> JSON Schema.
     """
 
@@ -53,13 +54,13 @@ class Route:
     handler: Handler
     _: KW_ONLY
     access: Access
-    tag: str
     answers: Mapping[int, Any]
     request: Any = None
     max_body: int = SMALL_BODY_BYTES
     problems: tuple[str, ...] = ()
     headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     waits: bool = False
+    tag: str = "machines"
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -96,3 +97,8 @@ class Route:
             if not isinstance(self.request, str):
                 codes |= {"invalid_message", "not_json"}
         return tuple(code for code in PROBLEMS if code in codes)
+
+
+def tagged(tag: str, *routes: Route) -> tuple[Route, ...]:
+    """Return routes of one group."""
+    return tuple(replace(route, tag=tag) for route in routes)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from fedone_sdk.aggregator.export import export_run
 from fedone_sdk.aggregator.http.requests import answer, streamed
 from fedone_sdk.aggregator.routes.context import CONTEXT, DRAIN, SERVICE, message_of, run_of
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, tagged
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.feed import Feed
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -19,7 +19,6 @@ from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
 from fedone_sdk.messages import (
-    ClientInfluence,
     Message,
     PromptReport,
     Quarantine,
@@ -33,7 +32,6 @@ from fedone_sdk.vocabulary import ListVocabulary
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
-_INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
 """Sources of candidates that read neither files nor texts."""
@@ -219,12 +217,6 @@ async def roll_back(request: web.Request) -> web.Response:
     return answer(rolled.result())
 
 
-async def run_clients(request: web.Request) -> web.Response:
-    """Return each client's influence on a run, by its defences and privacy accounting."""
-    found = await (await run_of(request)).clients()
-    return web.Response(body=_INFLUENCES.dump_json(found), content_type="application/json")
-
-
 async def quarantine(request: web.Request) -> web.Response:
     """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
     watched = await run_of(request)
@@ -241,24 +233,23 @@ async def release(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-RUN_ROUTES = (
+RUN_ROUTES = tagged(
+    "runs",
     Route(
         "POST /v1/runs",
         add_run,
         access="operator",
-        tag="runs",
         request=RunSpec,
         max_body=MAX_BODY_BYTES,
         answers={201: RunResult},
         headers={201: {"Location": "Path of the run"}},
         problems=("invalid_run", "run_conflict"),
     ),
-    Route("GET /v1/runs", runs, access="member", tag="runs", answers={200: list[RunSummary]}),
+    Route("GET /v1/runs", runs, access="member", answers={200: list[RunSummary]}),
     Route(
         "GET /v1/runs/{run_id}",
         run,
         access="member",
-        tag="runs",
         answers={200: RunResult},
         query={"history": {"type": "boolean", "default": True}},
     ),
@@ -266,7 +257,6 @@ RUN_ROUTES = (
         "DELETE /v1/runs/{run_id}",
         delete_run,
         access="admin",
-        tag="runs",
         answers={200: Removal},
         query={"dry_run": {"type": "boolean", "default": False}},
         problems=("run_conflict", "invalid_message"),
@@ -275,28 +265,24 @@ RUN_ROUTES = (
         "GET /v1/runs/{run_id}/prompt",
         prompt,
         access="member",
-        tag="runs",
         answers={200: PromptReport},
     ),
     Route(
         "GET /v1/runs/{run_id}/log",
         log,
         access="operator",
-        tag="runs",
         answers={200: "application/jsonl"},
     ),
     Route(
         "GET /v1/runs/{run_id}/events",
         events,
         access="member",
-        tag="runs",
         answers={200: "text/event-stream"},
     ),
     Route(
         "POST /v1/runs/{run_id}/stop",
         stop,
         access="operator",
-        tag="runs",
         answers={200: RunResult},
         problems=("run_conflict",),
     ),
@@ -304,7 +290,6 @@ RUN_ROUTES = (
         "POST /v1/runs/{run_id}/resume",
         resume,
         access="operator",
-        tag="runs",
         answers={200: RunResult},
         problems=("run_conflict", "backend_blocked", "backend_unavailable"),
     ),
@@ -312,7 +297,6 @@ RUN_ROUTES = (
         "POST /v1/runs/{run_id}/budget",
         raise_caps,
         access="operator",
-        tag="runs",
         request=Budget,
         answers={200: RunResult},
         problems=("run_conflict", "backend_blocked", "backend_unavailable"),
@@ -321,23 +305,14 @@ RUN_ROUTES = (
         "POST /v1/runs/{run_id}/rollback",
         roll_back,
         access="operator",
-        tag="runs",
         request=RollBack,
         answers={200: RunResult},
         problems=("run_conflict",),
     ),
     Route(
-        "GET /v1/runs/{run_id}/clients",
-        run_clients,
-        access="viewer",
-        tag="runs",
-        answers={200: list[ClientInfluence]},
-    ),
-    Route(
         "POST /v1/runs/{run_id}/clients/{client_id}/quarantine",
         quarantine,
         access="operator",
-        tag="runs",
         request=Quarantine,
         answers={204: None},
         problems=("run_conflict",),
@@ -346,7 +321,6 @@ RUN_ROUTES = (
         "POST /v1/runs/{run_id}/clients/{client_id}/release",
         release,
         access="operator",
-        tag="runs",
         answers={204: None},
         problems=("run_conflict",),
     ),

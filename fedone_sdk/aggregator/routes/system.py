@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import structlog
 from aiohttp import web
 
 from fedone_sdk import __version__
@@ -14,10 +15,68 @@ from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENT, METRICS, READINESS
 from fedone_sdk.aggregator.routes.dashboard import PageFile
 from fedone_sdk.aggregator.routes.route import Route
+from fedone_sdk.aggregator.service import Service
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import About, Health
+from fedone_sdk.messages import About, Check, Health
 
+_log = structlog.get_logger(__name__)
+
+_TIMEOUT_S = 2.0
+"""Timeout of the store check, seconds."""
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".png": "image/png"}
+
+
+class Readiness:
+    """Checks that the store is available and that the service is neither starting nor stopping.
+
+    The response also reports the gateway's model, which does not affect readiness: updates and
+    devices with their own models are served without it, and all replicas share it.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._was_ok = self._model_was_ok = True
+
+    async def look(self) -> Health:
+        """Run all checks; the result is public, so details are only logged."""
+        checks = {"serving": self._serving(), "store": await self._store()}
+        ok = all(check.ok for check in checks.values())
+        checks["model"] = self._model()
+        if ok and not self._was_ok:
+            _log.info("ready again")
+        self._was_ok = ok
+        return Health(status="ok" if ok else "unavailable", checks=checks)
+
+    def _serving(self) -> Check:
+        if self._service.draining:
+            return Check(ok=False, detail="this process is stopping")
+        if self._service.starting:
+            return Check(ok=False, detail="this process is loading its runs")
+        return Check(ok=True)
+
+    async def _store(self) -> Check:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._service.store.ping()
+        except TimeoutError:
+            _log.error("not ready: the store does not answer", timeout_s=_TIMEOUT_S)
+            return Check(ok=False, detail=f"no answer within {_TIMEOUT_S:g} s")
+        except Exception as exc:
+            _log.error("not ready: the store cannot be used", error=type(exc).__name__)
+            return Check(ok=False, detail="it cannot be used; see the server's log")
+        return Check(ok=True)
+
+    def _model(self) -> Check:
+        trouble = self._service.trouble
+        if (trouble is None) is not self._model_was_ok:
+            self._model_was_ok = trouble is None
+            if trouble is None:
+                _log.info("the model is available again")
+            else:
+                _log.warning("the model is not available", reason=trouble)
+        if trouble is None:
+            return Check(ok=True)
+        return Check(ok=False, detail="it is not available at the moment; see the server's log")
 
 
 async def about(request: web.Request) -> web.Response:
@@ -107,28 +166,21 @@ SYSTEM_ROUTES = (
         "GET /",
         about,
         access="public",
-        tag="machines",
         answers={200: (About, "text/html"), 304: None},
     ),
     Route(
         "GET /dashboard/{page_file}",
         dashboard_file,
         access="public",
-        tag="machines",
         answers={200: ("text/javascript", "text/css", "image/svg+xml"), 304: None},
     ),
-    Route("GET /healthz", healthz, access="public", tag="machines", answers={200: Health}),
-    Route(
-        "GET /readyz", readyz, access="public", tag="machines", answers={200: Health, 503: Health}
-    ),
-    Route(
-        "GET /openapi.json", openapi, access="public", tag="machines", answers={200: dict[str, Any]}
-    ),
+    Route("GET /healthz", healthz, access="public", answers={200: Health}),
+    Route("GET /readyz", readyz, access="public", answers={200: Health, 503: Health}),
+    Route("GET /openapi.json", openapi, access="public", answers={200: dict[str, Any]}),
     Route(
         "GET /docs",
         docs,
         access="public",
-        tag="machines",
         answers={200: "text/html"},
         problems=("not_found",),
     ),
@@ -136,7 +188,6 @@ SYSTEM_ROUTES = (
         "GET /docs/{asset}",
         docs_asset,
         access="public",
-        tag="machines",
         answers={200: ("text/javascript", "text/css", "image/png")},
     ),
 )
@@ -148,7 +199,6 @@ def metrics_route(*, public: bool) -> Route:
         "GET /metrics",
         metrics,
         access="public" if public else "viewer",
-        tag="machines",
         answers={200: "text/plain"},
         problems=("not_found",),
     )

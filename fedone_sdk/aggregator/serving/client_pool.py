@@ -86,10 +86,6 @@ class ClientPool:
         """Number of clients that were turned away and are expected back."""
         return len(self._away)
 
-    def rate(self, now: float) -> float:
-        """Return the rate of finished assignments on this replica, per second."""
-        return self._current_rate(now)
-
     def record_replica(self, replica: str, away: int, rate: float, now: float) -> None:
         """Record the load of another replica, whose clients have the same claim to places.
 
@@ -259,7 +255,7 @@ class ClientPool:
         """Return the mean pause with which clients return as fast as places become free."""
         capacity = sum(self._capacities.values())
         # 50 % more than needed: too few clients would delay rounds.
-        rate = self._current_rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
+        rate = self.rate(now) + sum(rate for _, rate, _ in self._other_replicas.values())
         wanted = 1.5 * max(capacity / _POLL_S, rate)
         pause = (self._num_outside + 1) / wanted if wanted else MAX_RETRY_AFTER_S
         # The rate is only as reliable as the time over which it was observed.
@@ -267,10 +263,10 @@ class ClientPool:
         return max(min(pause, watched, MAX_RETRY_AFTER_S / 1.5), _MIN_RETRY_AFTER_S)
 
     def _record_work(self, now: float) -> None:
-        self._rate = self._current_rate(now) + 1.0 / _RATE_WINDOW_S
+        self._rate = self.rate(now) + 1.0 / _RATE_WINDOW_S
         self._rate_at = now
 
-    def _current_rate(self, now: float) -> float:
+    def rate(self, now: float) -> float:
         """Return the rate of finished assignments over about the last 30 s, per second."""
         return self._rate * max(0.0, 1.0 - (now - self._rate_at) / _RATE_WINDOW_S)
 

@@ -39,7 +39,7 @@ _RETRY_NOW = RetryLater(retry_after_s=0.0)
 """No other client waits for the place: retry immediately."""
 
 
-class Offers:
+class _Offers:
     """The runs that may have a seat for a client, and the clients of each run.
 
     An offer may outlive its seat; the state of the run decides.
@@ -91,7 +91,6 @@ class Dispatcher:
         store: Store,
         clock: Clock,
         runs: Mapping[str, ServedRun],
-        offers: Offers,
         prepare: Callable[[ServedRun], Awaitable[None]],
     ) -> None:
         self.pool = ClientPool()
@@ -100,7 +99,7 @@ class Dispatcher:
         self._runs = runs
         self._prepare = prepare
         self._polls: dict[int, _Poll] = {}
-        self._offers = offers
+        self._offers = _Offers()
         self._draining = False
         self._closing: set[str] = set()
         self._rotation = 0

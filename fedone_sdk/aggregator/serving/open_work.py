@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
-from fedone_sdk.aggregator.serving.dispatcher import Offers
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
@@ -26,14 +25,12 @@ class OpenWork:
         *,
         store: Store,
         runs: Mapping[str, ServedRun],
-        offers: Offers,
         refresh: Callable[[], Awaitable[None]],
         on_finished: Callable[[int], Awaitable[None]],
         gateway: ModelGateway | None,
     ) -> None:
         self._store = store
         self._runs = runs
-        self._offers = offers
         self._refresh = refresh
         self._on_finished = on_finished
         self._gateway = gateway
@@ -121,22 +118,22 @@ class OpenWork:
             raise ProblemError("not_found", f"you have no assignment {assignment_id}")
         return closed
 
+    def seat_with(self, assignment_id: str) -> tuple[ServedRun, Seat] | None:
+        """Return the run and the seat of an open assignment of any client."""
+        for run in self._runs.values():
+            seat = run.state.seat_with(assignment_id)
+            if seat is not None:
+                return run, seat
+        return None
+
     async def _find_open(
         self, client: ClientRecord, assignment_id: str
     ) -> tuple[ServedRun, Seat] | None:
-        found = self._find_seat(client, assignment_id)
+        found = self.seat_with(assignment_id)
         if found is None and self._store.shared:
             await self._refresh()  # Another replica may just have assigned it.
-            found = self._find_seat(client, assignment_id)
+            found = self.seat_with(assignment_id)
         if found is not None and not found[0].model_checked.is_set():
             await found[0].model_checked.wait()
-            found = self._find_seat(client, assignment_id)
-        return found
-
-    def _find_seat(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
-        for run_id in self._offers.runs_of(client.index):
-            run = self._runs.get(run_id)
-            seat = None if run is None else run.state.seat_with(assignment_id)
-            if run is not None and seat is not None and seat.client == client.index:
-                return run, seat
-        return None
+            found = self.seat_with(assignment_id)
+        return found if found is not None and found[1].client == client.index else None

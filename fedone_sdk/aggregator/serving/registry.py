@@ -188,7 +188,7 @@ class RunRegistry:
                     await self._models.probe(run)
                 except (BackendError, SpecError) as exc:
                     await run.pause(exc)
-                await run.check_model()
+                await _check_same_model(run)
         except Exception:
             # A bug in a backend: the run pauses; only the log has the details.
             _log.error(
@@ -273,6 +273,19 @@ class RunRegistry:
         found = [run.summary for run in self.served.values()]
         found += [stored.summary for stored in self.stored.values()]
         return sorted(found, key=lambda summary: summary.created_at or 0.0)
+
+
+async def _check_same_model(run: ServedRun) -> None:
+    """Pause a run that was scored by another model than the current one."""
+    before, now = run.state.model, run.machine.gateway_model
+    if before and now and before != now:
+        reason = (
+            f"the server's model is {now!r}, the run was scored by {before!r}; "
+            "resume the run to accept it"
+        )
+        if reason not in (run.state.reason or ""):
+            await run.pause(reason)
+            run.was_stopped = False  # A plain restart does not accept the new model.
 
 
 def _log_unreadable(run_id: str, exc: Exception) -> None:

@@ -7,7 +7,7 @@ import json
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
@@ -35,19 +35,17 @@ from fedone_sdk.aggregator.rounds.state import (
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
-from fedone_sdk.aggregator.serving.run_view import Counters, RunView, client_influences
+from fedone_sdk.aggregator.serving.run_view import Counters, RunView
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, MethodError, ProblemError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import (
-    ClientInfluence,
     LostWork,
     RunEvent,
     RunResult,
     RunStatus,
-    SeatReport,
 )
 from fedone_sdk.stores import (
     SERVER,
@@ -63,7 +61,7 @@ from fedone_sdk.stores import (
 from fedone_sdk.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from fedone_sdk.aggregator.serving.steering import Steering
+    from fedone_sdk.aggregator.service import Service
 
 _log = structlog.get_logger(__name__)
 
@@ -80,17 +78,6 @@ _SLOW: frozenset[Handler] = frozenset({assign, accept, stop, roll_back})
 """Handlers that may ask or tell the method."""
 
 
-class RunOwner(Protocol):
-    """The service that serves a run; `listeners` get the changes of all its runs."""
-
-    listeners: list[Listener]
-    steering: Steering
-
-    async def wait(self, run: ServedRun) -> None:
-        """Wait until a run has ended and its final prompt is measured."""
-        ...
-
-
 class ServedRun(RunView):
     """Applies handlers to a run, commits their results to the store and notifies listeners.
 
@@ -102,7 +89,6 @@ class ServedRun(RunView):
         available: Returns the clients that can take a seat: enrolment index -> number of examples.
         listener: Receives every change after its commit.
         priced: Whether the price of the gateway's model is known.
-        owner: The service that serves it; `wait`, `stop` and `events` need one.
 
     Attributes:
         model_checked: Cleared during the check of the model after a restart; until it is set, the
@@ -121,8 +107,8 @@ class ServedRun(RunView):
         enrolled: Callable[[], int],
         names: Callable[[Sequence[int]], Awaitable[Sequence[str]]],
         listener: Listener,
-        priced: Callable[[], bool] = lambda: True,
-        owner: RunOwner | None = None,
+        priced: Callable[[], bool],
+        service: Service,
     ) -> None:
         super().__init__(machine, vocabulary, clock)
         self.ended = asyncio.Event()
@@ -136,7 +122,7 @@ class ServedRun(RunView):
         self._names = names
         self._listener = listener
         self._priced = priced
-        self._owner = owner
+        self._service = service
         self._lock = asyncio.Lock()
         self._arrays = arrays_of(self._state)
         self._known_version = 0
@@ -191,12 +177,6 @@ class ServedRun(RunView):
             yield result
 
     @property
-    def _service(self) -> RunOwner:
-        if self._owner is None:
-            raise RuntimeError(f"run {self.run_id!r} has no service")
-        return self._owner
-
-    @property
     def counters(self) -> Counters:
         """Traffic, cache hits and scored values."""
         return self._stored_counters.plus(self._new_counters)
@@ -225,19 +205,6 @@ class ServedRun(RunView):
         """Load a stored run."""
         await self._load_record(record)
         self.was_stopped = self._state.can_resume
-
-    async def check_model(self) -> None:
-        """Pause the run if it was scored by another model than the current one."""
-        before, now = self._state.model, self.machine.gateway_model
-        if before and now and before != now:
-            reason = (
-                f"the server's model is {now!r}, the run was scored by {before!r}; "
-                "resume the run to accept it"
-            )
-            if reason not in (self._state.reason or ""):
-                # `was_stopped` is False, so that a plain restart does not accept the new model.
-                await self.pause(reason)
-                self.was_stopped = False
 
     # Commits of other replicas
 
@@ -443,30 +410,6 @@ class ServedRun(RunView):
         """Offer vacant seats to available clients."""
         if self.machine.needs_seating(self._state):
             await self.apply(fill, **self._waiting())
-
-    async def clients(self) -> list[ClientInfluence]:
-        """Return the influence of each client, by enrolment index."""
-        lines = client_influences(self.machine, self._state)
-        names = await self._names(list(lines))
-        return [
-            line.model_copy(update={"client_id": name})
-            for line, name in zip(lines.values(), names, strict=True)
-        ]
-
-    async def seats(self) -> tuple[SeatReport, ...]:
-        """Return the seats of the current round, in order."""
-        seats, now = self._state.seats, self._clock.now()
-        names = await self._names([seat.client for seat in seats])
-        return tuple(
-            SeatReport(
-                slot=seat.slot,
-                client_id=name,
-                phase=seat.phase,
-                step=seat.step,
-                due_in_s=None if seat.phase == "done" else round(max(seat.due - now, 0.0), 3),
-            )
-            for seat, name in zip(seats, names, strict=True)
-        )
 
     async def record_metric(self, round_number: int, value: float) -> None:
         """Add a point to the metric's curve."""

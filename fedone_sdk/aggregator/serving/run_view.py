@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,6 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
-from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
@@ -22,7 +20,6 @@ from fedone_sdk.messages import (
     CacheReport,
     Cap,
     CensoringReport,
-    ClientInfluence,
     LostWork,
     PromptReport,
     RoundReport,
@@ -368,35 +365,3 @@ class RunView:
         state, priced = self._state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})
-
-
-def client_influences(machine: RoundMachine, state: RunState) -> dict[int, ClientInfluence]:
-    """Return each client's contribution, quarantine and privacy loss, by enrolment index."""
-    judged = {line.client: line for line in ledger(state.defence)}
-    movement = math.fsum(line.movement for line in judged.values())
-    found = {}
-    for client in sorted(judged.keys() | state.quarantined | state.releases.keys()):
-        line, releases = judged.get(client), state.releases.get(client, 0)
-        noised = machine.releases
-        of_defence = (
-            {}
-            if line is None
-            else {
-                "rounds": line.rounds,
-                "movement": line.movement,
-                "share": line.movement / movement if movement else 0.0,
-                "scaled": line.scaled,
-                "outliers": line.outliers,
-                "score": line.score,
-                "loss_residual": line.loss_residual,
-            }
-        )
-        found[client] = ClientInfluence.model_validate(
-            {
-                **of_defence,
-                "quarantined": client in state.quarantined,
-                "releases": releases,
-                "epsilon": None if noised is None else noised.accountant.epsilon(releases),
-            }
-        )
-    return found
