@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from fedone_sdk.evaluation.results import Results, Standing, TrialRecord, header_of, row_of
-from fedone_sdk.reports.figures import printable, svg_of
+from fedone_sdk.evaluation.results import Results, header_of, row_of
+from fedone_sdk.reports.figures import Line, Panel, svg_of
 from fedone_sdk.reports.render import html_page
 
 _COLOURS = ("#2563a8", "#c2571a", "#1b7f5c", "#8a3ffc", "#b0245b", "#6b7280", "#8a6d00", "#0f7c90")
@@ -31,65 +29,41 @@ def comparison_html(results: Results, command: str | None = None) -> str:
 
 def comparison_svg(results: Results) -> str:
     """Plot the mean over seeds, and each seed as a thin line; equal results give equal bytes."""
+    names = {"metric": results.task.metric, "loss": "mean loss"}
     measures: list[Literal["metric", "loss"]] = ["metric", "loss"]
     if results.task.metric == "loss":
         measures = ["loss"]
+    panels = [
+        Panel(lines=[*_lines(results, measure)], title=f"{names[measure]} on dev")
+        for measure in measures
+    ]
+    return svg_of(panels, size=(4.6, 3.8), shared_legend=True)
 
-    def draw(figure: Figure) -> None:
-        places = figure.subplots(1, len(measures), squeeze=False)[0]
-        for axes, measure in zip(places, measures, strict=True):
-            for place, standing in enumerate(results.standings):
-                _draw(axes, standing, measure, place)
-            name = results.task.metric if measure == "metric" else "mean loss"
-            axes.set_title(f"{printable(name)} on dev", parse_math=False)
-        handles, labels = places[-1].get_legend_handles_labels()
-        if handles:
-            figure.legend(
-                handles,
-                labels,
-                loc="outside lower center",
-                ncols=min(4, len(labels)),
-                frameon=False,
-                fontsize="small",
+
+def _lines(results: Results, measure: Literal["metric", "loss"]) -> Iterator[Line]:
+    trials = [trial for one in results.standings for trial in one.trials.values()]
+    last = max((point.queries for trial in trials for point in trial.curve), default=1)
+    for place, standing in enumerate(results.standings):
+        colour, label = _COLOURS[place % len(_COLOURS)], standing.entrant.label
+        curves = [
+            (
+                [point.queries for point in trial.curve],
+                [getattr(point, measure) for point in trial.curve],
             )
-
-    return svg_of(draw, size=(4.6 * len(measures), 3.8), style={})
-
-
-def _draw(axes: Axes, standing: Standing, measure: Literal["metric", "loss"], place: int) -> None:
-    trials = list(standing.trials.values())
-    if not trials:
-        return
-    colour = _COLOURS[place % len(_COLOURS)]
-    if standing.entrant.kind == "baseline":
-        mean = standing.metric if measure == "metric" else standing.loss
-        assert mean is not None
-        axes.axhline(mean, color=colour, linestyle=":", label=standing.entrant.label)
-        return
-    for trial in trials:
-        axes.plot(*_curve(trial, measure), color=colour, alpha=0.25, linewidth=0.8)
-    axes.plot(
-        *_mean_curve(trials, measure),
-        color=colour,
-        marker=_MARKERS[place % len(_MARKERS)],
-        markersize=4,
-        label=standing.entrant.label,
-    )
-
-
-def _curve(trial: TrialRecord, measure: Literal["metric", "loss"]) -> tuple[list[int], list[float]]:
-    return (
-        [point.queries for point in trial.curve],
-        [getattr(point, measure) for point in trial.curve],
-    )
-
-
-def _mean_curve(
-    trials: Sequence[TrialRecord], measure: Literal["metric", "loss"]
-) -> tuple[list[int], list[float]]:
-    """Interpolate each seed linearly, over the range that all seeds cover."""
-    curves = [_curve(trial, measure) for trial in trials]
-    end = min(queries[-1] for queries, _ in curves)
-    grid = sorted({point for queries, _ in curves for point in queries if point <= end})
-    values = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
-    return grid, values.tolist()
+            for trial in standing.trials.values()
+        ]
+        if not curves:
+            continue
+        if standing.entrant.kind == "baseline":
+            mean = standing.metric if measure == "metric" else standing.loss
+            assert mean is not None
+            yield Line(x=[0, last], y=[mean] * 2, style=":", color=colour, label=label)
+            continue
+        for x, y in curves:
+            yield Line(x=x, y=y, color=colour, faint=True)
+        # Each seed is interpolated linearly, over the range that all seeds cover.
+        end = min(x[-1] for x, _ in curves)
+        grid = sorted({at for x, _ in curves for at in x if at <= end})
+        means = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0).tolist()
+        style = f"{_MARKERS[place % len(_MARKERS)]}-"
+        yield Line(x=grid, y=means, style=style, color=colour, label=label)

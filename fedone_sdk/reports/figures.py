@@ -1,18 +1,17 @@
-"""The curves of a run, as SVG."""
+"""Figures as SVG: panels of lines, error bars, bands and levels; and the curves of a run."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-from fedone_sdk.reports.source import ReportedRun
+    from fedone_sdk.reports.source import ReportedRun
 
 _SMOOTHING = 0.1
 """Weight of the newest round in the smoothed loss."""
@@ -32,77 +31,181 @@ _STYLE: Any = {
 }
 
 
-def curves_svg(run: ReportedRun) -> str:
-    """Return the SVG of metric and loss over training queries; the same run gives the same figure.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Points of one kind.
 
-    The two plots are stacked, fit the width of a phone, and support light and dark mode.
+    Attributes:
+        error: How far their error bars reach, below and above.
+        band: Whether the errors are a band instead of bars.
+        label: In the legend; empty leaves the line out of it.
+        style: Marker and line, as matplotlib writes them.
+        color: As matplotlib names it; None is the next one.
+        faint: Whether the line is thin and transparent.
     """
 
-    def draw(figure: Figure) -> None:
-        upper, lower = figure.subplots(2, 1)
-        _draw_metric(upper, run)
-        _draw_loss(lower, run)
+    x: Sequence[float]
+    y: Sequence[float]
+    error: tuple[Sequence[float], Sequence[float]] | None = None
+    band: bool = False
+    label: str = ""
+    style: str = "-"
+    color: str | None = None
+    faint: bool = False
 
-    text = svg_of(draw, size=(4.6, 5.8), style=_STYLE)
-    return text.replace("</style>", f"{_in_the_dark()}</style>", 1)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """A pair of axes with their names `x` and `y`.
+
+    Attributes:
+        level: Height of a dotted horizontal line; None draws none.
+        level_label: Its name in the legend; empty leaves it out.
+        ticks: Labels of the horizontal axis by their places; None leaves them to matplotlib.
+        log: The axes with a logarithmic scale, of ``xy``.
+    """
+
+    lines: Sequence[Line]
+    x: str = "training queries"
+    y: str = ""
+    title: str = ""
+    level: float | None = None
+    level_label: str = ""
+    ticks: Mapping[float, str] | None = None
+    log: str = ""
 
 
 def svg_of(
-    draw: Callable[[Figure], None], *, size: tuple[float, float], style: Mapping[str, Any]
+    panels: Sequence[Panel],
+    *,
+    columns: int | None = None,
+    size: tuple[float, float] = (4.5, 4.0),
+    shared_legend: bool = False,
+    style: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the SVG of axes over training queries; the same drawing gives the same bytes."""
+    """Return the SVG of panels; the same panels give the same bytes.
+
+    Args:
+        panels: Row by row.
+        columns: Panels of a row; None puts all of them in one.
+        size: Width and height of a panel, inches.
+        shared_legend: Whether all panels have one legend, below them.
+        style: Settings of matplotlib.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    width = columns or len(panels)
+    rows = -(-len(panels) // width)
     # Text is kept as text, which is smaller and accessible to screen readers.
-    settings: Any = {"svg.hashsalt": "fedone", "svg.fonttype": "none", **style}
+    settings: Any = {"svg.hashsalt": "fedone", "svg.fonttype": "none", **(style or {})}
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=size, layout="constrained")
+        figure = Figure(figsize=(size[0] * width, size[1] * rows), layout="constrained")
         FigureCanvasSVG(figure)
-        draw(figure)
-        for axes in figure.axes:
-            axes.set_xlabel("training queries")
-            axes.grid(alpha=0.25)
-            axes.spines[["top", "right"]].set_visible(False)
+        places = figure.subplots(rows, width, squeeze=False).flat
+        for axes in places[len(panels) :]:
+            axes.set_axis_off()
+        for axes, panel in zip(places, panels, strict=False):
+            _draw(axes, panel)
+            if not shared_legend and axes.get_legend_handles_labels()[0]:
+                axes.legend(fontsize="small", frameon=False)
+        handles, labels = places[len(panels) - 1].get_legend_handles_labels()
+        if shared_legend and handles:
+            figure.legend(
+                handles,
+                labels,
+                loc="outside lower center",
+                ncols=min(4, len(labels)),
+                frameon=False,
+                fontsize="small",
+            )
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     text = stream.getvalue()
     return text[text.index("<svg") :]
 
 
-def printable(name: str) -> str:
-    """Return a metric's name, which is arbitrary, without characters that XML does not allow."""
-    return "".join(char if char.isprintable() else " " for char in name)
+def _draw(axes: Axes, panel: Panel) -> None:
+    for line in panel.lines:
+        look: dict[str, Any] = {"label": line.label or None}
+        if line.color:
+            look["color"] = line.color
+        if line.faint:
+            look |= {"alpha": 0.3, "linewidth": 0.8}
+        if line.error is None or line.band:
+            (drawn,) = axes.plot(line.x, line.y, line.style, markersize=4, **look)
+        else:
+            axes.errorbar(line.x, line.y, line.error, fmt=line.style, capsize=2, **look)
+        if line.error is not None and line.band:
+            low = [value - error for value, error in zip(line.y, line.error[0], strict=True)]
+            high = [value + error for value, error in zip(line.y, line.error[1], strict=True)]
+            axes.fill_between(line.x, low, high, color=drawn.get_color(), alpha=0.2, lw=0)
+    if panel.level is not None:
+        axes.axhline(panel.level, color=_GREY, linestyle=":", label=panel.level_label or None)
+    axes.set(xlabel=panel.x, ylabel=panel.y)
+    # A metric's name is arbitrary, and XML does not allow all characters.
+    title = "".join(char if char.isprintable() else " " for char in panel.title)
+    axes.set_title(title, parse_math=False)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if "x" in panel.log:
+        axes.set_xscale("log")
+    if "y" in panel.log:
+        axes.set_yscale("log")
+    if panel.ticks is not None:
+        axes.set_xticks(list(panel.ticks), list(panel.ticks.values()))
+        axes.set_xticks([], minor=True)
 
 
-def _in_the_dark() -> str:
+def curves_svg(run: ReportedRun) -> str:
+    """Return the SVG of metric and loss over training queries.
+
+    The two plots are stacked, fit the width of a phone, and support light and dark mode.
+    """
+    losses = [entry.mean_loss for entry in run.result.history]
+    smooth = list(accumulate(losses, lambda mean, loss: mean + _SMOOTHING * (loss - mean)))
+    rounds = Panel(
+        title="mean loss of a round's prompts",
+        lines=[
+            Line(x=run.queries, y=losses, color=_GREY, faint=True),
+            Line(x=run.queries, y=smooth, color=_BLUE),
+        ],
+    )
+    text = svg_of([_metric_panel(run), rounds], columns=1, size=(4.6, 2.9), style=_STYLE)
+    # These rules override the colours that matplotlib writes on each element.
     rules = (
         f'[style*="{kind}: {light}"]{{{kind}:{dark} !important}}'
         for light, dark in _DARK.items()
         for kind in ("fill", "stroke")
     )
-    return f"@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
+    dark = f"@media (prefers-color-scheme: dark){{{''.join(rules)}}}"
+    return text.replace("</style>", f"{dark}</style>", 1)
 
 
-def _draw_metric(axes: Axes, run: ReportedRun) -> None:
+def _metric_panel(run: ReportedRun) -> Panel:
     metric, queries = run.result.metric, run.queries
-    points = [
-        (spent, entry.metric)
+    points = {
+        spent: entry.metric
         for spent, entry in zip(queries, run.result.history, strict=True)
         if entry.metric is not None
-    ]
+    }
+    lines = []
     if points:
-        axes.plot(*zip(*points, strict=True), color=_BLUE, marker=".", label=_along(run))
-    if metric.no_prompt is not None:
-        axes.axhline(metric.no_prompt, color=_GREY, linestyle=":", label="no prompt")
+        x, y = list(points), list(points.values())
+        lines.append(Line(x=x, y=y, style=".-", color=_BLUE, label=_along(run)))
     if metric.before is not None:
-        axes.plot([0], [metric.before], color=_GREY, marker="o", ls="", label="untrained prompt")
+        y = [metric.before]
+        lines.append(Line(x=[0], y=y, style="o", color=_GREY, label="untrained prompt"))
     if metric.after is not None:
-        end = queries[-1] if queries else 0
-        axes.plot([end], [metric.after], color=_GREEN, marker="o", ls="", label="tuned prompt")
-    axes.set_title(f"{printable(metric.name)} on dev", parse_math=False)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small", frameon=False)
+        x, y = [queries[-1] if queries else 0], [metric.after]
+        lines.append(Line(x=x, y=y, style="o", color=_GREEN, label="tuned prompt"))
+    title = f"{metric.name} on dev"
+    return Panel(lines=lines, title=title, level=metric.no_prompt, level_label="no prompt")
 
 
 def _along(run: ReportedRun) -> str:
+    """Return the legend of the curve, which may cover a part of the dev split only."""
     after = run.outcomes.get("after")
     if after is None or run.spec is None:
         return "along the way"
@@ -110,11 +213,3 @@ def _along(run: ReportedRun) -> str:
     if part >= len(after.targets or after.losses):
         return "along the way"
     return f"along the way, on {part} examples"
-
-
-def _draw_loss(axes: Axes, run: ReportedRun) -> None:
-    losses = [entry.mean_loss for entry in run.result.history]
-    smooth = list(accumulate(losses, lambda mean, loss: mean + _SMOOTHING * (loss - mean)))
-    axes.plot(run.queries, losses, color=_GREY, alpha=0.4, linewidth=0.8)
-    axes.plot(run.queries, smooth, color=_BLUE)
-    axes.set_title("mean loss of a round's prompts")

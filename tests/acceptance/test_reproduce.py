@@ -101,8 +101,7 @@ def test_table1_from_an_interruption_to_the_end(data: list[object], tmp_path: Pa
         r"- Command: `python examples/paper/reproduce.py table1 --data .* --quick .*`", text
     )
     assert re.search(r"- Model: `onnx:roberta_mini:[0-9a-f]{16}`", text)
-    for kind in ("svg", "png"):
-        assert (tmp_path / "table1" / f"table1-curves.{kind}").stat().st_size > 1000
+    assert (tmp_path / "table1" / "table1-curves.svg").stat().st_size > 1000
 
     again = reproduce(*command)
     assert again.returncode == 0
@@ -120,19 +119,13 @@ def test_quick(name: str, out: Path, request: pytest.FixtureRequest) -> None:
     assert main([*map(str, arguments)]) == 0
     document = json.loads((out / name / f"{name}.json").read_text())
     assert (document["name"], document["failed"]) == (name, {})
-    results = {
-        file.stem: json.loads(file.read_text())["result"]
-        for file in out.glob("*/trials/*.json")
-        if file.stem in document["trials"]
-    }
-    assert results.keys() == document["trials"].keys()
+    results = {key: trial["result"] for key, trial in document["trials"].items()}
     golden_paper.check(name, results)
     text = (out / name / f"{name}.md").read_text()
     assert "A quick run: it shows that everything works, and nothing else." in text
     for figure in (out / name).glob("*.svg"):
         assert f"({figure.name})" in text
         assert b"</svg>" in figure.read_bytes()
-        assert figure.with_suffix(".png").stat().st_size > 1000
     assert len([*(out / name).glob("*.svg")]) == (name not in ("table2", "table3"))
 
 
@@ -140,27 +133,23 @@ def test_quick(name: str, out: Path, request: pytest.FixtureRequest) -> None:
     ("arguments", "message"),
     [
         (["nonsense"], "arguments: NAME: there is no study 'nonsense'; table1, "),
-        (["table1"], "arguments: --data: table1 needs a folder with TASK/train.jsonl"),
-        (["table1", "--data", "absent"], "arguments: --data: there is no folder absent"),
+        (["table1"], "arguments: --data: is required: a folder with TASK/train.jsonl"),
         (["table1", "--data", "."], "arguments: --data: there is no mnli/train.jsonl"),
-        (["table1", "--model", "absent"], "arguments: --model: there is no folder absent"),
-        (["table1", "--model", "docs"], "arguments: --model: docs holds no model: neither"),
         (
-            ["table2", "--set", "rounds=0"],
-            "arguments: --set rounds: must be a positive whole number",
+            ["table1", "--model", "docs", "--data", "."],
+            "arguments: --model: docs holds no model: neither",
         ),
         (
-            ["table-queries", "--data", ".", "--set", "cap=50"],
-            "arguments: --set cap: 50 is no multiple of 600, whole rounds of every K*",
+            ["table1", "--set", "rounds=0"],
+            "arguments: --set rounds: must be a positive whole number",
         ),
         (
             ["figure-theory", "--data", ".", "--set", "methods=bbt"],
             "arguments: --set methods: bbt cannot be run: the model's folder has no config.json",
         ),
-        (["table1", "--data", ".", "--task", "x"], "arguments: --task: there is no 'x'; mnli, "),
         (
             ["table1", "--data", ".", "--set", "speed=9"],
-            "arguments: --set: 'speed=9' is no NAME=VALUE of table1; its names: methods",
+            "arguments: --set: table1 has no setting 'speed'; its names: methods",
         ),
         (
             ["table1", "--data", ".", "--set", "methods=bdpl,magic"],

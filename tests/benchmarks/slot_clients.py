@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_paper.queries_report import queries_text
+from fedone_paper.queries import queries_text
 from fedone_paper.statistics import compared, median_interval
 from fedone_sdk.algorithms import make_method, stream, stream_seed
 from fedone_sdk.algorithms.method import PlainAlgorithm

@@ -7,7 +7,6 @@ not show a task's label words gives a result without a metric: a ``refused`` cel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from decimal import Decimal
 from itertools import islice, zip_longest
@@ -25,60 +24,53 @@ from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, form_of
 
 
-def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measure a prompt without training.
+def run_chat(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Tune a prompt in a federation, or take one without training, and measure it on dev rows.
 
     Args:
-        options: ``run``, ``task``, ``dev_rows``, the cap ``usd`` and ``prompt``: ``none``;
-            ``biased``, which is none with a label bias that is fitted on the first ``bias_rows``
-            rows of the clients in turn; or ``untrained``.
+        options: ``run``, ``task``, ``dev_rows``, the cap ``usd``, and for one without training
+            ``prompt``: ``none``; ``biased``, which is none with a label bias that is fitted on the
+            first ``bias_rows`` rows of the clients in turn; or ``untrained``.
         workspace: Has the inputs ``train`` and ``dev``.
 
     Returns:
-        ``metric``, ``prompt``, ``spent`` and what else `_measured` says.
-    """
-    federation = _federation(options, workspace)
-    prompt = untrained_prompt(federation) if options["prompt"] == "untrained" else ""
-
-    async def measure(backend: LLMBackend) -> Result:
-        bias = None
-        if options["prompt"] == "biased":
-            bias = await _bias(backend, federation, options["bias_rows"])
-        return _measured(prompt, await _predict(backend, federation, prompt, bias))
-
-    return asyncio.run(_paid(options, workspace, federation, measure))
-
-
-def run_tuned(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Tune a prompt in a federation, and measure the deployable prompt.
-
-    Args:
-        options: ``run``, ``task``, ``dev_rows`` and the cap ``usd``.
-        workspace: Has the inputs ``train`` and ``dev``.
-
-    Returns:
-        As `run_standing`, and the run's ``status`` and ``rounds``.
+        ``metric``, ``prompt``, ``spent`` and other facts, and the ``status`` and ``rounds`` of a
+        run.
 
     Raises:
         BudgetExhausted: Reservations that were broken off have spent what is left.
         FedOneError: The run could not go on, so that there is nothing to measure.
     """
     federation = _federation(options, workspace)
+    return asyncio.run(_paid(options, workspace, federation))
 
-    async def tune(backend: LLMBackend) -> Result:
+
+async def _measured(options: dict[str, Any], federation: Federation, backend: LLMBackend) -> Result:
+    kind, prompt, bias, more = options.get("prompt"), "", None, {}
+    if kind == "biased":
+        bias = await _bias(backend, federation, options["bias_rows"])
+    elif kind == "untrained":
+        prompt = untrained_prompt(federation)
+    elif kind is None:
         # Without dev rows: the run would measure no prompt and the untrained one again.
         run = await simulate(replace(federation, dev=()), backend=backend, transport="memory")
         if run.status not in ("completed", "budget_exhausted"):
             raise FedOneError(f"the run ended as {run.status}: {run.reason}")
-        found = await _predict(backend, federation, run.prompt.text, run.prompt.bias)
-        return {
-            **_measured(run.prompt.text, found),
-            "queries": run.spent.queries,
-            "status": run.status,
-            "rounds": run.rounds,
-        }
-
-    return asyncio.run(_paid(options, workspace, federation, tune))
+        prompt, bias = run.prompt.text, run.prompt.bias
+        more = {"queries": run.spent.queries, "status": run.status, "rounds": run.rounds}
+    found = await _predict(backend, federation, prompt, bias)
+    return {
+        "prompt": prompt,
+        "bias": found.task.bias,
+        "metric": found.metric,
+        "name": found.task.metric,
+        "mean_loss": found.mean_loss,
+        "examples": len(found.examples),
+        "failed": len(found.examples) - len(found.scored),
+        "censored": found.censored,
+        "models": list(found.models),
+        **more,
+    }
 
 
 def _federation(options: dict[str, Any], workspace: Workspace) -> Federation:
@@ -94,12 +86,7 @@ def _federation(options: dict[str, Any], workspace: Workspace) -> Federation:
     return replace(loaded, dev=loaded.dev[: options["dev_rows"]])
 
 
-async def _paid(
-    options: dict[str, Any],
-    workspace: Workspace,
-    federation: Federation,
-    find: Callable[[LLMBackend], Awaitable[Result]],
-) -> Result:
+async def _paid(options: dict[str, Any], workspace: Workspace, federation: Federation) -> Result:
     """Return a result with the trial's spending, also if the model hides the label words."""
     refusals: list[LabelsNotShown] = []
 
@@ -116,7 +103,7 @@ async def _paid(
     guard = BudgetGuard(usd, ledger=ledger)
     async with trial_backend(options["run"]["backend"], workspace, guard=guard) as backend:
         try:
-            found = await find(Noted(backend))
+            found = await _measured(options, federation, Noted(backend))
         except FedOneError:
             if not refusals:
                 raise
@@ -141,17 +128,3 @@ async def _bias(backend: LLMBackend, federation: Federation, num_rows: int) -> B
     rows = tuple(islice(in_turn, num_rows))
     found = await _predict(backend, replace(federation, dev=rows), "")
     return label_bias(found.task, found.rows, found.examples)
-
-
-def _measured(prompt: str, found: Prediction) -> Result:
-    return {
-        "prompt": prompt,
-        "bias": found.task.bias,
-        "metric": found.metric,
-        "name": found.task.metric,
-        "mean_loss": found.mean_loss,
-        "examples": len(found.examples),
-        "failed": len(found.examples) - len(found.scored),
-        "censored": found.censored,
-        "models": list(found.models),
-    }

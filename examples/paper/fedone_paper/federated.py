@@ -68,17 +68,8 @@ class Tuning:
     backend_kind: Literal["onnx", "transformers"] | None = None
 
 
-def tuning_trial(key: str, settings: Settings, tuning: Tuning) -> Trial:
-    """Return the trial of a tuning run; errors as of `run_trial`."""
-    return run_trial(key, settings, tuning, run_tuning, held_out=tuning.held_out)
-
-
 def run_trial(
-    key: str,
-    settings: Settings,
-    tuning: Tuning,
-    run: TrialFunction,
-    **options: Any,
+    key: str, settings: Settings, tuning: Tuning, run: TrialFunction, **options: Any
 ) -> Trial:
     """Return a trial on a federation's run, which is its option ``run`` next to `options`.
 
@@ -92,7 +83,7 @@ def run_trial(
     inputs = settings.inputs(tuning.task)
     if tuning.held_out is not None:
         del inputs["dev"]
-    options = {"run": document, "seed": tuning.seed, **options}
+    options = {"run": document, "seed": tuning.seed, "held_out": tuning.held_out, **options}
     return Trial(key=key, run=run, options=options, inputs=inputs)
 
 
@@ -111,7 +102,12 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
     """
     resumed = _answers(workspace).exists()
     federation = tuning_federation(options, workspace)
-    result = asyncio.run(_simulate(federation, workspace))
+
+    async def work() -> RunResult:
+        async with trial_backend(options["run"]["backend"], workspace) as backend:
+            return await simulate(federation, backend=backend, transport="memory")
+
+    result = asyncio.run(work())
     parts = ("metric", "evaluation", "cache", "communication", "gateway")
     return {
         **run_facts(federation, result),
@@ -166,10 +162,7 @@ def untrained_prompt(federation: Federation) -> str:
 
 
 def trial_backend(
-    document: dict[str, Any],
-    workspace: Workspace,
-    *,
-    guard: BudgetGuard | None = None,
+    document: dict[str, Any], workspace: Workspace, *, guard: BudgetGuard | None = None
 ) -> LLMBackend:
     """Return the model of a trial, relative to the input ``model`` if that is a file or a folder.
 
@@ -213,12 +206,6 @@ def _split(train: Path, every: int, workspace: Workspace) -> tuple[Path, Path]:
         # Another attempt at the same trial may be reading it.
         write_whole(workspace.file(name), "".join(f"{line}\n" for line in part))
     return workspace.file("train.jsonl"), workspace.file("held-out.jsonl")
-
-
-async def _simulate(federation: Federation, workspace: Workspace) -> RunResult:
-    document = federation.spec.backend.model_dump(mode="json")
-    async with trial_backend(document, workspace) as backend:
-        return await simulate(federation, backend=backend, transport="memory")
 
 
 def _curve(result: RunResult) -> list[dict[str, Any]]:

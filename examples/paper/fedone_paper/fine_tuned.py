@@ -37,7 +37,7 @@ def run_fine_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
     task, seed = federation.spec.task, federation.spec.seed
     # Clients may share rows; here each counts once.
     rows = list({id(row): row for shard in federation.shards for row in shard}.values())
-    model = SoftModel(workspace.inputs["model"], options["run"]["backend"]["device"])
+    model = SoftModel(workspace.inputs["model"])
     tried = []
     for rate in options["rates"]:
         fitted = fine_tune(model, task, rows, seed, rate, options["max_epochs"])

@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 from fedone_paper.federated import CURVE_EXAMPLES
-from fedone_paper.figures import Line, Panel, drawing
 from fedone_paper.methods import METHODS, Method, missing, wanted
-from fedone_paper.paper import TASK_COLUMNS, TASK_NAMES, about, score_table
 from fedone_paper.settings import Settings
 from fedone_paper.study import Point, Report, Results, Study
-from fedone_paper.summary import mean_curve, mean_sd, mean_sd_text, number, table
+from fedone_paper.tables import (
+    TASK_COLUMNS,
+    TASK_NAMES,
+    Column,
+    about,
+    mean_curve,
+    mean_sd_text,
+    number,
+    score_table,
+    table,
+)
 from fedone_sdk.evaluation.engine import Result, Trial
+from fedone_sdk.reports.figures import Line, Panel, svg_of
 
 HELD_OUT = 8
 """Learning rates are compared on every eighth training row."""
 
-_Cells = Mapping[str, Mapping[str, Mapping[int | None, Result]]]
-"""Results by the method's title, the task and the seed."""
+_Cells = Mapping[str, Mapping[str, Sequence[Result]]]
+"""Results over seeds by the method and the task."""
 
 
 class MethodTable(Study):
@@ -71,49 +82,44 @@ class MethodTable(Study):
 
     def report(self, settings: Settings, results: Results) -> Report:
         """Return the table, the rates, what the runs cost, and the curves."""
-        grid, all_rows = self.grid(settings), self._rows(settings)
-        tasks, titles = grid["task"], {row.name: self._title(row) for row in all_rows}
-        absent = {titles[r.name]: why for r in all_rows if (why := missing(r, settings))}
+        grid = self.grid(settings)
+        tasks, rows = grid["task"], self._rows(settings)
+        titles = {row.name: self._title(row) for row in rows}
         by_task = {task: self.runs(settings, results, task=task) for task in tasks}
         cells = {
-            name: {task: by_task[task].get(name, {}) for task in tasks} for name in grid["row"]
-        }
-        federated = [name for name in cells if METHODS[name].federated]
-        rates = {
-            name: {
-                task: self.rate(settings, {"task": task, "row": name}, results) for task in tasks
-            }
-            for name in federated
+            name: {task: [*by_task[task].get(name, {}).values()] for task in tasks}
+            for name in grid["row"]
         }
         scores = {
-            name: {task: _values(cell) for task, cell in row.items()} for name, row in cells.items()
+            name: {task: _values(runs) for task, runs in row.items()} for name, row in cells.items()
         }
-        titled = {titles[name]: row for name, row in cells.items()}
+        federated = {name: row for name, row in cells.items() if METHODS[name].standing is None}
         figure = f"{self.name}-curves"
+        notes = [
+            f"- {titles[row.name]} is left out: {why}.\n"
+            for row in rows
+            if (why := missing(row, settings))
+        ]
         parts = [
             score_table(self.name, titles, scores),
-            self._legend(settings),
-            f"{about(self.name)}\n",
-            *self._cautions(titled, absent),
+            self.text(
+                "legend",
+                seeds=settings.seeds,
+                curve_examples=CURVE_EXAMPLES,
+                **self.run(settings),
+            ),
+            about(self.name),
+            "".join([*notes, *self._cautions(titles, cells)]),
+            *(self._sections(settings, results, titles, federated) if federated else ()),
+            f"![The deployable prompt's metric against training queries]({figure}.svg)",
         ]
-        if federated:
-            searched = any(self.rates(settings, {"row": name}) for name in cells)
-            parts.append(
-                self._rates_section({titles[name]: rates[name] for name in rates}, searched)
-            )
-            parts.append(_cost_section({titles[name]: cells[name] for name in federated}))
-        parts.append(f"![The deployable prompt's metric against training queries]({figure}.svg)\n")
-        return Report(
-            markdown="\n".join(parts),
-            figures={
-                figure: drawing(
-                    [_panel(titled, task) for task in tasks],
-                    columns=min(len(tasks), 4),
-                    size=(3.0, 2.6),
-                    shared_legend=True,
-                )
-            },
+        drawn = svg_of(
+            [_panel(titles, cells, task) for task in tasks],
+            columns=min(len(tasks), 4),
+            size=(3.0, 2.6),
+            shared_legend=True,
         )
+        return Report(markdown="\n\n".join(filter(None, parts)), figures={figure: drawn})
 
     def _rows(self, settings: Settings) -> list[Method]:
         """Return the rows that the user wants."""
@@ -123,106 +129,86 @@ class MethodTable(Study):
 
     def _title(self, row: Method) -> str:
         # The default has slots; it is no method of the paper's framework.
-        return (
-            f"{self.said['framework']}-{row.title}"
-            if row.federated and not row.slots
-            else row.title
-        )
+        own = row.standing is None and not row.slots
+        return f"{self.said['framework']}-{row.title}" if own else row.title
 
-    def _legend(self, settings: Settings) -> str:
-        spread = (
-            f"mean ± sample standard deviation over {settings.seeds} seeds, one number where the "
-            "result does not depend on the seed"
-            if settings.seeds > 1
-            else "one seed"
-        )
-        values = {**self.run(settings), "curve_examples": CURVE_EXAMPLES}
-        return self.text("legend", spread=spread, **values) + "\n"
-
-    def _cautions(self, cells: _Cells, absent: Mapping[str, str]) -> list[str]:
+    def _cautions(self, titles: Mapping[str, str], cells: _Cells) -> list[str]:
         """Return the notes on single cells."""
-        lines = [f"- {title} is left out: {why}." for title, why in absent.items()]
         each = [
-            (title, TASK_NAMES[task], seed, result)
-            for title, row in cells.items()
-            for task, cell in row.items()
-            for seed, result in cell.items()
+            (f"{titles[name]} on {TASK_NAMES[task]}", TASK_NAMES[task], run)
+            for name, row in cells.items()
+            for task, runs in row.items()
+            for run in runs
         ]
-        if reused := {task for _, task, _, result in each if result.get("reused_rows")}:
-            lines.append(self.text("reused", tasks=", ".join(sorted(reused))))
-        lines += [
-            f"- {title} on {task}, seed {seed}: ended as {result['status']} after "
-            f"{result['rounds']} rounds."
-            for title, task, seed, result in each
-            if result.get("status", "completed") != "completed"
+        reused = sorted({task for _, task, run in each if run.get("reused_rows")})
+        lines = [self.text("reused", tasks=", ".join(reused)) + "\n"] if reused else []
+        return lines + [
+            f"- {cell}: a run ended as {run['status']} after {run['rounds']} rounds.\n"
+            for cell, _, run in each
+            if run.get("status", "completed") != "completed"
         ]
-        return ["\n".join(lines) + "\n"] if lines else []
 
-    def _rates_section(
-        self, rates: Mapping[str, Mapping[str, float | None]], searched: bool
-    ) -> str:
-        columns = {
-            TASK_NAMES[task]: lambda _, row, task=task: (
-                "-" if row[task] is None else f"{row[task]:g}"
-            )
-            for task in next(iter(rates.values()))
+    def _sections(
+        self, settings: Settings, results: Results, titles: Mapping[str, str], cells: _Cells
+    ) -> list[str]:
+        """Return the learning rates, and the costs of a run."""
+        rates = {
+            titles[name]: {
+                task: self.rate(settings, {"task": task, "row": name}, results) for task in row
+            }
+            for name, row in cells.items()
         }
-        given = "Not searched: given, or the first of each search."
-        seed = self.said["pilot_seeds"][0]
-        how = self.text("searched", seed=seed, held_out=HELD_OUT) if searched else given
-        return f"## Learning rates\n\n{table('Method', rates, columns)}\n{how}\n"
+        columns = {TASK_NAMES[task]: partial(_rate, task) for task in self.grid(settings)["task"]}
+        searched = any(self.rates(settings, {"row": name}) for name in cells)
+        how = self.text("searched" if searched else "given", held_out=HELD_OUT)
+        costs: dict[str, Column] = {
+            "Training queries": lambda _, runs: _costs(runs, "spent", "queries"),
+            "Answers from memory": lambda _, runs: _costs(runs, "cache", "hits"),
+            "MB sent": lambda _, runs: _costs(runs, "communication", "upload_bytes", 2**-20),
+            "MB received": lambda _, runs: _costs(runs, "communication", "download_bytes", 2**-20),
+            "Seconds of training": lambda _, runs: mean_sd_text(
+                (run["wall_s"] for run in runs if not run.get("resumed")), scale=1, digits=0
+            ),
+        }
+        held = {
+            titles[name]: [one for runs in row.values() for one in runs]
+            for name, row in cells.items()
+        }
+        return [
+            f"## Learning rates\n\n{table('Method', rates, columns)}\n{how}",
+            f"## Cost of one run\n\n{table('Method', held, costs)}\n{self.text('costs')}",
+        ]
 
 
-def _values(cell: Mapping[int | None, Result]) -> list[float]:
-    return [result["metric"]["after"] for result in cell.values()]
+def _values(runs: Sequence[Result]) -> list[float]:
+    return [run["metric"]["after"] for run in runs]
 
 
-def _cost_section(cells: _Cells) -> str:
-    rows = {
-        title: [run for cell in row.values() for run in cell.values()]
-        for title, row in cells.items()
-    }
-
-    def sent(run: Result) -> int:
-        return int(run["communication"]["upload_bytes"] + run["communication"]["download_bytes"])
-
-    def whole(values: Sequence[float]) -> str:
-        return mean_sd_text(values, scale=1, digits=0)
-
-    columns = {
-        "Training queries": lambda _, runs: whole([run["spent"]["queries"] for run in runs]),
-        "Answers from memory": lambda _, runs: whole([run["cache"]["hits"] for run in runs]),
-        "MB (2^20 bytes) on the wire": lambda _, runs: mean_sd_text(
-            map(sent, runs), scale=2**-20, digits=2
-        ),
-        "Seconds of training": lambda _, runs: whole(
-            [run["wall_s"] for run in runs if not run.get("resumed")]
-        ),
-    }
-    return (
-        f"## Cost of one run\n\n{table('Method', rows, columns)}\n"
-        "Soft prompts are tuned in one process: their MB are the bytes of alpha.\n"
-    )
+def _rate(task: str, _: str, row: Mapping[str, float | None]) -> str:
+    return "-" if row[task] is None else f"{row[task]:g}"
 
 
-def _panel(cells: _Cells, task: str) -> Panel:
+def _costs(runs: Sequence[Result], part: str, name: str, scale: float = 1.0) -> str:
+    return mean_sd_text((run[part][name] for run in runs), scale=scale, digits=2 * (scale < 1))
+
+
+def _panel(titles: Mapping[str, str], cells: _Cells, task: str) -> Panel:
     """Curves of methods that query, levels of the others."""
     lines, levels, last = [], [], 1.0
-    for place, (title, row) in enumerate(cells.items()):
-        runs, color = [run for run in row[task].values() if "curve" in run], f"C{place}"
-        if any(point["queries"] for run in runs for point in run["curve"]):
-            # Without the start, which is measured on other rows.
-            curves = [
-                [(at["queries"], 100 * at["metric"]) for at in run["curve"] if at["round"] >= 0]
-                for run in runs
-            ]
+    for place, (name, row) in enumerate(cells.items()):
+        runs: Sequence[Result] = row[task]
+        look: dict[str, Any] = {"label": titles[name], "color": f"C{place}"}
+        # Without the start, which is measured on other rows.
+        curves = [
+            [(at["queries"], 100 * at["metric"]) for at in run["curve"] if at["round"] >= 0]
+            for run in runs
+            if "curve" in run
+        ]
+        if any(queries for curve in curves for queries, _ in curve):
             x, y, _ = mean_curve([curve for curve in curves if curve])
-            lines.append(Line(x=x, y=y, label=title, style=".-", color=color))
+            lines.append(Line(x=x, y=y, style=".-", **look))
             last = max([last, *x])
-        elif row[task]:
-            levels.append((title, 100 * mean_sd(_values(row[task]))[0], color))
-    lines += [
-        Line(x=[0, last], y=[level] * 2, label=title, style="--", color=color)
-        for title, level, color in levels
-    ]
-    return Panel(lines=lines, title=TASK_COLUMNS[task], x="training queries", y="")
+        elif runs:
+            levels.append((100 * fmean(_values(runs)), look))
+    lines += [Line(x=[0, last], y=[level] * 2, style="--", **look) for level, look in levels]
+    return Panel(lines=lines, title=TASK_COLUMNS[task])

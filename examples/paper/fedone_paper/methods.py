@@ -7,16 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from fedone_paper.federated import Tuning, run_trial, tuning_trial
+from fedone_paper.federated import Tuning, run_trial, run_tuning
 from fedone_paper.fine_tuned import run_fine_tuning
-from fedone_paper.settings import Settings
+from fedone_paper.settings import Settings, declared
 from fedone_paper.soft_trials import SOFT, soft_trial
-from fedone_paper.standalone import (
-    demonstrations_trial,
-    prompt_trial,
-    run_untrained,
-)
-from fedone_paper.study import declared
+from fedone_paper.standalone import run_standing
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import Trial
 
@@ -89,23 +84,17 @@ class Method:
             method["learning_rate"] = rate
         attributes = {name: run[name] for name in _TUNING & run.keys()}
         tuning = self.tuning(**attributes, method=method)
-        if self.standing is not None:
-            return self._standing(key, settings, tuning, run["searches"])
-        return (
-            soft_trial(key, settings, tuning) if self.soft else tuning_trial(key, settings, tuning)
-        )
-
-    def _standing(self, key: str, settings: Settings, run: Tuning, searches: bool) -> Trial:
-        if self.standing == "demonstrations":
-            return demonstrations_trial(key, settings, run.task, run.seed)
-        if self.standing == "untrained":
-            return run_trial(key, settings, run, run_untrained)
+        if self.soft:
+            return soft_trial(key, settings, tuning)
+        if self.standing is None:
+            return run_trial(key, settings, tuning, run_tuning)
         if self.standing == "fine-tuning":
+            searches = run["searches"]
             rates = declared()["full_rates"][: None if searches else 1]
             epochs = 20 if searches else 1
-            return run_trial(key, settings, run, run_fine_tuning, rates=rates, max_epochs=epochs)
-        prompt = declared()["manual_prompts"][run.task] if self.standing == "manual" else ""
-        return prompt_trial(key, settings, run.task, prompt)
+            return run_trial(key, settings, tuning, run_fine_tuning, rates=rates, max_epochs=epochs)
+        prompt = declared()["manual_prompts"][tuning.task] if self.standing == "manual" else ""
+        return run_trial(key, settings, tuning, run_standing, standing=self.standing, prompt=prompt)
 
 
 def missing(row: Method, settings: Settings) -> str | None:

@@ -1,9 +1,11 @@
-"""The settings of an experiment."""
+"""The settings of a study, and what its files declare."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,24 +15,33 @@ from fedone_sdk.backends.onnx import MODEL_FILES
 from fedone_sdk.errors import ArgumentError
 
 
+@cache
+def declared(name: str = "studies") -> Mapping[str, Any]:
+    """Return what `studies.yaml`, or another file of this package, says."""
+    import yaml
+
+    text = (files("fedone_paper") / f"{name}.yaml").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = yaml.safe_load(text)
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The options of the command that experiments use.
+    """The options of the command that studies use.
 
     Attributes:
         model: Folder of the model, of onnxruntime or of the transformers library, or a GGUF file;
             None is the model that comes with the SDK.
         data: Folder that has TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks, or what else
-            the experiment takes.
+            the study takes.
         seeds: Repeats; the seeds are 0, 1, ...
         quick: Whether a small version is run that shows that everything works, and no more.
-        device: Where torch computes: ``auto``, ``cpu``, ``cuda`` ...
-        tasks: GLUE tasks to run instead of the experiment's own; None takes those.
-        options: Settings that only some experiments have (`Experiment.options`), as text.
-        cap_queries: Training queries of the whole experiment, where it pays for them.
-        cap_usd: Money of the whole experiment, US dollars.
-        prices: Of prompt and completion tokens, US dollars per million.
-        base_url: Of an OpenAI-compatible endpoint, for experiments that ask one.
+        tasks: GLUE tasks to run instead of the study's own; None takes those.
+        options: Settings that only some studies have (`Study.options`), as text.
+        cap_queries: Training queries of the whole study, where it pays for them.
+        cap_usd: Money of the whole study, US dollars.
+        prices: Of prompt and completion tokens, US dollars per million; None takes the known ones.
+        base_url: Of an OpenAI-compatible endpoint, for studies that ask one.
         api_model: The model's name at that endpoint.
         api_key_env: The environment variable that holds its key; None sends none.
     """
@@ -39,7 +50,6 @@ class Settings:
     data: Path | None = None
     seeds: int = 3
     quick: bool = False
-    device: str = "auto"
     tasks: tuple[str, ...] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     cap_queries: int | None = None
@@ -62,7 +72,7 @@ class Settings:
     @property
     def is_onnx(self) -> bool:
         """Whether the model is run by onnxruntime, else by the transformers library."""
-        return onnx_file(self.model_folder) is not None
+        return any((self.model_folder / name).is_file() for name in MODEL_FILES)
 
     @property
     def has_weights(self) -> bool:
@@ -81,13 +91,21 @@ class Settings:
         Args:
             kind: Who runs it; None takes onnxruntime where the folder is made for it. Soft
                 prompts need ``transformers``.
+
+        Raises:
+            SpecError: The folder holds no model.
         """
         if self.is_gguf:
             return {"kind": "llama_cpp", "model": ".", "threads": 1}
         if kind == "onnx" or (kind is None and self.is_onnx):
             # One thread: the trials themselves run side by side.
             return {"kind": "onnx", "model": ".", "threads": 1}
-        return {"kind": "transformers", "model": ".", "device": self.device}
+        if not self.has_weights:
+            raise ArgumentError(
+                f"--model: {self.model_folder} holds no model: neither model.onnx, nor config.json "
+                "and weights for the transformers library"
+            )
+        return {"kind": "transformers", "model": "."}
 
     def task_folder(self, task: str) -> Path:
         """Return the folder of a GLUE task's train.jsonl and dev.jsonl.
@@ -114,8 +132,3 @@ class Settings:
             "dev": folder / "dev.jsonl",
             "model": self.model_folder,
         }
-
-
-def onnx_file(folder: Path) -> Path | None:
-    """Return the file in a model's folder that onnxruntime loads; None where there is none."""
-    return next((folder / name for name in MODEL_FILES if (folder / name).is_file()), None)

@@ -61,13 +61,11 @@ class SoftModel:
 
     Args:
         folder: The model's folder.
-        device: ``auto``, ``cpu``, ``cuda`` ...
     """
 
-    def __init__(self, folder: Path, device: str = "auto") -> None:
+    def __init__(self, folder: Path) -> None:
         self._torch = torch = import_module("torch")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         checkpoint = find_checkpoint(str(folder))
         self.fingerprint = f"transformers:{checkpoint.name}:{hash_folder(folder)}:float32"
         self._folder, self._max_length = folder, read_max_length(folder, causal=False)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from fedone_paper.federated import Tuning, run_trial, tuning_federation
 from fedone_paper.settings import Settings
-from fedone_paper.soft_model import SoftModel
-from fedone_paper.soft_prompts import BBT, Alpha, Method, Trained, rounds
+from fedone_paper.soft_model import Measured, SoftModel
+from fedone_paper.soft_prompts import BBT, Alpha, Method, Round, Trained, rounds
 from fedone_sdk.algorithms import alpha_sha256, stream_seed
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.evaluation.engine import Result, Trial, TrialFunction, Workspace
-from fedone_sdk.local import Federation
 from fedone_sdk.task import Example
 
 _FLOAT32 = 4
@@ -40,8 +39,8 @@ def soft_trial(
     soft, plain = dict(tuning.method), {"name": "gs-bdpl"}
     if "batch_size" in soft:
         plain["batch_size"] = soft["batch_size"]
-    options = {"soft": soft, "held_out": tuning.held_out, **options}
-    return run_trial(key, settings, replace(tuning, method=plain), run or run_soft, **options)
+    tuning = replace(tuning, method=plain)
+    return run_trial(key, settings, tuning, run or run_soft, soft=soft, **options)
 
 
 def run_soft(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -51,87 +50,128 @@ def run_soft(options: dict[str, Any], workspace: Workspace) -> Result:
         The fields of `run_tuning` that the tables use. ``communication`` are the bytes of alpha,
         and ``wall_s`` the seconds of the rounds alone.
     """
-    return _tuned(tuning_federation(options, workspace), options, workspace)
-
-
-def _tuned(federation: Federation, options: dict[str, Any], workspace: Workspace) -> Result:
-    spec, task, dev = federation.spec, federation.spec.task, federation.dev
-    model, method = _method(federation, options, workspace)
-    size, alpha = spec.method.batch_size, method.init()
-    every, part = spec.evaluation.every, _rows(federation, "evaluation", spec.evaluation.examples)
+    tuned = _Tuned(options, workspace)
+    task, dev, evaluation = tuned.task, tuned.federation.dev, tuned.federation.spec.evaluation
+    part = sorted(tuned.drawn("evaluation", evaluation.examples)) if dev else []
 
     def metric(alpha: Alpha | None, rows: Sequence[Example]) -> float | None:
-        soft = None if alpha is None else method.soft(alpha)
-        return model.measure(task, rows, size, soft).metric if rows else None
+        return tuned.measure(alpha, rows, tuned.method.batch_size).metric if rows else None
 
-    found: dict[str, Any] = {"no_prompt": metric(None, dev), "before": metric(alpha, dev)}
-    curve = [{"round": -1, "queries": 0, "metric": found["before"]}]
-    losses: list[float] = []
-    queries: list[int] = []
-    visits, wall_s, began = 0, 0.0, time.monotonic()
-    for number, done in enumerate(_rounds(federation, method)):
-        wall_s += time.monotonic() - began
-        alpha, visits = done.alpha, visits + done.visits
-        losses.append(done.loss)
-        queries.append(done.queries)
-        if dev and every and (number + 1) % every == 0:
-            point = {"round": number, "queries": sum(queries), "metric": metric(alpha, part)}
-            curve.append(point)
-        began = time.monotonic()
-    found["after"] = metric(alpha, dev)
+    untrained = tuned.method.init()
+    before = {"no_prompt": metric(None, dev), "before": metric(untrained, dev)}
+    curve = [{"round": -1, "queries": 0, "metric": before["before"]}]
+    for number, done in enumerate(tuned.rounds()):
+        if dev and evaluation.every and (number + 1) % evaluation.every == 0:
+            value = metric(done.alpha, [dev[index] for index in part])
+            curve.append({"round": number, "queries": tuned.spent, "metric": value})
+    alpha = done.alpha
+    sent = tuned.visits * alpha.size * _FLOAT32
     return {
-        **_facts(federation, losses, queries, model),
-        "status": "completed",
-        "metric": {"name": task.metric, **found},
+        **tuned.facts(),
+        "metric": {"name": task.metric, **before, "after": metric(alpha, dev)},
         "curve": curve,
         "cache": {"hits": 0},
-        "communication": dict.fromkeys(
-            ("upload_bytes", "download_bytes"), visits * alpha.size * _FLOAT32
-        ),
+        "communication": {"upload_bytes": sent, "download_bytes": sent},
         "alpha_sha256": alpha_sha256(alpha),
-        "wall_s": wall_s,
+        "wall_s": tuned.wall_s,
     }
 
 
 def run_soft_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
     """Tune a soft prompt until the deployable prompt reaches the targets; see `run_to_target`."""
-    federation, probing = tuning_federation(options, workspace), options["probing"]
-    spec, gains = federation.spec, probing["gains"]
-    model, method = _method(federation, options, workspace)
-    rows = _rows(federation, "probe-prompt-rows", probing["prompt_rows"], ordered=False)
-    clients = spec.participation.clients_per_round
+    tuned, probing = _Tuned(options, workspace), options["probing"]
+    spec, method = tuned.federation.spec, tuned.method
+    dev = tuned.federation.dev
+    rows = [dev[index] for index in tuned.drawn("probe-prompt-rows", probing["prompt_rows"])]
     prompts = getattr(method, "num_samples", 1) * method.local_steps
-    every = max(1, probing["queries"] // (clients * prompts))
+    every = max(1, probing["queries"] // (spec.participation.clients_per_round * prompts))
     curve: list[dict[str, Any]] = []
-    reached: dict[str, int | None] = dict.fromkeys(gains)
+    reached: dict[str, int | None] = dict.fromkeys(probing["gains"])
 
-    def probe(number: int, queries: int, alpha: Alpha) -> bool:
+    def probe(number: int, alpha: Alpha) -> bool:
         """Measure; return whether all targets are reached."""
-        found = model.measure(spec.task, rows, len(rows), method.soft(alpha))
+        found = tuned.measure(alpha, rows, len(rows))
         measured = {"prompt_loss": found.loss, "prompt_metric": found.metric}
-        curve.append({"round": number, "queries": queries, **measured})
-        for name, gain in gains.items():
+        curve.append({"round": number, "queries": tuned.spent, **measured})
+        for name, gain in probing["gains"].items():
             if reached[name] is None and curve[-1][name] <= curve[0][name] - gain:
-                reached[name] = queries
+                reached[name] = tuned.spent
         return bool(reached) and None not in reached.values()
 
-    losses: list[float] = []
-    queries: list[int] = []
-    over = probe(0, 0, method.init())
-    for number, done in enumerate(_rounds(federation, method), 1):
-        losses.append(done.loss)
-        queries.append(done.queries)
+    over = probe(0, method.init())
+    for number, done in enumerate(tuned.rounds(), 1):
         if number % every == 0 or number == spec.rounds:
-            over = probe(number, sum(queries), done.alpha)
+            over = probe(number, done.alpha)
         if over:
             break
-    return {
-        **_facts(federation, losses, queries, model),
-        "status": "completed" if len(losses) == spec.rounds else "stopped",
-        "curve": curve,
-        "reached": reached,
-        "probe_queries": len(curve),
-    }
+    return {**tuned.facts(), "curve": curve, "reached": reached, "probe_queries": len(curve)}
+
+
+class _Tuned:
+    """A federation that tunes a soft prompt, and the account of its rounds."""
+
+    def __init__(self, options: dict[str, Any], workspace: Workspace) -> None:
+        self.federation = tuning_federation(options, workspace)
+        spec, settings = self.federation.spec, dict(options["soft"])
+        self.task = spec.task
+        self.model = SoftModel(workspace.inputs["model"])
+        common: dict[str, Any] = {
+            "model": self.model,
+            "task": spec.task,
+            "prompt_len": spec.prompt.length,
+        }
+        name = settings.pop("name")
+        self.method: Method = (
+            BBT(**common, **settings)
+            if name == "bbt"
+            else Trained(**common, **settings, kind=_KINDS[name], seed=spec.seed)
+        )
+        self.losses: list[float] = []
+        self.queries: list[int] = []
+        self.visits, self.wall_s = 0, 0.0
+
+    @property
+    def spent(self) -> int:
+        """Training queries so far."""
+        return sum(self.queries)
+
+    def rounds(self) -> Iterator[Round]:
+        """Yield the rounds of the run."""
+        spec, began = self.federation.spec, time.monotonic()
+        clients = spec.participation.clients_per_round
+        endless = rounds(self.method, self.federation.shards, clients, spec.seed)
+        for done in islice(endless, spec.rounds):
+            self.wall_s += time.monotonic() - began
+            self.visits += done.visits
+            self.losses.append(done.loss)
+            self.queries.append(done.queries)
+            yield done
+            began = time.monotonic()
+
+    def measure(self, alpha: Alpha | None, rows: Sequence[Example], batch_size: int) -> Measured:
+        """Measure the soft prompt of an alpha; None is no prompt."""
+        soft = None if alpha is None else self.method.soft(alpha)
+        return self.model.measure(self.task, rows, batch_size, soft)
+
+    def drawn(self, purpose: str, count: int) -> list[int]:
+        """Draw dev rows."""
+        seed = stream_seed(self.federation.spec.seed, purpose, 0)
+        return draw_minibatch(len(self.federation.dev), count, seed)
+
+    def facts(self) -> Result:
+        """Return the fields that the results of all trials have."""
+        spec = self.federation.spec
+        return {
+            "seed": spec.seed,
+            "status": "completed" if len(self.losses) == spec.rounds else "stopped",
+            "rounds": len(self.losses),
+            "losses": self.losses,
+            "queries_per_round": self.queries,
+            "spent": {"queries": self.spent},
+            "model": self.model.fingerprint,
+            "reused_rows": self.federation.reused_rows,
+            "num_clients": len(self.federation.shards),
+        }
 
 
 def count_soft(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -157,49 +197,4 @@ def count_soft(options: dict[str, Any], workspace: Workspace) -> Result:
         "elements_down": visits * numbers,
         "elements_up": visits * numbers,
         "queries": visits * samples,
-    }
-
-
-def _method(
-    federation: Federation, options: dict[str, Any], workspace: Workspace
-) -> tuple[SoftModel, Method]:
-    spec, settings = federation.spec, dict(options["soft"])
-    name = settings.pop("name")
-    model = SoftModel(workspace.inputs["model"], options["run"]["backend"]["device"])
-    common = {"model": model, "task": spec.task, "prompt_len": spec.prompt.length, **settings}
-    if name == "bbt":
-        return model, BBT(**common)
-    return model, Trained(**common, kind=_KINDS[name], seed=spec.seed)
-
-
-def _rounds(federation: Federation, method: Method) -> Any:
-    spec = federation.spec
-    endless = rounds(method, federation.shards, spec.participation.clients_per_round, spec.seed)
-    return islice(endless, spec.rounds)
-
-
-def _rows(
-    federation: Federation, purpose: str, count: int, *, ordered: bool = True
-) -> list[Example]:
-    """Draw dev rows."""
-    dev = federation.dev
-    if not dev:
-        return []
-    drawn = draw_minibatch(len(dev), count, stream_seed(federation.spec.seed, purpose, 0))
-    return [dev[index] for index in (sorted(drawn) if ordered else drawn)]
-
-
-def _facts(
-    federation: Federation, losses: list[float], queries: list[int], model: SoftModel
-) -> Result:
-    """Return the fields that all trials here have."""
-    return {
-        "seed": federation.spec.seed,
-        "rounds": len(losses),
-        "losses": losses,
-        "queries_per_round": queries,
-        "spent": {"queries": sum(queries)},
-        "model": model.fingerprint,
-        "reused_rows": federation.reused_rows,
-        "num_clients": len(federation.shards),
     }

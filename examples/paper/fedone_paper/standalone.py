@@ -7,16 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedone_paper.federated import (
-    trial_backend,
-    tuning_federation,
-    untrained_prompt,
-)
-from fedone_paper.settings import Settings
+from fedone_paper.federated import trial_backend, tuning_federation, untrained_prompt
 from fedone_sdk.backends import predict, query_for
-from fedone_sdk.data import SplitMix64, check_examples, load_examples
-from fedone_sdk.evaluation.engine import Result, Trial, Workspace
-from fedone_sdk.glue import glue_task
+from fedone_sdk.data import SplitMix64, load_examples
+from fedone_sdk.evaluation.engine import Result, Workspace
 from fedone_sdk.task import Example, TaskSpec, form_of, render, target_of
 
 if TYPE_CHECKING:
@@ -30,66 +24,32 @@ _WHOLE_SHARE = 0.9
 """So many of the dev inputs must keep their whole text next to the demonstrations."""
 
 
-def prompt_trial(key: str, settings: Settings, task: str, prompt: str) -> Trial:
-    """Return the trial that measures a given prompt on the dev split."""
-    folder = settings.task_folder(task)
-    return Trial(
-        key=key,
-        run=run_prompt,
-        options={"task": settings.preset(task), "prompt": prompt, "backend": settings.backend()},
-        inputs={"dev": folder / "dev.jsonl", "model": settings.model_folder},
-    )
+def run_standing(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Measure a prompt that is not tuned on the dev split.
+
+    Args:
+        options: ``run``, of whose federation the task, the dev rows and the seed are used, and
+            ``standing``: ``demonstrations`` puts as many solved training rows as fit the model
+            before each input, drawn by the seed; ``untrained`` takes the deployable prompt of the
+            untrained state; others take ``prompt``.
+        workspace: Has the inputs ``model``, ``train`` and ``dev``.
+    """
+    return asyncio.run(_measured(options, workspace))
 
 
-def run_prompt(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measures ``prompt`` on the dev split."""
-    return asyncio.run(
-        _measured(glue_task(options["task"]), options["prompt"], options["backend"], workspace)
-    )
-
-
-def run_untrained(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measures the deployable prompt of the untrained state of a ``run``."""
-    federation = tuning_federation(options, workspace)
-    prompt = untrained_prompt(federation)
-    backend = options["run"]["backend"]
-    return asyncio.run(_measured(federation.spec.task, prompt, backend, workspace))
-
-
-def demonstrations_trial(key: str, settings: Settings, task: str, seed: int) -> Trial:
-    """Return the trial of in-context learning: solved training rows stand before each input."""
-    return Trial(
-        key=key,
-        run=run_demonstrations,
-        options={"task": settings.preset(task), "seed": seed, "backend": settings.backend()},
-        inputs=settings.inputs(task),
-    )
-
-
-def run_demonstrations(options: dict[str, Any], workspace: Workspace) -> Result:
-    """Measures as many solved rows as fit the model, drawn by ``seed``, as the prompt."""
-    task = glue_task(options["task"])
-    train: list[Example] = [*load_examples(workspace.inputs["train"])]
-    dev: list[Example] = [*load_examples(workspace.inputs["dev"])]
-    drawn = [train[row] for row in SplitMix64(options["seed"]).shuffle(range(len(train)))]
-
-    async def work() -> Result:
-        async with trial_backend(options["backend"], workspace) as backend:
-            chosen = await _demonstrations(backend, task, drawn, dev)
-        found = await _measured(task, _text(task, chosen), options["backend"], workspace)
-        return {**found, "demonstrations": len(chosen)}
-
-    return asyncio.run(work())
-
-
-async def _measured(
-    task: TaskSpec, prompt: str, backend_document: dict[str, Any], workspace: Workspace
-) -> Result:
-    began = time.monotonic()
-    dev: list[Example] = [*load_examples(workspace.inputs["dev"])]
-    check_examples(task, dev, workspace.inputs["dev"])
-    async with trial_backend(backend_document, workspace) as backend:
+async def _measured(options: dict[str, Any], workspace: Workspace) -> Result:
+    began, more = time.monotonic(), {}
+    federation, prompt = tuning_federation(options, workspace), options["prompt"]
+    task, dev = federation.spec.task, federation.dev
+    async with trial_backend(options["run"]["backend"], workspace) as backend:
         await backend.check(task.label_words, form_of(task))
+        if options["standing"] == "untrained":
+            prompt = untrained_prompt(federation)
+        if options["standing"] == "demonstrations":
+            train: list[Example] = [*load_examples(workspace.inputs["train"])]
+            drawn = SplitMix64(federation.spec.seed).shuffle(train)
+            chosen = await _demonstrations(backend, task, drawn, dev)
+            prompt, more = _text(task, chosen), {"demonstrations": len(chosen)}
         found = await predict(backend, task, prompt, dev, _BATCH_SIZE)
         return {
             "metric": {"name": task.metric, "after": found.metric},
@@ -98,6 +58,7 @@ async def _measured(
             "model": backend.fingerprint,
             "spent": found.usage.model_dump(mode="json"),
             "examples": len(dev),
+            **more,
             "wall_s": time.monotonic() - began,
         }
 
@@ -133,21 +94,16 @@ async def _demonstrations(
 
 
 def _text(task: TaskSpec, examples: Sequence[Example]) -> str:
-    """Solved examples as they stand before an input."""
-    return " ".join(_solved(task, example) for example in examples)
-
-
-def _solved(task: TaskSpec, example: Example) -> str:
-    """Return an example in its template, with its label word at the mask or the end."""
-    target = target_of(task, example)
-    assert isinstance(target, int)
-    word = task.label_words[target]
-    parts = render(task, "", example)
-    text = "".join(word if part.kind == "mask" else part.text for part in parts)
-    if all(part.kind != "mask" for part in parts):
-        text += word
-    # A label word brings its leading space along, which may stand behind another one.
-    return " ".join(text.split())
+    """Return solved examples in their template, with the label word at the mask or the end."""
+    words: list[str] = []
+    for example in examples:
+        word, parts = task.label_words[int(target_of(task, example))], render(task, "", example)
+        texts = [word if part.kind == "mask" else part.text for part in parts]
+        if all(part.kind != "mask" for part in parts):
+            texts.append(word)
+        # A label word brings its leading space along, which may stand behind another one.
+        words += "".join(texts).split()
+    return " ".join(words)
 
 
 async def _tokens(backend: LLMBackend, task: TaskSpec, text: str) -> int:

@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
-from importlib.resources import files
+from importlib.util import find_spec
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fedone_paper.federated import Tuning, tuning_trial
-from fedone_paper.settings import Settings
-from fedone_paper.summary import number
-from fedone_sdk.errors import ArgumentError
-from fedone_sdk.evaluation.engine import Result, Trial
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+import fedone_sdk
+from fedone_paper.federated import Tuning, run_trial, run_tuning
+from fedone_paper.settings import Settings, declared
+from fedone_paper.tables import number
+from fedone_sdk.errors import ArgumentError, MissingExtraError
+from fedone_sdk.evaluation.engine import (
+    Progress,
+    Record,
+    Records,
+    Result,
+    Session,
+    Trial,
+    write_whole,
+)
 
 Results = Mapping[str, Result]
 """Results by the keys of their trials. One that failed is absent."""
-
-Draw = Callable[["Figure"], None]
-"""Draws on an empty figure and may set its size."""
 
 Point = Mapping[str, Any]
 """A value on each axis; for a trial also its ``seed`` and its learning ``rate`` (None: none)."""
 
 Runs = Mapping[Any, Mapping[Any, Result]]
 """Results by a value on the last axis, and by seed."""
-
-
-@cache
-def declared() -> Mapping[str, Any]:
-    """Return what `studies.yaml` says."""
-    import yaml
-
-    text = (files("fedone_paper") / "studies.yaml").read_text(encoding="utf-8")
-    found: Mapping[str, Any] = yaml.safe_load(text)
-    return found
 
 
 def find_study(name: str) -> Study:
@@ -64,11 +59,109 @@ class Report:
     Attributes:
         markdown: Tables and sentences, without a title. A figure is shown by
             ``![what it shows](NAME.svg)``.
-        figures: The figures by their names; each becomes NAME.svg and NAME.png.
+        figures: SVG texts by their names; each becomes NAME.svg.
     """
 
     markdown: str
-    figures: Mapping[str, Draw] = field(default_factory=dict)
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+class Finished(NamedTuple):
+    """A finished study: its report, the written files, and why trials failed, by their keys.
+
+    Without any result there is no report.
+    """
+
+    report: Report | None
+    files: tuple[Path, ...]
+    failures: dict[str, str]
+
+
+def run_study(
+    study: Study,
+    settings: Settings,
+    *,
+    out: Path,
+    workers: int,
+    ray: str | None = None,
+    command: str = "",
+    watch: Callable[[Progress], None] | None = None,
+    run_missing: bool = True,
+) -> Finished:
+    """Run the missing trials of a study, and write its report.
+
+    Args:
+        study: What to run.
+        settings: What the user asked for.
+        out: The results go to a folder of the study's name in it.
+        workers: Trials at once.
+        ray: Address of the Ray cluster that runs them, ``local`` starts one; None uses processes.
+        command: The command in the report that makes it again.
+        watch: Called when a trial ends.
+        run_missing: Whether trials without a result are run; else existing results are reported.
+
+    Raises:
+        MissingExtraError: Ray or matplotlib is not installed; raised before the work.
+        SpecError: The settings are wrong.
+    """
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("drawing figures", extra="reproduce")
+    session = Session(Records(out, study.name), workers=workers, ray=ray, watch=watch)
+    tried: set[str] = set()
+    while new := [one for one in study.trials(settings, session.results) if one.key not in tried]:
+        tried.update(trial.key for trial in new)
+        missing = session.find(new)
+        if run_missing:
+            session.run(missing)
+    if not session.found:
+        return Finished(None, (), session.failures)
+    report, base = study.report(settings, session.results), out / study.name
+    document = {
+        "name": study.name,
+        "title": study.title,
+        "command": command,
+        "version": fedone_sdk.__version__,
+        "quick": settings.quick,
+        "trials": {
+            key: {
+                "seed": record.options.get("seed"),
+                "version": record.version,
+                "inputs": record.inputs,
+                "wall_s": record.wall_s,
+                "result": record.result,
+            }
+            for key, record in session.found.items()
+        },
+        "failed": session.failures,
+    }
+    made = _made(command, session.found.values(), session.failures)
+    warning = f"{declared()['quick']}\n\n" if settings.quick else ""
+    written = {
+        base / f"{study.name}.md": f"# {study.title}\n\n{warning}{report.markdown.rstrip()}{made}",
+        base / f"{study.name}.json": json.dumps(document, indent=2, ensure_ascii=False) + "\n",
+        **{base / f"{name}.svg": svg for name, svg in report.figures.items()},
+    }
+    for file, content in written.items():
+        write_whole(file, content)
+    return Finished(report, tuple(written), session.failures)
+
+
+def _made(command: str, records: Iterable[Record], failures: Mapping[str, str]) -> str:
+    """Return the section on how a report was made."""
+    held = list(records)
+    seeds = {one.options["seed"] for one in held if one.options.get("seed") is not None}
+    models = {f"`{one.result['model']}`" for one in held if one.result.get("model")}
+    seconds = math.fsum(one.wall_s for one in held)
+    facts = {
+        "Command": f"`{command}`" if command else "",
+        "SDK": ", ".join(sorted({one.version for one in held})),
+        "Model": ", ".join(sorted(models)),
+        "Seeds": ", ".join(map(str, sorted(seeds))),
+        "Trials": f"{len(held)}, one core each; {seconds:.0f} s one after another",
+    }
+    lines = [f"- {name}: {text}\n" for name, text in facts.items() if text]
+    lines += [f"- Failed: `{key}`: {message}\n" for key, message in failures.items()]
+    return f"\n\n## How this was made\n\n{''.join(lines)}"
 
 
 class Study(ABC):
@@ -84,7 +177,6 @@ class Study(ABC):
     def __init__(self, name: str) -> None:
         self.name, self.said = name, declared()["studies"][name]
         self.title: str = self.said["title"]
-        self.needs_data: bool = self.said.get("needs_data", True)
         self.default_seeds: int = self.said.get("seeds", 3)
         self.options: Sequence[str] = self.said.get("options", ())
 
@@ -126,7 +218,7 @@ class Study(ABC):
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """Return the trial of a point: by default a tuning run of its attributes."""
         tuning = {name: value for name, value in point.items() if name != "rate"}
-        return tuning_trial(key, settings, Tuning(**changed(self.run(settings), tuning)))
+        return run_trial(key, settings, Tuning(**changed(self.run(settings), tuning)), run_tuning)
 
     def rates(self, settings: Settings, point: Point) -> Sequence[float]:
         """Return the learning rates that pilots choose from; none where nothing is chosen."""

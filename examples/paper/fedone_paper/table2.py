@@ -1,23 +1,30 @@
-"""table2: what each method sends and asks, and how long it takes."""
+"""table2: what each method sends and asks, counted from runs with a scripted model."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
-from fedone_paper.accounting import count_messages
 from fedone_paper.methods import Method, method_of
-from fedone_paper.paper import about, printed
 from fedone_paper.settings import Settings
 from fedone_paper.soft_trials import count_soft
 from fedone_paper.study import Point, Report, Results, Study
-from fedone_paper.summary import Column, table
-from fedone_sdk.evaluation.engine import Result, Trial
+from fedone_paper.tables import Column, about, printed, table
+from fedone_sdk.evaluation.engine import Result, Trial, Workspace
+from fedone_sdk.local import Federation, simulate
+from fedone_sdk.spec import RunSpec, validate_spec
+from fedone_sdk.testing import ScriptedBackend
+
+if TYPE_CHECKING:
+    from fedone_sdk.client import Transport
+    from fedone_sdk.messages import Claim, Receipt
 
 _MB = 2**20
 _FLOAT32 = 4
-_Line = Mapping[str, Any]
 
 
 class Table2(Study):
@@ -46,112 +53,166 @@ class Table2(Study):
         return Trial(key=key, run=count_messages, options=options)
 
     def report(self, settings: Settings, results: Results) -> Report:
-        """Return the counts next to the paper's."""
-        run = self.run(settings)
-        shapes = {name: run[name] for name in self.options}
-        lines = []
+        """Return the counts, next to the paper's where they are of as many rounds."""
+        shapes, lines = self.run(settings), []
         for row in (method_of(self.name, name) for name in self.grid(settings)["row"]):
-            found = {
-                exchange: self.runs(settings, results, row=row.name, exchange=exchange)
+            alpha, losses = (
+                self.runs(settings, results, row=row.name, exchange=exchange)
                 for exchange in ("alpha", "losses")
+            )
+            lines += [
+                _line(row, clients, runs[0], losses.get(clients, {}).get(0))
+                for clients, runs in alpha.items()
+            ]
+        columns: dict[str, Column] = {
+            "Method": partial(_cell, "title", "{}"),
+            "K*": partial(_cell, "clients", "{}"),
+            "Numbers of alpha": partial(_cell, "elements", "{:,}"),
+            "Trainable MB per client": partial(_cell, "trainable", "{:.3f}"),
+            "FL server MB": partial(_cell, "megabytes", "{}"),
+            "FL server queries": partial(_cell, "visits", "{:,}"),
+            "LLM queries": partial(_cell, "queries", "{:,}"),
+            "On the wire MB, alpha": partial(_cell, "wire_alpha", "{:.2f}"),
+            "losses": partial(_cell, "wire_losses", "{:.2f}"),
+        }
+        compared = not settings.quick
+        if compared:
+            columns |= {
+                "Paper: trainable MB": partial(_cell, "paper_trainable", "{:g}"),
+                "MB": partial(_cell, "paper_megabytes", "{:.2f}"),
+                "FL queries": partial(_cell, "paper_visits", "{:,}"),
+                "Paper: LLM queries": partial(_cell, "paper_queries", "{:,}"),
             }
-            for clients in found["alpha"]:
-                counts = {each: runs[clients][0] for each, runs in found.items() if clients in runs}
-                lines.append(_line(row, clients, counts))
-        compared = shapes == self.said["base"]
+        n, layers, width = (shapes[name] for name in ("prompt_len", "num_layers", "hidden_size"))
         parts = [
-            _counts_table(lines, compared),
+            table(None, dict(enumerate(lines)), columns),
             self.text("legend", **shapes) + "\n",
             *([f"{about(self.name)}\n"] if compared else []),
-            self.text("p-tuning", true=_true(shapes), printed=_papers_p_tuning(shapes)) + "\n",
+            self.text(
+                "p-tuning",
+                true=2 * layers * n * width,
+                # An input prompt, and in each layer n rows of the weights and biases of queries,
+                # keys and values.
+                printed=n * width + layers * 3 * n * (width + 1),
+            ),
         ]
-        return Report(
-            markdown="\n".join(parts),
-        )
+        return Report(markdown="\n".join(parts))
 
 
-def _line(row: Method, clients: int, counts: Mapping[str, Result]) -> _Line:
-    """Return a row of the table, of the counts by exchange."""
-    alpha = counts["alpha"]
+def _line(row: Method, clients: int, alpha: Result, losses: Result | None) -> dict[str, Any]:
+    """Return a row of the table, with the paper's numbers where it has some at this K*."""
     elements = alpha["elements_up"] // alpha["visits"]
+    sent = Decimal((alpha["elements_down"] + alpha["elements_up"]) * _FLOAT32) / _MB
+    paper, name = printed("table2"), row.name if row.paper is None else row.paper
+    numbers = paper["rows"].get(name, {}).get(clients, ())
     return {
-        "name": row.name,
         "title": row.title,
-        "clients_per_round": clients,
+        "clients": clients,
         "elements": elements,
-        "megabytes": (alpha["elements_down"] + alpha["elements_up"]) * _FLOAT32 / _MB,
+        "trainable": elements * _FLOAT32 / _MB,
+        # Half rounded up: 15.625 is 15.63.
+        "megabytes": sent.quantize(Decimal("0.01"), ROUND_HALF_UP),
         "visits": alpha["visits"],
-        "queries": alpha["queries"],
-        "trainable_megabytes": elements * _FLOAT32 / _MB,
-        "wire_megabytes": {} if row.soft else {each: _wire(one) for each, one in counts.items()},
-        "paper": _paper(row, clients),
+        "queries": alpha["queries"] or None,
+        "wire_alpha": None if row.soft else _wire(alpha),
+        "wire_losses": None if losses is None else _wire(losses),
+        **{f"paper_{n}": v for n, v in zip(paper["columns"], numbers, strict=False)},
+        "paper_trainable": paper["trainable"][name] if numbers else None,
     }
-
-
-def _paper(row: Method, clients: int) -> dict[str, Any] | None:
-    """Return the paper's numbers at one K*, by its columns, and the sizes on a client."""
-    printed_table, name = printed("table2"), row.name if row.paper is None else row.paper
-    numbers = printed_table["rows"].get(name, {}).get(clients)
-    if numbers is None:
-        return None
-    sizes = {f"{size}_megabytes": printed_table[size][name] for size in ("trainable", "loaded")}
-    return {**dict(zip(printed_table["columns"], numbers, strict=True)), **sizes}
-
-
-def _papers_p_tuning(shapes: Mapping[str, int]) -> int:
-    """Return the numbers that the paper counts for P-tuning v2.
-
-    An input prompt, and in each layer n rows of the weights and biases of queries, keys and values.
-    """
-    n, H = shapes["prompt_len"], shapes["hidden_size"]
-    return n * H + shapes["num_layers"] * 3 * n * (H + 1)
 
 
 def _wire(result: Result) -> float:
     traffic = result["communication"]
-    sent: float = (traffic["upload_bytes"] + traffic["download_bytes"]) / _MB
-    return sent
+    return float(traffic["upload_bytes"] + traffic["download_bytes"]) / _MB
 
 
-def _counts_table(lines: Sequence[_Line], compared: bool) -> str:
-    columns: dict[str, Column] = {
-        "Method": lambda _, line: line["title"],
-        "K*": lambda _, line: str(line["clients_per_round"]),
-        "Numbers of alpha": lambda _, line: f"{line['elements']:,}",
-        "Trainable MB per client": lambda _, line: f"{line['trainable_megabytes']:.3f}",
-        "FL server MB": lambda _, line: _rounded(line["megabytes"]),
-        "FL server queries": lambda _, line: f"{line['visits']:,}",
-        "LLM queries": lambda _, line: _count(line["queries"]),
-        "On the wire MB, alpha": lambda _, line: _megabytes(line["wire_megabytes"], "alpha"),
-        "losses": lambda _, line: _megabytes(line["wire_megabytes"], "losses"),
+def _cell(name: str, form: str, _: int, line: Mapping[str, Any]) -> str:
+    value = line.get(name)
+    return "-" if value is None else form.format(value)
+
+
+class _Counted:
+    """A transport to the aggregator that counts updates (``visits``) and their numbers of alpha.
+
+    ``elements_down`` are those of the updates' assignments, ``elements_up`` those of the updates.
+    """
+
+    def __init__(self, line: Transport, tally: Counter[str]) -> None:
+        self._line, self._tally = line, tally
+        self._assigned: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._line, name)
+
+    async def claim(self, credential: str, message: Claim) -> Any:
+        work: Any = await self._line.claim(credential, message)
+        if getattr(work, "exchange", None) == "alpha":
+            self._assigned[work.assignment_id] = len(work.alpha.values())
+        return work
+
+    async def update(self, credential: str, assignment_id: str, message: Any) -> Receipt:
+        receipt = await self._line.update(credential, assignment_id, message)
+        self._tally["visits"] += 1
+        self._tally["elements_down"] += self._assigned.pop(assignment_id, 0)
+        up = len(message.alpha.values()) if message.exchange == "alpha" else 0
+        self._tally["elements_up"] += up
+        return receipt
+
+
+def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
+    """Run a method's rounds with a scripted model, and count messages and queries.
+
+    The clients, the round machine, the budget and the messages are those of any other run.
+
+    Args:
+        options: ``method`` as in a run, ``prompt_len``, ``vocab_size``, ``num_clients``,
+            ``clients_per_round``, ``rounds`` and ``exchange``.
+        workspace: Not used.
+
+    Returns:
+        ``visits`` (updates that the server took), ``elements_down`` and ``elements_up`` (numbers
+        of alpha in all assignments and updates), ``queries`` (of the model, from the run's
+        account), and ``communication`` as the run's result has it.
+    """
+    words = [f" w{number}" for number in range(options["vocab_size"])]
+    document = {
+        "name": "count",
+        "task": {"template": "{prompt} {text} {mask}", "labels": {0: " no", 1: " yes"}},
+        "prompt": {
+            "length": options["prompt_len"],
+            "vocabulary": {"kind": "list", "candidates": words},
+        },
+        "method": {"batch_size": 1, **options["method"]},
+        "participation": {
+            "clients_per_round": options["clients_per_round"],
+            "exchange": options["exchange"],
+            "min_clients": options["num_clients"],
+        },
+        "rounds": options["rounds"],
+        "evaluation": {"every": 0},
     }
-    if compared:
-        columns |= {
-            "Paper: trainable MB": _papers(lambda paper: f"{paper['trainable_megabytes']:g}"),
-            "MB": _papers(lambda paper: _rounded(paper["megabytes"])),
-            "FL queries": _papers(lambda paper: f"{paper['visits']:,}"),
-            "Paper: LLM queries": _papers(lambda paper: _count(paper["queries"])),
-        }
-    return table(None, dict(enumerate(lines)), columns)
-
-
-def _megabytes(wire: Mapping[str, float], exchange: str) -> str:
-    return f"{wire[exchange]:.2f}" if exchange in wire else "-"
-
-
-def _papers(cell: Any) -> Column:
-    return lambda _, line: "-" if line["paper"] is None else cell(line["paper"])
-
-
-def _rounded(megabytes: float) -> str:
-    """Two digits, half rounded up: 15.625 is 15.63."""
-    return str(Decimal(megabytes).quantize(Decimal("0.01"), ROUND_HALF_UP))
-
-
-def _count(number: int | None) -> str:
-    return f"{number:,}" if number else "-"
-
-
-def _true(shapes: Mapping[str, int]) -> int:
-    """Return the numbers of P-tuning v2's key and value prefixes."""
-    return 2 * shapes["num_layers"] * shapes["prompt_len"] * shapes["hidden_size"]
+    spec = validate_spec(RunSpec, document, source="trial")
+    clients = range(options["num_clients"])
+    federation = Federation(
+        spec=spec,
+        shards=tuple(({"text": f"text {number}", "label": number % 2},) for number in clients),
+        dev=(),
+        vocabulary=spec.prompt.build(spec.task),
+        reused_rows=False,
+    )
+    tally = Counter(visits=0, elements_down=0, elements_up=0)
+    running = simulate(
+        federation,
+        backend=ScriptedBackend(),
+        transport="memory",
+        between=lambda number, line: cast("Transport", _Counted(line, tally)),
+    )
+    result = asyncio.run(running)
+    return {
+        "status": result.status,
+        "rounds": result.rounds,
+        **tally,
+        "queries": result.spent.queries,
+        "communication": result.communication.model_dump(mode="json"),
+        "wall_s": result.wall_s,
+    }

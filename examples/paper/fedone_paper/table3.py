@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedone_paper.chat import run_standing, run_tuned
+from fedone_paper.chat import run_chat
 from fedone_paper.methods import method_of
-from fedone_paper.paper import about, score_table
 from fedone_paper.settings import Settings
 from fedone_paper.study import Point, Report, Results, Study
-from fedone_paper.summary import number, table
+from fedone_paper.tables import Column, about, number, score_table, table
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.evaluation.engine import Result, Trial
@@ -23,7 +22,7 @@ BIAS_ROWS = 64
 
 
 _MEASURED = {"no-prompt": "none", "no-prompt-bias": "biased", "untrained": "untrained"}
-"""What is measured without a run, see `run_standing`; the other rows tune a prompt."""
+"""What is measured without a run, see `run_chat`; the other rows tune a prompt."""
 
 
 class Table3(Study):
@@ -65,52 +64,55 @@ class Table3(Study):
             options["question"] = question
         if name in _MEASURED:
             options |= {"prompt": _MEASURED[name], "bias_rows": BIAS_ROWS}
-        return Trial(
-            key=key,
-            run=run_standing if name in _MEASURED else run_tuned,
-            options=options,
-            inputs={name: folder / f"{name}.jsonl" for name in ("train", "dev")},
-        )
+        inputs = {name: folder / f"{name}.jsonl" for name in ("train", "dev")}
+        return Trial(key=key, run=run_chat, options=options, inputs=inputs)
 
     def report(self, settings: Settings, results: Results) -> Report:
         """Return the table, and what each row has spent."""
-        tasks, found = self.grid(settings)["task"], dict[str, dict[str, list[Result]]]()
-        rows = {name: method_of(self.name, name) for name in self.said["axes"]["row"]}
-        for name, row in rows.items():
+        tasks, rows = self.grid(settings)["task"], self.said["axes"]["row"]
+        titles = {name: method_of(self.name, name).title for name in rows}
+        found: dict[str, dict[str, list[Result]]] = {}
+        for name in rows:
             runs = self.runs(settings, results, row=name)
-            found[row.title] = {task: [*runs.get(task, {}).values()] for task in tasks}
-        trials = [
-            (label, task, one)
-            for label, by_task in found.items()
+            found[name] = {task: [*runs.get(task, {}).values()] for task in tasks}
+        scores = {
+            name: {
+                task: [one["metric"] for one in runs if one["metric"] is not None]
+                for task, runs in by_task.items()
+            }
+            for name, by_task in found.items()
+        }
+        trials = {
+            titles[name]: [one for runs in by_task.values() for one in runs]
+            for name, by_task in found.items()
+        }
+        spent = {
+            title: sum((Usage.model_validate(one["spent"]) for one in runs), Usage())
+            for title, runs in trials.items()
+        }
+        refused = [
+            f"- {titles[name]} on {task}: {one['refused']}\n"
+            for name, by_task in found.items()
             for task, runs in by_task.items()
             for one in runs
-        ]
-        spent = {label: Usage() for label in found}
-        for label, _, one in trials:
-            spent[label] += Usage.model_validate(one["spent"])
-        scores = score_table(
-            self.name,
-            {name: row.title for name, row in rows.items()},
-            {
-                name: {
-                    task: [one["metric"] for one in runs if one["metric"] is not None]
-                    for task, runs in found[row.title].items()
-                }
-                for name, row in rows.items()
-            },
-        )
-        refused = [
-            f"- {label} on {task}: {one['refused']}\n"
-            for label, task, one in trials
             if "refused" in one
         ]
-        rounds = [one["rounds"] for _, _, one in trials if "rounds" in one]
-        return Report(
-            markdown=f"{self._caption(settings, rounds)}\n\n{scores}\n"
-            + (f"Cells without a number:\n\n{''.join(refused)}\n" if refused else "")
-            + f"## What was spent\n\n{self.text('spent')}\n\n{_costs(spent)}\n"
-            f"{about(self.name)}\n",
-        )
+        rounds = {one["rounds"] for runs in trials.values() for one in runs if "rounds" in one}
+        columns: dict[str, Column] = {
+            "training queries": lambda _, usage: f"{usage.queries:,}",
+            "requests": lambda _, usage: f"{usage.requests:,}",
+            "prompt tokens": lambda _, usage: f"{usage.prompt_tokens:,}",
+            "completion tokens": lambda _, usage: f"{usage.completion_tokens:,}",
+            "USD": lambda _, usage: f"{usage.usd:.4f}",
+        }
+        parts = [
+            self._caption(settings, rounds),
+            score_table(self.name, titles, scores),
+            f"Cells without a number:\n\n{''.join(refused)}" if refused else "",
+            f"## What was spent\n\n{self.text('spent')}\n\n{table('', spent, columns)}",
+            about(self.name),
+        ]
+        return Report(markdown="\n\n".join(filter(None, parts)))
 
     def _document(self, settings: Settings) -> dict[str, Any]:
         """Return a run without its task and data.
@@ -123,11 +125,11 @@ class Table3(Study):
                 "--base-url and --api-model: are required, also with --quick: an OpenAI-compatible "
                 "endpoint, and the model's name there"
             )
-        prices = None
-        if settings.prices is not None:
-            prices = {"prompt": str(settings.prices[0]), "completion": str(settings.prices[1])}
         run = self.run(settings)
         del run["dev_rows"]
+        prices = settings.prices and dict(
+            zip(("prompt", "completion"), map(str, settings.prices), strict=True)
+        )
         at_once = number(settings.options, "concurrency", 0)
         document: dict[str, Any] = {
             "name": "trial",
@@ -165,9 +167,9 @@ class Table3(Study):
             )
         return int(queries)
 
-    def _caption(self, settings: Settings, rounds: Sequence[int]) -> str:
+    def _caption(self, settings: Settings, rounds: set[int]) -> str:
         run, rows = self._document(settings), self.run(settings)["dev_rows"]
-        ran = " to ".join(map(str, sorted({min(rounds), max(rounds)}))) if rounds else ""
+        ran = " to ".join(map(str, sorted({min(rounds), max(rounds)}))) if rounds else "no"
         return self.text(
             "caption",
             **{**run["data"], **run["method"]},
@@ -175,7 +177,7 @@ class Table3(Study):
             url=settings.base_url,
             length=run["prompt"]["length"],
             size=run["prompt"]["vocabulary"]["size"],
-            paid=f"{ran} rounds were paid for." if ran else "Nothing was tuned.",
+            ran=ran,
             rows=rows,
             error=50 / math.sqrt(rows),
         )
@@ -190,17 +192,3 @@ class Table3(Study):
         if asked not in (None, "yes-no"):
             raise ArgumentError(f"--set question: must be yes-no, not {asked!r}")
         return {} if asked is None else dict(self.said["yes_no"])
-
-
-def _costs(spent: Mapping[str, Usage]) -> str:
-    return table(
-        "",
-        spent,
-        {
-            "training queries": lambda _, usage: f"{usage.queries:,}",
-            "requests": lambda _, usage: f"{usage.requests:,}",
-            "prompt tokens": lambda _, usage: f"{usage.prompt_tokens:,}",
-            "completion tokens": lambda _, usage: f"{usage.completion_tokens:,}",
-            "USD": lambda _, usage: f"{usage.usd:.4f}",
-        },
-    )

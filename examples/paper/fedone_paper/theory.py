@@ -1,4 +1,4 @@
-"""The query analysis of FedOne, formula by formula.
+"""The query analysis of FedOne, formula by formula; figure-theory draws it next to measurements.
 
 Wang et al., "FedOne: Query-Efficient Federated Learning for Black-box Discrete Prompt Learning",
 ICML 2025 (arXiv:2506.14929). Equation numbers are the paper's.
@@ -13,27 +13,32 @@ formulas.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = [
-    "convergence_bound",
-    "iterations_to_epsilon",
-    "optimal_clients_per_round",
-    "policy_gradient_variance",
-    "queries_to_epsilon",
-    "query_constants",
-    "smoothness",
-]
+from fedone_paper.methods import method_of
+from fedone_paper.queries import Repeats, TableQueries, interval_text, queries_text
+from fedone_paper.settings import Settings, declared
+from fedone_paper.study import Report, Results
+from fedone_paper.tables import about, table
+from fedone_sdk.errors import ArgumentError
+from fedone_sdk.reports.figures import Line, Panel, svg_of
+
+_C1, _C2 = 3.0, 2.0
+"""c1 : c2 = (E + 2) : (E + 1) with E = 1, the limit of the printed constants for large variances.
+
+sigma_alpha^2 = 8 G^2 N / (tau^2 nu^2) is past 1e9 for any G of a cross-entropy, so that 4 G has no
+part in c1.
+"""
 
 
 def policy_gradient_variance(*, G: float, N: int, tau: float, nu: float) -> float:
     """Return sigma_alpha^2 = 8 G^2 N / (tau^2 nu^2) (Theorem 3.4, Lemma A.1, eq. 22)."""
-    _positive(G=G, N=N, tau=tau, nu=nu)
     return 8.0 * G**2 * N / (tau**2 * nu**2)
 
 
 def smoothness(*, n: int, G: float, N: int, tau: float, nu: float) -> float:
     """Return L = n G N (tau + 1) / (tau^2 nu^2) (Theorem 3.4, Lemma A.2, eq. 26)."""
-    _positive(n=n, G=G, N=N, tau=tau, nu=nu)
     return n * G * N * (tau + 1.0) / (tau**2 * nu**2)
 
 
@@ -58,8 +63,6 @@ def convergence_bound(
     The theorem takes eta < min(1 / (L lambda), 1 / L), with lambda the bound on the diversity of
     the clients' gradients (eq. 11).
     """
-    _positive(T=T, eta=eta, clients_per_round=clients_per_round, E=E, n=n, B=B, I=I, G=G)
-    _positive(psi_variance=psi_variance, alpha_variance=alpha_variance)
     share = 2.0 * (E + 1.0) * n * (1.0 + 1.0 / clients_per_round) + 2.0 * n
     return 4.0 * G / (eta * T) + share * (psi_variance / B + alpha_variance / I**2)
 
@@ -80,15 +83,12 @@ def query_constants(
         psi_variance: sigma_psi^2.
         alpha_variance: sigma_alpha^2.
     """
-    _positive(epsilon=epsilon, E=E, n=n, G=G)
-    _positive(psi_variance=psi_variance, alpha_variance=alpha_variance)
     noise = 2.0 * n * (psi_variance + alpha_variance) / epsilon**2
     return 4.0 * G / epsilon**2 + (E + 2.0) * noise, (E + 1.0) * noise
 
 
 def iterations_to_epsilon(*, c1: float, c2: float, clients_per_round: float) -> float:
     """Return T_eps(K*) = (c1 + c2 / K*)^2, local steps to an epsilon-solution (eq. 44)."""
-    _positive(c1=c1, c2=c2, clients_per_round=clients_per_round)
     return (c1 + c2 / clients_per_round) ** 2
 
 
@@ -101,7 +101,6 @@ def queries_to_epsilon(*, c: float, c1: float, c2: float, clients_per_round: flo
         c2: Of `query_constants`.
         clients_per_round: K*.
     """
-    _positive(c=c, c1=c1, c2=c2, clients_per_round=clients_per_round)
     root = math.sqrt(clients_per_round)
     return c * (c1 * root + c2 / root) ** 2
 
@@ -111,11 +110,130 @@ def optimal_clients_per_round(*, c1: float, c2: float) -> float:
 
     With the constants of `query_constants` it is below (E + 1) / (E + 2), so below 1.
     """
-    _positive(c1=c1, c2=c2)
     return c2 / c1
 
 
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not (math.isfinite(value) and value > 0.0):
-            raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
+class FigureTheory(TableQueries):
+    """The query analysis next to the stored runs of table-queries."""
+
+    def grid(self, settings: Settings) -> dict[str, Sequence[Any]]:
+        """Return the contenders whose alpha has an expected loss, which the formula is about.
+
+        Raises:
+            SpecError: None of them has, or an option is wrong.
+        """
+        grid = super().grid(settings)
+        names = [
+            name
+            for name in grid["contender"]
+            if "expected_loss" in method_of("table-queries", name).gains
+        ]
+        if not names:
+            raise ArgumentError(f"--set methods: {declared()['no_formula']}")
+        return {**grid, "contender": names}
+
+    def measured(self, settings: Settings, results: Results) -> dict[str, Measured]:
+        """Return the measurement, the curve and the fit of each method."""
+        return {name: Measured(each) for name, each in self.repeats(settings, results).items()}
+
+    def report(self, settings: Settings, results: Results) -> Report:
+        """Return the measured medians, the curve through the one of K*=1, and the fit."""
+        found = self.measured(settings, results)
+        figure = [f"![{self.title}]({self.name}.svg)\n"] if found else []
+        sections = [each.markdown() for each in found.values()]
+        panels = [each.panel() for each in found.values()]
+        return Report(
+            markdown="\n".join([*figure, self.text("method"), f"{about(self.name)}\n", *sections]),
+            figures={self.name: svg_of(panels)} if found else {},
+        )
+
+
+def fitted(rounds: Mapping[int, float]) -> tuple[float, float] | None:
+    """Fit sqrt(T(K*)) = c1 + c2 / K* with c1, c2 >= 0, by least squares.
+
+    Args:
+        rounds: T by K*.
+
+    Returns:
+        c1 and c2; None with fewer than two finite T.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    points = {k: t for k, t in rounds.items() if math.isfinite(t)}
+    if len(points) < 2:
+        return None
+    columns = np.array([[1.0, 1.0 / k] for k in points])
+    (c1, c2), _ = nnls(columns, np.sqrt(list(points.values())))
+    return float(c1), float(c2)
+
+
+class Measured:
+    """The measurement, the curve and the fit (c1 and c2, if there is one) for one method."""
+
+    def __init__(self, repeats: Repeats) -> None:
+        self.repeats = repeats
+        self.medians = {k: repeats.median(k, repeats.target) for k in repeats.runs}
+        k, runs = next(iter(repeats.runs.items()))
+        # Queries of one client in a round.
+        self.per_client: float = max(max(run["queries_per_round"]) for run in runs.values()) / k
+        rounds = {k: median.value / (self.per_client * k) for k, median in self.medians.items()}
+        self.fit = fitted(rounds)
+
+    def formula(self, clients: float) -> float:
+        """Return the curve through the measured median of K*=1; NaN where it is censored."""
+        one = self.medians.get(1)
+        if one is None or not math.isfinite(one.value):
+            return math.nan
+        here, there = (
+            queries_to_epsilon(c=1.0, c1=_C1, c2=_C2, clients_per_round=k) for k in (clients, 1.0)
+        )
+        return one.value * here / there
+
+    def fit_queries(self, clients: float) -> float:
+        """Return the fit, as queries; NaN without a fit."""
+        c1, c2 = self.fit or (math.nan, math.nan)
+        return queries_to_epsilon(c=self.per_client, c1=c1, c2=c2, clients_per_round=clients)
+
+    def markdown(self) -> str:
+        """Return the table and a sentence on the fit."""
+        repeats = self.repeats
+        columns = {
+            "measured median": lambda _, median: queries_text(median.value, repeats.cap),
+            "95 % interval": lambda _, median: interval_text(median, repeats.cap),
+            "formula": lambda k, _: f"{self.formula(k):,.0f}".replace("nan", "-"),
+            "fit": lambda k, _: f"{self.fit_queries(k):,.0f}".replace("nan", "-"),
+        }
+        c1, c2 = self.fit or (0.0, 0.0)
+        ratio = c2 / c1 if c1 else math.inf
+        fit = f"The fit has c2 / c1 = {ratio:.3g}." if self.fit else declared()["no_fit"]
+        gain = repeats.gains[repeats.target]
+        return (
+            f"## {repeats.label}\n\nQueries until the expected loss was {gain:g} nats below the "
+            f"start, {repeats.setting}.\n\n{table('K*', self.medians, columns)}\n{fit}\n"
+        )
+
+    def panel(self) -> Panel:
+        """Q over K*."""
+        cap = float(self.repeats.cap)
+        reached = {k: m for k, m in self.medians.items() if math.isfinite(m.value)}
+        below = [m.value - m.low for m in reached.values()]
+        above = [min(m.high, cap) - m.value for m in reached.values()]
+        middle = [m.value for m in reached.values()]
+        label = "measured median"
+        lines = [Line(x=list(reached), y=middle, error=(below, above), style="ks", label=label)]
+        if never := [k for k in self.medians if k not in reached]:
+            y = [cap] * len(never)
+            lines.append(Line(x=never, y=y, style="k^", label="more than the cap"))
+        grid = [max(self.medians) ** (step / 60) for step in range(61)]
+        lines.append(Line(x=grid, y=[*map(self.formula, grid)], label="formula"))
+        lines.append(Line(x=grid, y=[*map(self.fit_queries, grid)], style="--", label="fit"))
+        return Panel(
+            lines=lines,
+            level=cap,
+            ticks={k: str(k) for k in self.medians},
+            log="xy",
+            x="clients per round, K*",
+            y="queries to the target",
+            title=self.repeats.label,
+        )

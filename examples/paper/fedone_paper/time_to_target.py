@@ -61,10 +61,10 @@ class Probing:
 
 def target_trial(key: str, settings: Settings, tuning: Tuning, probing: Probing) -> Trial:
     """Return the trial of a run that ends at its targets, else after its rounds."""
-    options = {"held_out": tuning.held_out, "probing": dataclasses.asdict(probing)}
+    options = dataclasses.asdict(probing)
     if tuning.method["name"] in SOFT:
-        return soft_trial(key, settings, tuning, run_soft_to_target, probing=options["probing"])
-    return run_trial(key, settings, tuning, run_to_target, **options)
+        return soft_trial(key, settings, tuning, run_soft_to_target, probing=options)
+    return run_trial(key, settings, tuning, run_to_target, probing=options)
 
 
 def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
@@ -90,10 +90,12 @@ def run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
 async def _run_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
     federation = tuning_federation(options, workspace)
     probe = _Probe(federation, Probing(**options["probing"]))
-    document = federation.spec.backend.model_dump(mode="json")
     # The dev split is the probe's: the aggregator's own evaluation has nothing to do.
     training = dataclasses.replace(federation, dev=())
-    async with trial_backend(document, workspace) as backend, asyncio.TaskGroup() as group:
+    async with (
+        trial_backend(options["run"]["backend"], workspace) as backend,
+        asyncio.TaskGroup() as group,
+    ):
         group.create_task(probe.follow(backend), name="probe")
         result = await simulate(
             training, backend=backend, transport="memory", watch=probe.watch, stop=probe.enough

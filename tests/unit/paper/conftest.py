@@ -13,10 +13,10 @@ from fedone_sdk.data import load_examples
 
 @pytest.fixture
 def glue(tmp_path: Path) -> Path:
-    """sst2/ with 120 training rows and 30 dev rows."""
+    """sst2/ with 120 training rows and 120 dev rows."""
     source, target = assets.path("companion_feedback"), tmp_path / "glue" / "sst2"
     target.mkdir(parents=True)
-    for name, count in ("train", 120), ("dev", 30):
+    for name, count in ("train", 120), ("dev", 120):
         rows = load_examples(source / f"{name}.jsonl")[:count]
         lines = [json.dumps({"sentence": row["text"], "label": row["label"]}) for row in rows]
         (target / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedone_paper import Settings
-from fedone_paper.federated import Tuning, tuning_federation, tuning_trial
+from fedone_paper.federated import Tuning, run_trial, run_tuning, tuning_federation
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
 from fedone_sdk.evaluation.engine import Trial, Workspace
@@ -35,7 +35,7 @@ def workspace(trial: Trial, folder: Path) -> Workspace:
 
 
 def test_it_is_the_run_that_simulate_runs(glue: Path, tmp_path: Path) -> None:
-    trial = tuning_trial("small", Settings(data=glue), Tuning(**SMALL))
+    trial = run_trial("small", Settings(data=glue), Tuning(**SMALL), run_tuning)
     found = trial.run(trial.options, workspace(trial, tmp_path / "answers"))
     assert found == json.loads(json.dumps(found))
 
@@ -82,7 +82,7 @@ def test_it_is_the_run_that_simulate_runs(glue: Path, tmp_path: Path) -> None:
 
 def test_held_out_rows_are_no_clients(glue: Path, tmp_path: Path) -> None:
     tuning = Tuning(**{**SMALL, "held_out": 8, "shots": 12})
-    trial = tuning_trial("pilot", Settings(data=glue), tuning)
+    trial = run_trial("pilot", Settings(data=glue), tuning, run_tuning)
     assert "dev" not in trial.inputs
     federation = tuning_federation(trial.options, workspace(trial, tmp_path / "pilot"))
     rows = load_examples(glue / "sst2" / "train.jsonl")

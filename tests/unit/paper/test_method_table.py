@@ -146,7 +146,7 @@ def test_a_gguf_model_continues_a_template(glue: Path) -> None:
     settings = Settings(data=glue, tasks=("sst2",), seeds=1, model=model, options=options)
     trials = {trial.key: trial for trial in find_study("table1").trials(settings, {})}
     assert set(trials) == {"sst2_no-prompt", "sst2_gs-bdpl_s0", "sst2_default_s0"}
-    assert trials["sst2_no-prompt"].options["task"] == "sst2/causal"
+    assert trials["sst2_no-prompt"].options["run"]["task"] == "sst2/causal"
     for name, method in ("gs-bdpl", "gs-bdpl"), ("default", "thompson"):
         trial = trials[f"sst2_{name}_s0"]
         run = trial.options["run"]
@@ -176,7 +176,10 @@ def test_the_report_says_what_was_found(settings: Settings) -> None:
     assert rows["Prompt without training"] == "-"
     assert "| FedOne-GS-BDPL | 74.0 ± 4.0 | 74.0 |" in report.markdown
     assert "| FedOne-GS-BDPL | 0.0003 |" in report.markdown
-    assert "| FedOne-GS-BDPL | 2000 ± 0 | 7 ± 0 | 1.50 ± 0.00 | 12 ± 0 |" in report.markdown
+    assert (
+        "| FedOne-GS-BDPL | 2000 ± 0 | 7 ± 0 | 1.00 ± 0.00 | 0.50 ± 0.00 | 12 ± 0 |"
+        in report.markdown
+    )
     assert "| FedOne-BDPL | - | - |" in report.markdown
     assert "Clients share rows, drawn with replacement, in SST-2" in report.markdown
-    assert "FedOne-GS-BDPL on SST-2, seed 2: ended as stopped after 100 rounds." in report.markdown
+    assert "FedOne-GS-BDPL on SST-2: a run ended as stopped after 100 rounds." in report.markdown

@@ -5,17 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedone_paper import Settings, declared
-from fedone_paper.standalone import (
-    demonstrations_trial,
-)
+from fedone_paper.methods import METHODS
 from fedone_sdk.data import load_examples
-from fedone_sdk.evaluation.engine import Result, Trial, Workspace
+from fedone_sdk.evaluation.engine import Result, Workspace
 from fedone_sdk.glue import GLUE_TASKS, glue_task
 
+RUN = {
+    "task": "sst2",
+    "num_clients": 4,
+    "shots": 4,
+    "prompt_len": 3,
+    "vocab_size": 20,
+    "num_samples": 4,
+    "batch_size": 4,
+    "searches": False,
+}
 MANUAL_PROMPTS = declared()["manual_prompts"]
 
 
-def run(trial: Trial, folder: Path) -> Result:
+def run(glue: Path, seed: int, folder: Path) -> Result:
+    run = {**RUN, "seed": seed}
+    trial = METHODS["in-context"].trial("x", Settings(data=glue), run)
     return trial.run(trial.options, Workspace(inputs=trial.inputs, folder=folder))
 
 
@@ -27,12 +37,8 @@ def test_a_manual_prompt_names_every_label_word() -> None:
 
 
 def test_demonstrations(glue: Path, tmp_path: Path) -> None:
-    settings = Settings(data=glue)
-    found = {
-        seed: run(demonstrations_trial("x", settings, "sst2", seed), tmp_path / f"{seed}{turn}")
-        for turn, seed in enumerate((0, 1))
-    }
-    again = run(demonstrations_trial("x", settings, "sst2", 0), tmp_path / "again")
+    found = {seed: run(glue, seed, tmp_path / f"{seed}") for seed in (0, 1)}
+    again = run(glue, 0, tmp_path / "again")
     assert again["prompt"] == found[0]["prompt"] != found[1]["prompt"]
     task, train = glue_task("sst2"), load_examples(glue / "sst2" / "train.jsonl")
     solved = {
@@ -52,5 +58,5 @@ def test_demonstrations_leave_room_for_the_inputs(glue: Path, tmp_path: Path) ->
     dev = glue / "sst2" / "dev.jsonl"
     long = '{"sentence": "' + "quite a long story about many things " * 40 + '", "label": 1}\n'
     dev.write_text(long * 10)
-    found = run(demonstrations_trial("x", Settings(data=glue), "sst2", 0), tmp_path / "work")
+    found = run(glue, 0, tmp_path / "work")
     assert (found["demonstrations"], found["prompt"]) == (0, "")

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
 
 from fedone_paper import Report, Settings, find_study
-from fedone_sdk import assets
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.evaluation.engine import Result, Trial, Workspace
@@ -31,28 +29,16 @@ def provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakePr
 
 
 @pytest.fixture
-def settings(tmp_path: Path, provider: FakeProcess) -> Settings:
+def settings(glue: Path, provider: FakeProcess) -> Settings:
     """SST-2's shape with rows of the SDK's own."""
-    folder = tmp_path / "glue" / "sst2"
-    folder.mkdir(parents=True)
-    for name in "train", "dev":
-        source = assets.path("companion_feedback") / f"{name}.jsonl"
-        rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()]
-        lines = (json.dumps({"sentence": r["text"], "label": r["label"]}) for r in rows[:120])
-        (folder / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     return Settings(
-        data=tmp_path / "glue",
+        data=glue,
         seeds=1,
         quick=True,
         base_url=provider.url,
         api_model="fake-1",
         api_key_env="TABLE3_KEY",
     )
-
-
-def changed(settings: Settings, **values: Any) -> Settings:
-    fields = {name: getattr(settings, name) for name in settings.__dataclass_fields__}
-    return Settings(**{**fields, **values})
 
 
 def run(trial: Trial, folder: Path) -> Result:
@@ -69,7 +55,7 @@ def run_all(settings: Settings, folder: Path) -> tuple[dict[str, Result], Report
 
 
 def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Path) -> None:
-    results, report = run_all(changed(settings, prices=PRICES, cap_usd=10.0), tmp_path)
+    results, report = run_all(replace(settings, prices=PRICES, cap_usd=10.0), tmp_path)
     assert list(results) == [
         "sst2_no-prompt_s0",
         "sst2_no-prompt-bias_s0",
@@ -96,7 +82,7 @@ def test_the_whole_table(settings: Settings, provider: FakeProcess, tmp_path: Pa
     assert total.usd == Decimal(tokens).scaleb(-6)
     assert results["sst2_no-prompt_s0"]["prompt"] == ""
     assert results["sst2_bdpl_s0"]["status"] == "completed"
-    assert "3 rounds were paid for. The first 16 dev rows" in report.markdown
+    assert "Of the runs 3 rounds were paid for. The first 16 dev rows" in report.markdown
     assert "one accuracy alone is up to 12.5" in report.markdown
     assert "GPT-3.5 Turbo" in report.markdown
 
@@ -109,13 +95,13 @@ async def spend(workspace: Workspace, usd: Decimal) -> None:
 
 class TestCaps:
     def test_queries_are_divided_among_the_runs(self, settings: Settings, tmp_path: Path) -> None:
-        tuned = find_study("table3").trials(changed(settings, cap_queries=20), {})[-1]
+        tuned = find_study("table3").trials(replace(settings, cap_queries=20), {})[-1]
         found = run(tuned, tmp_path)
         assert (found["spent"]["queries"], found["rounds"]) == (6, 2)
         assert found["status"] == "budget_exhausted"
 
     def test_money_is_divided_among_the_trials(self, settings: Settings, tmp_path: Path) -> None:
-        paid = changed(settings, prices=PRICES, cap_usd=6e-4)
+        paid = replace(settings, prices=PRICES, cap_usd=6e-4)
         trials = find_study("table3").trials(paid, {})
         assert {trial.options["usd"] for trial in trials} == {"0.0001"}
         with pytest.raises(FedOneError, match=r"budget of 0\.0001 usd exhausted"):
@@ -123,12 +109,12 @@ class TestCaps:
 
     def test_what_pays_for_nothing_is_refused(self, settings: Settings) -> None:
         with pytest.raises(SpecError, match="--cap: 5 queries do not pay for one round of 3 of"):
-            find_study("table3").trials(changed(settings, cap_queries=5), {})
+            find_study("table3").trials(replace(settings, cap_queries=5), {})
 
     def test_what_broken_attempts_have_spent_counts(
         self, settings: Settings, provider: FakeProcess, tmp_path: Path
     ) -> None:
-        paid = changed(settings, prices=PRICES, cap_usd=6.0)
+        paid = replace(settings, prices=PRICES, cap_usd=6.0)
         tuned = find_study("table3").trials(paid, {})[-1]
         workspace = Workspace(inputs=tuned.inputs, folder=tmp_path / tuned.key)
         asyncio.run(spend(workspace, Decimal("0.9999")))
@@ -139,7 +125,7 @@ class TestCaps:
 def test_a_cell_whose_label_words_are_not_shown_says_so(
     settings: Settings, provider: FakeProcess, tmp_path: Path
 ) -> None:
-    settings = changed(settings, options={"dev_rows": "100"})
+    settings = replace(settings, options={"dev_rows": "100"})
     results: dict[str, Result] = {}
     trials = {trial.key: trial for trial in find_study("table3").trials(settings, {})}
     unknown = {"labels": {"0": " zyx", "1": " wvu"}}
@@ -153,10 +139,3 @@ def test_a_cell_whose_label_words_are_not_shown_says_so(
     text = find_study("table3").report(settings, results).markdown
     assert "| No prompt | - | - |" in text
     assert "Cells without a number:\n\n- No prompt on sst2: http" in text
-
-
-class TestSettings:
-    def test_failed_trials_leave_gaps(self, settings: Settings) -> None:
-        report = find_study("table3").report(settings, {})
-        assert "| FedOne-BDPL | - | - |" in report.markdown
-        assert "Nothing was tuned." in report.markdown

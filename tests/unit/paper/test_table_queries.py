@@ -1,25 +1,24 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from fedone_paper import Settings, find_study
-from fedone_paper.figure_theory import FigureTheory, fitted
 from fedone_paper.methods import method_of
-from fedone_paper.queries_report import Repeats
+from fedone_paper.queries import Repeats
+from fedone_paper.theory import FigureTheory, fitted
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.engine import Result
-from tests.unit.paper.glue import sst2_folder
 
 CAP = 1000
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return sst2_folder(tmp_path_factory.mktemp("glue"))
+@pytest.fixture
+def data(glue: Path) -> Path:
+    return glue
 
 
 def run(queries: int | None, *, clients: int = 1, missed_by: float = 0.04) -> Result:
@@ -89,7 +88,7 @@ class TestVerdict:
 class TestRepeats:
     def test_every_repeat_stands_in_the_table(self) -> None:
         text = repeats({1: [None, 120, 140, 160, 180, 200], 3: [None] * 6}).markdown()
-        assert "| 1 | > 1,000, 120, 140, 160, 180, 200 |" in text
+        assert "| > 1,000, 120, 140, 160, 180, 200 |" in text
         assert "| 1 | 5 of 6 | 160 | 120 to > 1,000 |" in text
         assert "| 3 | 0 of 6 | > 1,000 | > 1,000 | at least 1,000.0 | 889.4 |" in text
         assert "| 70.0 ± 0.0 | 75.0 ± 0.0 |" in text
@@ -145,9 +144,6 @@ class TestTableQueries:
             ("methods", "x"),
             ("clients", "1,zero"),
             ("methods", "bbt"),
-            ("gain", "-1"),
-            ("cap", "many"),
-            ("cap", "1000"),
         ],
     )
     def test_refuses_other_options(self, data: Path, option: tuple[str, str]) -> None:
@@ -180,8 +176,6 @@ class TestFigureTheory:
         assert found.fit == pytest.approx(fitted(rounds))
         report = experiment.report(settings, results)
         assert "The fit has c2 / c1 =" in report.markdown
-        figure = Figure()
-        report.figures["figure-theory"](figure)
-        assert len(figure.axes) == 1
+        assert "</svg>" in report.figures["figure-theory"]
         without = {key: result for key, result in results.items() if "_k1_" not in key}
-        assert experiment.measured(settings, without)["bdpl"].formula(3) is None
+        assert math.isnan(experiment.measured(settings, without)["bdpl"].formula(3))

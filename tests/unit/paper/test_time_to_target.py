@@ -16,14 +16,13 @@ from fedone_paper.time_to_target import (
     target_trial,
 )
 from fedone_sdk.evaluation.engine import Result, Workspace
-from tests.unit.paper.glue import sst2_folder
 
 ROUNDS = 6
 
 
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return Settings(data=sst2_folder(tmp_path_factory.mktemp("glue")))
+@pytest.fixture
+def settings(glue: Path) -> Settings:
+    return Settings(data=glue)
 
 
 def tuning(**changed: Any) -> Tuning:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import struct
 from dataclasses import asdict
 from pathlib import Path
@@ -9,13 +10,23 @@ import numpy as np
 import pytest
 
 from fedone_paper import Settings, find_study
-from fedone_paper.digits import Digits, load_digits
-from fedone_paper.figure_toy import reached
-from fedone_paper.toy import Toy, ToyClients, run_toy
-from fedone_sdk.errors import SpecError
+from fedone_paper.toy import Digits, Mlp, Toy, ToyClients, load_digits, reached, run_toy
+from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.evaluation.engine import Result, Workspace
 
 SMALL: dict[str, Any] = {"num_clients": 5, "num_hidden": 8, "max_queries": 400, "measure_every": 50}
+
+
+NETWORK = Mlp(num_inputs=4, num_hidden=6, num_classes=3, dropout=0.5)
+
+
+def write_mnist(folder: Path, images: np.ndarray, labels: np.ndarray, packed: bool) -> None:
+    for stem in "train", "t10k":
+        for name, values in (("images-idx3", images), ("labels-idx1", labels)):
+            header = struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
+            content = header + values.tobytes()
+            path = folder / f"{stem}-{name}-ubyte{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(content) if packed else content)
 
 
 @pytest.fixture(scope="module")
@@ -99,18 +110,62 @@ class TestRun:
         with pytest.raises(SpecError, match="max_queries: 1 do not pay for a measurement of K"):
             run_toy(asdict(toy(1, max_queries=1)), workspace)
 
-    def test_a_folder_of_mnist(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("packed", [False, True])
+    def test_a_folder_of_mnist(self, tmp_path: Path, packed: bool) -> None:
         images = np.random.default_rng(0).integers(0, 256, (40, 28, 28), dtype=np.uint8)
         labels = (np.arange(40) % 10).astype(np.uint8)
-        for stem in "train", "t10k":
-            for name, values in (("images-idx3", images), ("labels-idx1", labels)):
-                header = struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape)
-                (tmp_path / f"{stem}-{name}-ubyte").write_bytes(header + values.tobytes())
-        settings = Settings(data=tmp_path, seeds=1, quick=True)
-        trial = find_study("figure-toy").trials(settings, {})[0]
+        write_mnist(tmp_path, images, labels, packed)
+        digits = load_digits(tmp_path)
+        np.testing.assert_allclose(digits.test_images[1], images[1].ravel() / 255, rtol=1e-6)
+        assert digits.train_labels.tolist() == labels.tolist()
+        trial = find_study("figure-toy").trials(Settings(data=tmp_path, seeds=1, quick=True), {})[0]
         options = {**trial.options, "max_queries": 10, "num_clients": 10, "measure_every": 10}
         found = run_toy(options, Workspace(inputs=trial.inputs, folder=tmp_path))
         assert (found["data"], found["pixels"], found["rows"]) == ("MNIST", 784, [4, 4, 4])
+
+    def test_a_cut_file_is_refused(self, tmp_path: Path) -> None:
+        write_mnist(tmp_path, np.zeros((2, 3, 4), np.uint8), np.zeros(2, np.uint8), False)
+        path = tmp_path / "train-images-idx3-ubyte"
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(DataError, match="train-images-idx3-ubyte: cannot be read: is no IDX"):
+            load_digits(tmp_path)
+
+
+def test_a_fifth_of_the_digits_is_held_out(digits: Digits) -> None:
+    assert digits.train_images.shape == (1438, 64)
+    assert digits.test_images.shape == (359, 64)
+    for images in digits.train_images, digits.test_images:
+        assert (images.dtype, images.min(), images.max()) == (np.float32, 0.0, 1.0)
+
+
+class TestNetwork:
+    def test_parameters_start_within_the_bound_of_their_layer(self) -> None:
+        parameters = Mlp(num_inputs=64).init(np.random.default_rng(0))
+        hidden, output = np.split(parameters, [65 * 512])
+        assert (parameters.dtype, output.size) == (np.float32, 513 * 10)
+        # Uniform draws this many come close to their bounds.
+        assert 0.99 / 8 < np.abs(hidden).max() <= 1 / 8
+        assert 0.99 / 512**0.5 < np.abs(output).max() <= 1 / 512**0.5
+
+    def test_the_gradient_is_that_of_finite_differences(self) -> None:
+        rng = np.random.default_rng(0)
+        parameters = NETWORK.init(rng).astype(np.float64)
+        images, labels = rng.random((5, 4)), np.array([0, 1, 2, 1, 1])
+        mask = NETWORK.draw_mask(5, rng).astype(np.float64)
+        assert 0 < np.count_nonzero(mask) < mask.size
+        _, gradient = NETWORK.loss_and_gradient(parameters, images, labels, mask)
+
+        def loss(change: np.ndarray) -> float:
+            return NETWORK.loss_and_gradient(parameters + change, images, labels, mask)[0]
+
+        steps = 1e-6 * np.eye(parameters.size)
+        numeric = [(loss(row) - loss(-row)) / 2e-6 for row in steps]
+        np.testing.assert_allclose(gradient, numeric, atol=1e-8)
+
+    def test_a_mask_keeps_the_mean(self) -> None:
+        mask = Mlp(num_inputs=4).draw_mask(2000, np.random.default_rng(0))
+        assert set(np.unique(mask).tolist()) == {0.0, 1.25}
+        assert mask.mean() == pytest.approx(1.0, abs=0.005)  # 10 standard errors
 
 
 class TestReached:
@@ -123,7 +178,7 @@ def small_report(one: list[int | None], other: list[int | None]) -> str:
     """The report of runs of K* = 1 and 5 that reach 90 % after so many queries."""
     results = {
         f"iid_k{clients}_s{seed}": {
-            **curve((0, 0.1), (20, 0.2), (at or 1000, 0.2 if at is None else 0.95)),
+            **curve((0, 0.1), (20, 0.2), (at or 24_000, 0.2 if at is None else 0.95)),
             "rows": [14, 14, 15],
             "data": "digits",
             "pixels": 64,
@@ -131,7 +186,7 @@ def small_report(one: list[int | None], other: list[int | None]) -> str:
         for clients, reaches in ((1, one), (5, other))
         for seed, at in enumerate(reaches)
     }
-    settings = Settings(seeds=len(one), options={"max_queries": "1000"})
+    settings = Settings(seeds=len(one))
     return find_study("figure-toy").report(settings, results).markdown
 
 
