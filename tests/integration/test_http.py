@@ -71,18 +71,8 @@ class TestAuthentication:
         ids=str,
     )
     async def test_work_needs_a_credential(self, server: Server, headers: dict[str, str]) -> None:
-        for path, body in (
-            ("/v1/assignments/claim", {"num_examples": 1}),
-            ("/v1/assignments/x/update", {}),
-            ("/v1/assignments/x/renew", None),
-            ("/v1/assignments/x/decline", {"reason": ""}),
-            ("/v1/score", {"assignment_id": "x", "examples": EXAMPLES}),
-        ):
-            raw = None if body is None else json.dumps(body).encode()
-            assert await server.refused("POST", path, raw, headers=headers) == "unauthorized"
-        for path in ("task", "vocabulary", "prompt", "events"):
-            code = await server.refused("GET", f"/v1/runs/run/{path}", headers=headers)
-            assert code == "unauthorized"
+        for method, path in (("POST", "/v1/assignments/claim"), ("GET", "/v1/runs/run/task")):
+            assert await server.refused(method, path, headers=headers) == "unauthorized"
 
     async def test_bytes_that_are_no_text(self, server: Server) -> None:
         """Sent by hand: no client library would."""
@@ -94,22 +84,6 @@ class TestAuthentication:
         writer.close()
         await writer.wait_closed()
         assert answer.startswith(b"HTTP/1.1 401 ")
-
-    @pytest.mark.parametrize(
-        ("method", "path"),
-        [
-            ("POST", "/v1/runs"),
-            ("POST", "/v1/runs/run/stop"),
-            ("POST", "/v1/runs/run/resume"),
-            ("GET", "/v1/runs/run/log"),
-        ],
-    )
-    async def test_steering_needs_the_admin_token(
-        self, server: Server, method: str, path: str
-    ) -> None:
-        for token in (None, "wrong", TOKEN, await server.credential()):
-            assert await server.refused(method, path, token=token) == "unauthorized"
-        assert server.run.state.running
 
     async def test_without_an_admin_token_no_caller_controls_runs(self) -> None:
         async with served(spec_of(), admin_token=None) as server:
@@ -221,14 +195,6 @@ class TestWork:
         assert result["spent"]["queries"] == 4
         assert result["gateway"]["messages"] == 2
         assert result["communication"]["messages"] == 2 + 2 + 3 * 2  # enrol, claim, updates
-
-    async def test_nan_over_the_wire(self, server: Server) -> None:
-        credential = await server.credential()
-        work = await server.claim(credential)
-        status, problem = await server.update(credential, work, losses=[0.5, float("nan"), 1, 1])
-        assert (status, problem["code"]) == (422, "invalid_message")
-        assert problem["detail"] == NO_NUMBER
-        assert server.run.state.account.spent.queries == 0
 
     async def test_another_client_s_assignment(self, server: Server) -> None:
         owner, other = await server.credential(), await server.credential()
