@@ -5,12 +5,13 @@ A run with one device, on the embedded model (extras ``server`` and ``local``):
 .. code-block:: python
 
     import asyncio
-    from fedone_sdk import Aggregator, EdgeClient, OnnxBackend, RunSpec, glue_task
+    from fedone_sdk import Aggregator, EdgeClient, OnnxBackend, RunSpec
 
     async def main():
         rows = [{"sentence": "a great film", "label": 1}, {"sentence": "a dull plot", "label": 0}]
+        task = {"template": "{sentence}{prompt} {mask}.", "labels": {0: " bad", 1: " good"}}
         words = {"kind": "list", "candidates": [" film", " opinion", " very", " it", " was"]}
-        spec = RunSpec(name="demo", task=glue_task("sst2"), rounds=5, method={"name": "thompson"},
+        spec = RunSpec(name="demo", task=task, rounds=5, method={"name": "thompson"},
                        prompt={"length": 2, "vocabulary": words})
         async with Aggregator(backend=OnnxBackend(), enrolment_tokens=["secret"]) as server:
             run = await server.add_run(spec)
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
     from fedone_sdk.client import AdminClient, EdgeClient, Hooks, Network, WorkPolicy
     from fedone_sdk.errors import FedOneError
-    from fedone_sdk.glue import glue_task
     from fedone_sdk.spec import RunSpec
     from fedone_sdk.task import TaskSpec
     from fedone_sdk.vocabulary import Vocabulary
@@ -50,7 +50,6 @@ else:
             "budget": "Budget BudgetGuard SqliteLedger Usage",
             "client": "AdminClient EdgeClient Hooks Network WorkPolicy",
             "errors": "FedOneError",
-            "glue": "glue_task",
             "spec": "RunSpec",
             "task": "TaskSpec",
             "vocabulary": "Vocabulary",
@@ -77,5 +76,4 @@ __all__ = [
     "Usage",
     "Vocabulary",
     "WorkPolicy",
-    "glue_task",
 ]

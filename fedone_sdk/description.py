@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = ["Description", "PRESET_DESCRIPTIONS"]
+__all__ = ["Description"]
 
 
 def _phrase(text: str) -> str:
@@ -42,42 +42,3 @@ class Description(BaseModel):
     def asked(self) -> str:
         """The question, with its question mark."""
         return self.question or f"What is the {self.aspect} of the {self.text}?"
-
-
-_NLI = Description(
-    text="premise-hypothesis pair",
-    aspect="entailment",
-    question="Does the premise entail the hypothesis?",
-)
-
-PRESET_DESCRIPTIONS: dict[str, Description] = {
-    "mnli": _NLI,
-    "mnli-reversed": _NLI,
-    "qqp": Description(
-        text="question pair",
-        aspect="equivalence",
-        question="Do the two questions ask the same thing?",
-    ),
-    "sst2": Description(text="movie review", aspect="sentiment"),
-    "mrpc": Description(
-        text="sentence pair",
-        aspect="equivalence",
-        question="Do the two sentences mean the same thing?",
-    ),
-    "cola": Description(
-        text="sentence",
-        aspect="grammatical acceptability",
-        question="Is the sentence grammatically correct?",
-    ),
-    "qnli": Description(
-        text="question-sentence pair",
-        aspect="entailment",
-        question="Does the sentence contain the answer to the question?",
-    ),
-    "rte": Description(
-        text="sentence pair",
-        aspect="entailment",
-        question="Does the first sentence entail the second?",
-    ),
-}
-"""Descriptions of the built-in tasks, by name without a style: ``sst2``, not ``sst2/chat``."""

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedone_paper import Settings, Study, declared, find_study, run_study
+from fedone_paper.glue import GLUE_TASKS
 from fedone_sdk.errors import ArgumentError, FedOneError
 from fedone_sdk.evaluation.engine import Progress
-from fedone_sdk.glue import GLUE_TASKS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -29,7 +29,7 @@ from fedone_sdk.candidates.sources import (
     LabelsSource,
     OwnSource,
 )
-from fedone_sdk.description import PRESET_DESCRIPTIONS, Description
+from fedone_sdk.description import Description
 
 __all__ = [
     "DemonstrationsSource",
@@ -38,7 +38,6 @@ __all__ = [
     "LabelSet",
     "LabelsSource",
     "OwnSource",
-    "PRESET_DESCRIPTIONS",
     "ScoredCandidate",
     "demonstration_candidates",
     "fill",

@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.errors import SpecError
-from fedone_sdk.glue import glue_task
 from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
 from fedone_sdk.spec.methods import MethodSpec, OwnMethodSpec, SearchSpec
@@ -63,11 +62,6 @@ class RunSpec(Spec):
     evaluation: EvaluationSpec = EvaluationSpec()
     backend: BackendSpec = BackendSpec()
     seed: Annotated[int, Field(ge=0, lt=2**53)] = 0
-
-    @field_validator("task", mode="before")
-    @classmethod
-    def _name_to_task(cls, value: object) -> object:
-        return glue_task(value) if isinstance(value, str) else value
 
     @model_validator(mode="before")
     @classmethod

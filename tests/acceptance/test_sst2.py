@@ -26,7 +26,10 @@ def federation() -> Federation:
     spec = RunSpec.model_validate(
         {
             "name": "sst2",
-            "task": "sst2",
+            "task": {
+                "template": "{prompt} {sentence} It was {mask}.",
+                "labels": {0: " terrible", 1: " great"},
+            },
             "data": {"train": str(rows), "num_clients": 100, "shots": 16},
             "prompt": {"length": 20, "vocabulary": {"kind": "pmi", "size": 200}},
             "method": {"name": "gs-bdpl", "num_samples": 20, "optimizer": "sgd"},

@@ -24,11 +24,11 @@ from pathlib import Path
 import torch
 import transformers
 
+from fedone_paper.glue import glue_task
 from fedone_sdk import assets
 from fedone_sdk.backends import Query
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.errors import BackendError
-from fedone_sdk.glue import glue_task
 from fedone_sdk.task import TaskSpec, render
 
 ROBERTA_LARGE = {

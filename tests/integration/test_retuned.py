@@ -204,7 +204,7 @@ def test_a_backend_file_is_a_section_or_a_run(tmp_path: Path) -> None:
         "kind: onnx\n",
         "backend: {kind: onnx}\n",
         "name: r\nbackend: {kind: onnx}\n",
-        "task: sst2\n",
+        'task: {template: "{prompt} {x}", labels: {0: a, 1: b}}\n',
     ):
         path.write_text(text)
         assert load_backend(path) == BackendSpec()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import FedOneError, MissingExtraError, SpecError
-from fedone_sdk.glue import GLUE_TASKS, glue_task
 from fedone_sdk.spec import GradientSpec, RunSpec, load_yaml, validate_spec
 from fedone_sdk.vocabulary import build_vocabulary
 
@@ -33,7 +32,10 @@ seed: 0
 """  # noqa: E501
 
 SMALL: dict[str, Any] = {
-    "task": "sst2",
+    "task": {
+        "template": "{prompt} {sentence} It was {mask}.",
+        "labels": {0: " terrible", 1: " great"},
+    },
     "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
 }
 
@@ -89,13 +91,6 @@ def test_the_exchange_follows_the_method(name: str | None, exchange: str) -> Non
     assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
-@pytest.mark.parametrize("name", GLUE_TASKS)
-def test_tasks_by_name(name: str) -> None:
-    assert validate_spec(RunSpec, edited("task", name), source="x").task == glue_task(name)
-    chat = validate_spec(RunSpec, edited("task", f"{name}/chat"), source="x")
-    assert chat.task == glue_task(name, "chat")
-
-
 @pytest.mark.parametrize(
     ("path", "value", "line"),
     [
@@ -111,8 +106,7 @@ def test_tasks_by_name(name: str) -> None:
          "queries, requests, tokens, usd)"),
         ("budget.usd", "NaN", "budget.usd: "),
         ("method.tau", 0.3, "method.name: is required"),
-        ("task", "sst3", "task: no built-in task 'sst3'"),
-        ("task", "sst2/telegram", "task: no built-in task"),
+        ("task", "sst2", "task: input should be a valid dictionary"),
         ("prompt.length", 0, "prompt.length: "),
         ("prompt.vocabulary", {"kind": "magic"}, "prompt.vocabulary.kind: 'magic' is not one of"),
         ("participation.exchange", "gradients", "participation.exchange: "),

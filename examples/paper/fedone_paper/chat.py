@@ -13,12 +13,12 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from fedone_paper.federated import trial_backend, untrained_prompt
+from fedone_paper.glue import glue_task
 from fedone_sdk.backends import Answer, LLMBackend, Prediction, Query, Wrapper, predict
 from fedone_sdk.budget import Budget, BudgetGuard, SqliteLedger, Usage
 from fedone_sdk.errors import FedOneError, LabelsNotShown
 from fedone_sdk.evaluation.engine import Result, Workspace
 from fedone_sdk.evaluation.verdict import label_bias
-from fedone_sdk.glue import glue_task
 from fedone_sdk.local import Federation, simulate
 from fedone_sdk.spec import RunSpec, validate_spec
 from fedone_sdk.task import Bias, form_of

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter
 
+from fedone_paper.glue import glue_task
 from fedone_paper.settings import Settings
 from fedone_sdk.algorithms import method_from_spec
 from fedone_sdk.backends.build import build_backend
@@ -79,7 +80,7 @@ def run_trial(
     document = run_document(
         replace(tuning, task=settings.preset(tuning.task)), settings.backend(tuning.backend_kind)
     )
-    validate_spec(RunSpec, document, source=key)
+    validate_spec(RunSpec, {**document, "task": glue_task(document["task"])}, source=key)
     inputs = settings.inputs(tuning.task)
     if tuning.held_out is not None:
         del inputs["dev"]
@@ -144,7 +145,8 @@ def tuning_federation(options: dict[str, Any], workspace: Workspace) -> Federati
     if held_out is not None:
         train, dev = _split(train, held_out, workspace)
     data = {**run["data"], "train": str(train), "dev": str(dev)}
-    return Federation.load(validate_spec(RunSpec, {**run, "data": data}, source="trial"))
+    run = {**run, "task": glue_task(run["task"]), "data": data}
+    return Federation.load(validate_spec(RunSpec, run, source="trial"))
 
 
 def untrained_prompt(federation: Federation) -> str:

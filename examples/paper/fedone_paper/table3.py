@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedone_paper.chat import run_chat
+from fedone_paper.glue import glue_task
 from fedone_paper.methods import method_of
 from fedone_paper.settings import Settings
 from fedone_paper.study import Point, Report, Results, Study
@@ -144,7 +145,11 @@ class Table3(Study):
             },
         }
         data = {**document["data"], "train": "train"}
-        validate_spec(RunSpec, {**document, "task": "sst2/chat", "data": data}, source="arguments")
+        validate_spec(
+            RunSpec,
+            {**document, "task": glue_task("sst2", "chat"), "data": data},
+            source="arguments",
+        )
         return document
 
     def _queries(self, settings: Settings) -> int:

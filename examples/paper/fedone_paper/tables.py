@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
+from fedone_paper.glue import GLUE_TASKS, glue_task
 from fedone_paper.settings import declared
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.glue import GLUE_TASKS, glue_task
 
 Number = TypeVar("Number", int, float, float | None)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from fedone_paper.glue import glue_task
 from fedone_sdk import assets
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.backends.fitting import ClozeEncoder
 from fedone_sdk.backends.onnx import OnnxBackend, _MaskedModel
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
-from fedone_sdk.glue import glue_task
 from fedone_sdk.task import Part, TaskSpec, render
 
 np = pytest.importorskip("numpy")

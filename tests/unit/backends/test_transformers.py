@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from fedone_paper.glue import glue_task
 from fedone_sdk.backends import OnnxBackend, Query
 from fedone_sdk.backends.transformers import TransformersBackend
 from fedone_sdk.budget import Usage
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
-from fedone_sdk.glue import glue_task
 from fedone_sdk.task import Part, Rendered, TaskSpec, render
 from tests.weights import random_model
 

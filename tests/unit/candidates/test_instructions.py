@@ -7,15 +7,15 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from fedone_sdk.candidates import PRESET_DESCRIPTIONS, Description, fill, instruction_candidates
-from fedone_sdk.glue import GLUE_TASKS, glue_task
+from fedone_paper.glue import GLUE_TASKS, glue_task
+from fedone_sdk.candidates import Description, fill, instruction_candidates
 
-SST2 = PRESET_DESCRIPTIONS["sst2"]
+SST2 = glue_task("sst2").description
 
 
 @pytest.mark.parametrize("name", [*GLUE_TASKS, "mnli-reversed", None])
 def test_each_task_has_many(name: str | None) -> None:
-    description = PRESET_DESCRIPTIONS[name] if name else Description()
+    description = glue_task(name).description if name else Description()
     labels = glue_task(name).labels if name else {"a": "x", "b": "y"}
     texts = instruction_candidates(description=description, labels=labels)
     assert texts[0] == ""
@@ -60,7 +60,7 @@ def test_sentiment_of_a_review() -> None:
 
 
 def test_a_question_replaces_the_default_one() -> None:
-    texts = instruction_candidates(description=PRESET_DESCRIPTIONS["cola"], labels=["0", "1"])
+    texts = instruction_candidates(description=glue_task("cola").description, labels=["0", "1"])
     assert "Question: Is the sentence grammatically correct?\n" in texts
 
 
@@ -82,8 +82,7 @@ def test_a_description_with_odd_characters_is_taken_verbatim() -> None:
 
 @pytest.mark.parametrize("name", [*GLUE_TASKS, "mnli-reversed"])
 def test_each_built_in_task_is_described(name: str) -> None:
-    assert PRESET_DESCRIPTIONS[name].asked.endswith("?")
-    assert glue_task(name)
+    assert glue_task(name).description.asked.endswith("?")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedone_paper.glue import GLUE_TASKS, glue_task
 from fedone_sdk.candidates import (
     LabelsSource,
     label_candidates,
@@ -16,7 +17,6 @@ from fedone_sdk.candidates import (
 )
 from fedone_sdk.candidates.label_sets import SHIPPED_LABEL_SETS
 from fedone_sdk.errors import SpecError
-from fedone_sdk.glue import GLUE_TASKS, glue_task
 
 SST2 = {"0": " terrible", "1": " great"}
 

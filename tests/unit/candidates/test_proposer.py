@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedone_sdk.candidates import (
-    PRESET_DESCRIPTIONS,
     Description,
     ScoredCandidate,
     proposal_messages,
@@ -29,7 +28,7 @@ def _scored(text: str, loss: float, **classes: float) -> ScoredCandidate:
 
 def test_the_whole_question() -> None:
     messages = proposal_messages(
-        description=PRESET_DESCRIPTIONS["sst2"],
+        description=Description(text="movie review", aspect="sentiment"),
         labels=WORDS,
         slot_name="prompt",
         form=FORM,

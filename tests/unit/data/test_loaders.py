@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fedone_paper.glue import glue_task
 from fedone_sdk.data import check_examples, load_examples
 from fedone_sdk.errors import DataError, MissingExtraError
-from fedone_sdk.glue import glue_task
 from fedone_sdk.task import TaskSpec
 
 SHARED = Path(os.environ.get("FEDONE_SHARED", Path(__file__).parents[4] / "shared"))

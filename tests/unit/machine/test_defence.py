@@ -251,7 +251,10 @@ def test_a_majority_is_never_put_out() -> None:
 )
 def test_impossible_specs(changes: dict[str, Any], line: str) -> None:
     raw = {
-        "task": "sst2",
+        "task": {
+            "template": "{prompt} {sentence} It was {mask}.",
+            "labels": {0: " terrible", 1: " great"},
+        },
         "prompt": {"vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
         **changes,
     }

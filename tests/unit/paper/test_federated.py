@@ -9,6 +9,7 @@ from typing import Any
 
 from fedone_paper import Settings
 from fedone_paper.federated import Tuning, run_trial, run_tuning, tuning_federation
+from fedone_paper.glue import glue_task
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.data import load_examples
 from fedone_sdk.evaluation.engine import Trial, Workspace
@@ -41,7 +42,7 @@ def test_it_is_the_run_that_simulate_runs(glue: Path, tmp_path: Path) -> None:
 
     spec = RunSpec.model_validate(
         {
-            "task": "sst2",
+            "task": glue_task("sst2"),
             "data": {
                 "train": str(glue / "sst2" / "train.jsonl"),
                 "dev": str(glue / "sst2" / "dev.jsonl"),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedone_paper import Settings, declared, find_study
+from fedone_paper.glue import GLUE_TASKS, glue_task
 from fedone_paper.soft_prompts import BBT
 from fedone_paper.tables import about, paper_row, printed
-from fedone_sdk.glue import GLUE_TASKS, glue_task
 from fedone_sdk.spec import GradientSpec
 
 ELEMENTS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedone_paper import Settings, declared
+from fedone_paper.glue import GLUE_TASKS, glue_task
 from fedone_paper.methods import METHODS
 from fedone_sdk.data import load_examples
 from fedone_sdk.evaluation.engine import Result, Workspace
-from fedone_sdk.glue import GLUE_TASKS, glue_task
 
 RUN = {
     "task": "sst2",
