@@ -93,7 +93,8 @@ def client(
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Only check whether the data fit the runs; exit 1 if they fit none."
+            "--check",
+            help="Only check whether data and model fit the runs; exit 1 if they fit none.",
         ),
     ] = False,
 ) -> None:

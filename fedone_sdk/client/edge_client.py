@@ -12,7 +12,7 @@ from typing import Self
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
-from fedone_sdk.client.examples import Data, Source
+from fedone_sdk.client.examples import Data, Source, Unfit
 from fedone_sdk.client.options import (
     Capabilities,
     EventSink,
@@ -37,7 +37,7 @@ from fedone_sdk.client.session import (
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import HttpTransport, Idle, Network
 from fedone_sdk.client.work import Assigned
-from fedone_sdk.client.worker import Worker
+from fedone_sdk.client.worker import KnownRuns, Worker
 from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
 from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
@@ -311,7 +311,7 @@ class EdgeClient:
             await self._session.rotate()
 
     async def check(self) -> tuple[RunFit, ...]:
-        """Return how this device's rows fit each running run.
+        """Return how this device's rows and its own model fit each running run.
 
         Enrols the device if necessary. It makes no query and claims no work.
 
@@ -322,6 +322,7 @@ class EdgeClient:
             ```
 
         Raises:
+            BackendError: The device's own model is not available, or cannot do a run's task.
             DataError: The rows cannot be read.
             ProblemError: The aggregator refuses this device, or there is no such run.
             SpecError: There is neither an identity nor a token.
@@ -339,11 +340,14 @@ class EdgeClient:
                     )
                 listed = {self._run_id: listed[self._run_id]}
             found = []
+            runs = KnownRuns(self._session, self._backend)
             for run_id, status in listed.items():
                 if status != "running":
                     continue
                 try:
-                    run = await self._session.call(transport.task, run_id)
+                    run = await runs.task(run_id)
+                except Unfit as exc:
+                    found.append(RunFit(run_id=run_id, rows=len(held), fit=0, reason=exc.reason))
                 except MessageError as exc:
                     reason = f"the run cannot be understood: {exc}"
                     found.append(RunFit(run_id=run_id, rows=len(held), fit=0, reason=reason))

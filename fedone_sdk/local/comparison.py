@@ -289,7 +289,7 @@ async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
     if last is None or result.metric.after is None:
         raise FedOneError(
             f"{contest.title}: its caps leave nothing to measure the tuned prompt: raise "
-            "evaluation.queries and the caps on requests, tokens and money"
+            "the caps on requests, tokens and money"
         )
     part = curve_examples(spec, federation.dev)
     curve = [

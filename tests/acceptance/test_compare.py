@@ -294,8 +294,8 @@ def test_mistakes_are_one_line(compare: Fedone, arguments: list[object], message
         ("name: thompson", "name: magic", "run.yaml: method.name: 'magic' is not one of"),
         ("train.jsonl", "absent.jsonl", "run.yaml: data.train: absent.jsonl"),
         (
-            "examples: 8",
-            "examples: 8, queries: 3",
+            "budget: {queries: 16}",
+            "budget: {queries: 16, requests: 8}",
             "thompson, seed 0: its caps leave nothing to measure the tuned prompt",
         ),
     ],

@@ -178,7 +178,11 @@ async def test_a_device_of_another_model_declines_once() -> None:
     spec["participation"]["model"] = "this"
     async with serving(RunSpec.model_validate(spec), backend=None) as aggregator:
         other = ScriptedBackend(fingerprint="other")
+        reason = "the run scores with 'this', the device with 'other'"
         async with client_of(aggregator, backend=other) as client:
+            assert [str(fit) for fit in await client.check()] == [
+                f"tickets 0 of 8 because {reason}"
+            ]
             assert [(await client.run_once()).outcome for _ in range(3)] == [
                 "declined",
                 "idle",
@@ -186,7 +190,7 @@ async def test_a_device_of_another_model_declines_once() -> None:
             ]
         run = aggregator.service.runs["tickets"]
         (found,) = aggregator.service.dispatcher.count_devices(run, reasons=True).unfit
-        assert found.reason == "the run scores with 'this', the device with 'other'"
+        assert found.reason == reason
 
 
 @pytest.mark.parametrize(

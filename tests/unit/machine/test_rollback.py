@@ -142,11 +142,3 @@ class TestRollback:
         assert game.state.model == MODEL
         rounds(game, 1)
         assert game.state.round == 1
-
-    def test_twice(self) -> None:
-        game = Game(spec_of(rounds=5))
-        states = rounds(game, 2)
-        back(game, states[1])
-        back(game, states[0])
-        assert (game.state.round, game.state.rollbacks) == (0, 2)
-        assert game.seat([0]) == [0]

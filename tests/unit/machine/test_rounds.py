@@ -252,17 +252,3 @@ class TestDeterminism:
             return alpha_sha256(game.state.method.alpha)
 
         assert played(arrivals, answers) == played(list(range(5)), list(range(5)))
-
-    def test_both_exchanges_agree(self) -> None:
-        """E = 1 and local SGD: the device's arithmetic is the server's."""
-        hashes = []
-        for exchange in ("alpha", "losses"):
-            part = {"exchange": exchange, "clients_per_round": 2, "min_clients": 4}
-            game = Game(spec_of(rounds=6, learning_rate=0.003, participation=part))
-            while game.state.running:
-                for client in game.seat(range(4)):
-                    work = game.claim(client)
-                    assert work is not None
-                    game.send(work, answer_to(game, work))
-            hashes.append(alpha_sha256(game.state.method.alpha))
-        assert hashes[0] == hashes[1]
