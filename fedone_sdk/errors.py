@@ -296,7 +296,6 @@ PROBLEMS: dict[str, tuple[int, str]] = {
     "body_too_large": (413, "The body is larger than allowed"),
     "not_json": (415, "The body is of a type that is not taken here"),
     "unsupported_encoding": (415, "The body must not be compressed"),
-    "not_gzip": (415, "The body must be application/gzip"),
     "backend_blocked": (424, "The language model is unavailable until an operator intervenes"),
     "upgrade_required": (426, "The protocol version is not spoken here"),
     "rate_limited": (429, "Too many requests"),

@@ -31,6 +31,7 @@ from fedone_sdk.messages import (
     RunSummary,
     TokenInfo,
     TokenList,
+    encode,
     is_sendable,
 )
 from fedone_sdk.spec import RunSpec
@@ -108,7 +109,7 @@ class AdminClient:
             ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.
         """
         body = spec.model_dump_json().encode()
-        return await self._call(RunResult.model_validate_json, "POST", "/v1/runs", body=body)
+        return await self._result("POST", "/v1/runs", body=body)
 
     async def list(self) -> tuple[RunSummary, ...]:
         """Return the runs that the token may see, in the order they were created."""
@@ -116,7 +117,7 @@ class AdminClient:
 
     async def get(self, run_id: str) -> RunResult:
         """Return the current or final state of a run."""
-        return await self._call(RunResult.model_validate_json, "GET", _run(run_id))
+        return await self._result("GET", _run(run_id))
 
     async def prompt(self, run_id: str) -> PromptReport:
         """Return the prompt that would be deployed now."""
@@ -128,7 +129,7 @@ class AdminClient:
 
     async def stop(self, run_id: str) -> RunResult:
         """End a run with what it has learnt."""
-        return await self._call(RunResult.model_validate_json, "POST", _run(run_id, "stop"))
+        return await self._result("POST", _run(run_id, "stop"))
 
     async def resume(self, run_id: str) -> RunResult:
         """Resume a stopped, paused or failed run.
@@ -136,7 +137,7 @@ class AdminClient:
         Raises:
             ProblemError: ``run_conflict`` if it runs or has ended for good.
         """
-        return await self._call(RunResult.model_validate_json, "POST", _run(run_id, "resume"))
+        return await self._result("POST", _run(run_id, "resume"))
 
     async def raise_caps(self, run_id: str, caps: Budget) -> RunResult:
         """Raise caps of a run, those that are not None; a run that its budget has ended resumes.
@@ -145,8 +146,7 @@ class AdminClient:
             ProblemError: ``run_conflict`` if a cap would not be higher.
         """
         body = caps.model_dump_json(exclude_none=True).encode()
-        path = _run(run_id, "budget")
-        return await self._call(RunResult.model_validate_json, "POST", path, body=body)
+        return await self._result("POST", _run(run_id, "budget"), body=body)
 
     async def roll_back(self, run_id: str, to_round: int, reason: str) -> RunResult:
         """Set a run back to the start of a round; what later rounds spent stays spent.
@@ -166,9 +166,7 @@ class AdminClient:
             raise ArgumentError(
                 "roll_back: needs a round from 0 and a reason of 1 to 500 characters"
             ) from exc
-        body = message.model_dump_json().encode()
-        path = _run(run_id, "rollback")
-        return await self._call(RunResult.model_validate_json, "POST", path, body=body)
+        return await self._result("POST", _run(run_id, "rollback"), body=encode(message))
 
     async def delete(self, run_id: str, *, dry_run: bool = False) -> Removal:
         """Delete an ended run with its log for good; its name stays taken.
@@ -227,9 +225,8 @@ class AdminClient:
 
     async def create_token(self, token: NewToken) -> CreatedToken:
         """Create an enrolment token; only this answer has its secret."""
-        body = token.model_dump_json().encode()
-        path = "/v1/enrolment-tokens"
-        return await self._call(CreatedToken.model_validate_json, "POST", path, body=body)
+        parse, path = CreatedToken.model_validate_json, "/v1/enrolment-tokens"
+        return await self._call(parse, "POST", path, body=encode(token))
 
     async def revoke_token(self, name: str) -> TokenInfo:
         """Revoke an enrolment token for good; clients that enrolled with it stay."""
@@ -237,6 +234,9 @@ class AdminClient:
         return await self._call(TokenInfo.model_validate_json, "DELETE", path)
 
     # HTTP
+
+    async def _result(self, method: str, path: str, body: bytes | None = None) -> RunResult:
+        return await self._call(RunResult.model_validate_json, method, path, body=body)
 
     async def _call(self, parse: Callable[[bytes], T], method: str, path: str, **options: Any) -> T:
         async with self._request(method, path, **options) as response:
@@ -250,12 +250,11 @@ class AdminClient:
         *,
         params: dict[str, str] | None = None,
         body: bytes | None = None,
-        content_type: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request; the yielded answer is a success, with an unread body."""
         headers = dict(self._headers)
         if body is not None:
-            headers["Content-Type"] = content_type
+            headers["Content-Type"] = "application/json"
         async with self._connection.request(
             method,
             self._connection.url(path),

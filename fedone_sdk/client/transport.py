@@ -283,51 +283,40 @@ class Transport(Protocol):
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
-        ...
 
     async def rotate(self, credential: str) -> Rotated:
         """Replace the credential; the old one is valid until the first use of the new one."""
-        ...
 
     async def claim(
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Claim work."""
-        ...
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """List the runs that the client may work for."""
-        ...
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""
-        ...
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
         """Fetch a run's candidates, or those added since version `after`."""
-        ...
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score prompts through the gateway."""
-        ...
 
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
-        ...
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Renew an assignment's lease."""
-        ...
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
-        ...
 
     async def aclose(self) -> None:
         """Close the connections."""
-        ...
 
 
 class HttpTransport:
@@ -346,14 +335,13 @@ class HttpTransport:
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
-        body = encode(message)
-        _, _, content = await self._request("POST", "/v1/clients", token, body)
-        return _sendable(_parse(Enrolled.model_validate_json, content))
+        parse = Enrolled.model_validate_json
+        return _sendable(await self._call(parse, "POST", "/v1/clients", token, message))
 
     async def rotate(self, credential: str) -> Rotated:
         """Replace the credential."""
-        _, _, content = await self._request("POST", "/v1/clients/me/credential", credential)
-        return _sendable(_parse(Rotated.model_validate_json, content))
+        parse, path = Rotated.model_validate_json, "/v1/clients/me/credential"
+        return _sendable(await self._call(parse, "POST", path, credential))
 
     async def claim(
         self, credential: str, message: Claim
@@ -363,7 +351,7 @@ class HttpTransport:
             "POST",
             "/v1/assignments/claim",
             credential,
-            encode(message),
+            message,
             extra_s=message.wait_s,
             max_bytes=_MAX_ANSWER_BYTES,
         )
@@ -373,66 +361,69 @@ class HttpTransport:
 
     async def runs(self, credential: str) -> Sequence[RunSummary]:
         """List the runs that the client may work for."""
-        _, _, content = await self._request("GET", "/v1/runs", credential)
         # Imported on use: reports of runs need modules that work does not.
         from fedone_sdk.messages import RunSummary
 
-        return _parse(TypeAdapter(tuple[RunSummary, ...]).validate_json, content)
+        parse = TypeAdapter(tuple[RunSummary, ...]).validate_json
+        return await self._call(parse, "GET", "/v1/runs", credential)
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""
-        _, _, content = await self._request("GET", f"/v1/runs/{run_id}/task", credential)
-        return _parse(RunTask.model_validate_json, content)
+        path = f"/v1/runs/{run_id}/task"
+        return await self._call(RunTask.model_validate_json, "GET", path, credential)
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
         """Fetch a run's candidates, or those added since version `after`."""
         path = f"/v1/runs/{run_id}/vocabulary" + (f"?after={after}" if after else "")
-        _, _, content = await self._request("GET", path, credential, max_bytes=_MAX_ANSWER_BYTES)
-        return _parse(VocabularyList.model_validate_json, content)
+        parse = VocabularyList.model_validate_json
+        return await self._call(parse, "GET", path, credential, max_bytes=_MAX_ANSWER_BYTES)
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score prompts through the gateway."""
         # Scoring may take long; the assignment's own deadline bounds it.
-        _, _, content = await self._request(
-            "POST",
-            "/v1/score",
-            credential,
-            encode(message),
-            extra_s=600.0,
-            max_bytes=_MAX_ANSWER_BYTES,
-        )
-        return _parse(Scores.model_validate_json, content)
+        limits: dict[str, Any] = {"extra_s": 600.0, "max_bytes": _MAX_ANSWER_BYTES}
+        parse = Scores.model_validate_json
+        return await self._call(parse, "POST", "/v1/score", credential, message, **limits)
 
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
         path = f"/v1/assignments/{assignment_id}/update"
-        body = encode(message)
-        _, _, content = await self._request("POST", path, credential, body)
-        return _parse(Receipt.model_validate_json, content)
+        return await self._call(Receipt.model_validate_json, "POST", path, credential, message)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Renew an assignment's lease."""
         path = f"/v1/assignments/{assignment_id}/renew"
-        _, _, content = await self._request("POST", path, credential, max_bytes=_MAX_ANSWER_BYTES)
-        return _parse(Renewal.model_validate_json, content)
+        return await self._call(Renewal.model_validate_json, "POST", path, credential)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
         path = f"/v1/assignments/{assignment_id}/decline"
-        await self._request("POST", path, credential, encode(message))
+        await self._request("POST", path, credential, message)
 
     async def aclose(self) -> None:
         """Close the connections; the next call opens new ones."""
         await self._connection.aclose()
+
+    async def _call(
+        self,
+        parse: Parse[T],
+        method: str,
+        path: str,
+        token: str,
+        message: Message | None = None,
+        **limits: Any,
+    ) -> T:
+        _, _, content = await self._request(method, path, token, message, **limits)
+        return _parse(parse, content)
 
     async def _request(
         self,
         method: str,
         path: str,
         token: str,
-        content: bytes | None = None,
+        message: Message | None = None,
         *,
         extra_s: float = 0.0,
         max_bytes: int = _MAX_SHORT_BYTES,
@@ -445,13 +436,13 @@ class HttpTransport:
             "Accept-Encoding": "identity",
             PROTOCOL_HEADER: str(PROTOCOL_VERSION),
         }
-        if content is not None:
+        if message is not None:
             headers["Content-Type"] = "application/json"
         async with self._connection.request(
             method,
             url,
             headers=headers,
-            body=content,
+            body=None if message is None else encode(message),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
         ) as response:
             most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES

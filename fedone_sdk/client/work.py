@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Protocol
 
 import structlog
 from pydantic import ValidationError
@@ -136,21 +135,14 @@ def _log_probs(found: Sequence[LogProbs | str | None]) -> Answers:
     return tuple(None if row is None or isinstance(row, str) else tuple(row) for row in found)
 
 
-class Oracle(Protocol):
-    """Scores the prompts of steps."""
-
-    async def ask(self, step: Step, missing: Sequence[int]) -> None:
-        """Score the prompts at these positions; the journal gets the losses as they arrive.
-
-        Raises:
-            Declining: The model failed.
-        """
-        ...
+Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
+"""Scores the prompts of a step at these positions; the journal gets the losses as they arrive. It
+raises `Declining` if the model failed."""
 
 
 async def score_step(
     step: Step,
-    oracle: Oracle,
+    ask: Ask,
     privacy: PrivacySpec | None = None,
     *,
     num_examples: int,
@@ -167,7 +159,7 @@ async def score_step(
     missing = [place for place, key in enumerate(keys) if not step.has(key)]
     step.on_scored(len(keys) - len(missing))
     if missing:
-        await oracle.ask(step, missing)
+        await ask(step, missing)
     found = [row for row in map(step.journal.row, keys) if row is not None]
     models = {model for _, model in found}
     if len(models) != 1:
@@ -346,7 +338,7 @@ class Work:
     assignment: Assigned
     examples: Sequence[Example]
     journal: Journal
-    oracle: Oracle
+    ask: Ask
     hooks: Hooks
     memory: bytes
     charge: Callable[[], Sequence[Change]]
@@ -506,7 +498,7 @@ class Work:
         )
         return await score_step(
             step,
-            self.oracle,
+            self.ask,
             self.run.privacy,
             num_examples=len(self.examples),
             charge=self.charge,

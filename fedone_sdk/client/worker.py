@@ -23,7 +23,7 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
-from fedone_sdk.client.work import Assigned, GatewayOracle, Oracle, Work
+from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Work
 from fedone_sdk.errors import (
     FedOneError,
     LabelWordError,
@@ -267,7 +267,7 @@ class Worker:
             assignment=assignment,
             examples=examples,
             journal=journal,
-            oracle=await self._oracle(run, assignment, lease),
+            ask=await self._ask(run, assignment, lease),
             hooks=self._hooks,
             memory=self._current.memory(assignment.run_id) or b"",
             charge=charge,
@@ -286,7 +286,7 @@ class Worker:
         """Return the usage that the server may see."""
         return usage if self._privacy is None else self._privacy.shown(usage)
 
-    async def _oracle(self, run: RunTask, assignment: Assigned, lease: Lease) -> Oracle:
+    async def _ask(self, run: RunTask, assignment: Assigned, lease: Lease) -> Ask:
         ready = partial(self._condition.wait, lease)
         if self._backend is not None:
             # Imported here: a device that scores through the gateway does not need it.
@@ -295,13 +295,13 @@ class Worker:
             vocabulary = await self._runs.vocabulary(
                 assignment.run_id, assignment.vocabulary_version
             )
-            return BackendOracle(self._backend, vocabulary=vocabulary, ready=ready)
+            return BackendOracle(self._backend, vocabulary=vocabulary, ready=ready).ask
         return GatewayOracle(
             assignment.assignment_id,
             self._session,
             ready=ready,
             known=assignment.exchange == "losses",
-        )
+        ).ask
 
     # Updates
 

@@ -97,8 +97,6 @@ ASSIGNMENT: TypeAdapter[AlphaAssignment | LossesAssignment] = TypeAdapter(
 class Renewal(Message):
     """Response to ``POST /v1/assignments/{id}/renew``.
 
-    Older servers return the whole assignment, which has the same key.
-
     Attributes:
         deadline_s: Seconds until the seat passes to another client.
     """

@@ -108,9 +108,8 @@ class Health(Message):
 
 
 class About(Message):
-    """``GET /``: name, version and documentation of the server."""
+    """``GET /``: name and version of the server, and the path of its OpenAPI document."""
 
     name: str
     version: str
-    docs: str
     openapi: str

@@ -308,7 +308,7 @@ async def main():
     step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
                 journal=Journal(DeviceState(None, "memory:"), "a"), on_scored=lambda count: None,
                 by_class=True)
-    return await score_step(step, Oracle(), num_examples=6)
+    return await score_step(step, Oracle().ask, num_examples=6)
 
 found = asyncio.run(main())
 assert found.class_counts == (2, 3)

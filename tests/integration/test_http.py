@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -490,36 +489,6 @@ class TestContract:
 
 def operations(document: Any) -> list[Any]:
     return [found for methods in document["paths"].values() for found in methods.values()]
-
-
-class TestPage:
-    async def test_it_needs_nothing_from_elsewhere(self, server: Server) -> None:
-        async with server.session.get(f"{server.url}/docs") as response:
-            page = await response.text()
-            policy = response.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert "http" not in policy
-        links = re.findall(r'(?:src|href)="([^"]*)"', page)
-        assert len(links) == 4
-        for link in links:
-            async with server.session.get(f"{server.url}/{link}") as response:
-                assert response.status == 200
-                assert await response.read()
-
-    @pytest.mark.parametrize("name", ["swagger-editor.js", "..%2f__init__.py", "nothing.js", "%00"])
-    async def test_no_other_file(self, server: Server, name: str) -> None:
-        assert await server.refused("GET", f"/docs/{name}") == "not_found"
-
-    async def test_without_the_package(
-        self, server: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        assert await server.refused("GET", "/docs") == "not_found"
-
-    async def test_the_root_links_to_the_documentation(self, server: Server) -> None:
-        _, document, _ = await server.call("GET", "/")
-        assert (document["docs"], document["openapi"]) == ("/docs", "/openapi.json")
 
 
 async def test_secrets_stay_secret() -> None:

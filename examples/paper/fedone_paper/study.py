@@ -6,7 +6,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
@@ -122,16 +122,7 @@ def run_study(
         "command": command,
         "version": fedone_sdk.__version__,
         "quick": settings.quick,
-        "trials": {
-            key: {
-                "seed": record.options.get("seed"),
-                "version": record.version,
-                "inputs": record.inputs,
-                "wall_s": record.wall_s,
-                "result": record.result,
-            }
-            for key, record in session.found.items()
-        },
+        "trials": {key: asdict(record) for key, record in session.found.items()},
         "failed": session.failures,
     }
     made = _made(command, session.found.values(), session.failures)

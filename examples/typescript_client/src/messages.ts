@@ -86,8 +86,6 @@ export interface LossesAssignment {
 }
 /**
  * Response to `POST /v1/assignments/{id}/renew`.
- *
- * Older servers return the whole assignment, which has the same key.
  */
 export interface Renewal {
   deadline_s: number;

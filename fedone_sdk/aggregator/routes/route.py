@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Literal
 
-from fedone_sdk.aggregator.http.docs_page import ASSETS, FILES
 from fedone_sdk.aggregator.http.requests import Handler
 from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.errors import PROBLEMS
@@ -26,7 +25,6 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "assignment_id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
     "client_id": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
     "token_name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}$"},
-    "asset": {"type": "string", "enum": sorted([*ASSETS, *FILES])},
     "page_file": {"type": "string", "enum": sorted(dashboard.FILES)},
 }
 """JSON Schema of each path parameter."""

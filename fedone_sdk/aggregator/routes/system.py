@@ -1,4 +1,4 @@
-"""Routes for health, metrics, OpenAPI, documentation and dashboard."""
+"""Routes for health, metrics, OpenAPI and dashboard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import structlog
 from aiohttp import web
 
 from fedone_sdk import __version__
-from fedone_sdk.aggregator.http.docs_page import ASSETS, PAGE, PAGE_HEADERS, asset_file
 from fedone_sdk.aggregator.http.requests import answer
 from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENT, METRICS, READINESS
@@ -23,7 +22,6 @@ _log = structlog.get_logger(__name__)
 
 _TIMEOUT_S = 2.0
 """Timeout of the store check, seconds."""
-_TYPES = {".css": "text/css", ".js": "text/javascript", ".png": "image/png"}
 
 
 class Readiness:
@@ -80,14 +78,12 @@ class Readiness:
 
 
 async def about(request: web.Request) -> web.Response:
-    """Return the dashboard to browsers, else the server's name, version and documentation."""
+    """Return the dashboard to browsers, else the server's name and version."""
     if "text/html" in request.headers.get("Accept", ""):
         response = _file(request, dashboard.PAGE)
-        response.headers.update(PAGE_HEADERS)
+        response.headers.update(dashboard.PAGE_HEADERS)
     else:
-        found = About(
-            name="FedOne aggregator", version=__version__, docs="/docs", openapi="/openapi.json"
-        )
+        found = About(name="FedOne aggregator", version=__version__, openapi="/openapi.json")
         response = answer(found)
     response.headers["Vary"] = "Accept"
     return response
@@ -142,25 +138,6 @@ async def openapi(request: web.Request) -> web.Response:
     return web.json_response(request.app[DOCUMENT])
 
 
-async def docs(request: web.Request) -> web.Response:
-    """Return the API documentation as a page without external resources."""
-    asset_file("swagger-ui-bundle.js")
-    return web.Response(text=PAGE, content_type="text/html", headers=PAGE_HEADERS)
-
-
-async def docs_asset(request: web.Request) -> web.StreamResponse:
-    """Return a file of the documentation page."""
-    name = request.match_info["asset"]
-    if name in ASSETS:
-        return web.Response(text=ASSETS[name], content_type="text/javascript")
-    path = asset_file(name)
-    # Not a `FileResponse`: range and conditional requests are not needed.
-    body = await asyncio.to_thread(path.read_bytes)
-    return web.Response(
-        body=body, content_type=_TYPES[path.suffix], headers={"Cache-Control": "max-age=3600"}
-    )
-
-
 SYSTEM_ROUTES = (
     Route(
         "GET /",
@@ -177,19 +154,6 @@ SYSTEM_ROUTES = (
     Route("GET /healthz", healthz, access="public", answers={200: Health}),
     Route("GET /readyz", readyz, access="public", answers={200: Health, 503: Health}),
     Route("GET /openapi.json", openapi, access="public", answers={200: dict[str, Any]}),
-    Route(
-        "GET /docs",
-        docs,
-        access="public",
-        answers={200: "text/html"},
-        problems=("not_found",),
-    ),
-    Route(
-        "GET /docs/{asset}",
-        docs_asset,
-        access="public",
-        answers={200: ("text/javascript", "text/css", "image/png")},
-    ),
 )
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedone_sdk.algorithms import SGD, AdamW, Memory, make_optimizer
+from fedone_sdk.algorithms import SGD, AdamW, make_optimizer
 
 
 def torch_adamw(
@@ -41,30 +41,10 @@ def test_adamw_follows_torch(weight_decay: float, betas: tuple[float, float]) ->
     assert [memory[key].dtype.name for key in "mvt"] == ["float64", "float64", "int64"]
 
 
-def test_first_step_of_adamw_is_the_learning_rate() -> None:
-    gradient = np.array([1e-3, -5.0, 0.0])
-    params, _ = AdamW(learning_rate=0.1, weight_decay=0.0).update(np.zeros(3), gradient, {})
-    np.testing.assert_allclose(params, [-0.1, 0.1, 0.0], rtol=1e-4)
-
-
 def test_sgd() -> None:
     params, memory = SGD(learning_rate=0.5).update(np.ones(2), np.array([1.0, -2.0]), {})
     assert params.tolist() == [0.5, 2.0]
     assert memory == {}
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_inputs_are_not_changed(name: str) -> None:
-    optimizer = make_optimizer(name, learning_rate=0.1)
-    params, gradient = np.ones(3), np.arange(3.0)
-    memory: Memory = {}
-    for _ in range(3):
-        kept = {key: value.copy() for key, value in memory.items()}
-        _, following = optimizer.update(params, gradient, memory)
-        assert params.tolist() == [1.0] * 3
-        assert gradient.tolist() == [0.0, 1.0, 2.0]
-        assert all(np.array_equal(memory[key], kept[key]) for key in kept)
-        memory = following
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import State, make_method, stream
@@ -35,13 +34,6 @@ class TestBegun:
     def test_what_is_none(self, start: Any, line: str) -> None:
         with pytest.raises(ValueError, match=line):
             warm_start((3, 6), start)
-
-
-@pytest.mark.parametrize("name", [*TOKENS, *POOLS])
-def test_nothing_to_begin_with_is_uniform(name: str) -> None:
-    state = make_method(name, **SIZES).init()
-    assert (state.alpha == np.float32(1 / 6)).all()
-    assert not is_warm_started(state.alpha)
 
 
 @pytest.mark.parametrize("name", [*TOKENS, *POOLS])

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FILES", "PAGE", "PageFile"]
+__all__ = ["FILES", "PAGE", "PAGE_HEADERS", "PageFile"]
 
 _FOLDER = Path(__file__).parent / "static"
 _TYPES = {
@@ -35,6 +35,15 @@ class PageFile:
 
 PAGE = PageFile.read(_FOLDER / "index.html")
 """The page itself."""
+
+PAGE_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 
 FILES = {
     path.name: PageFile.read(path)

@@ -53,7 +53,7 @@ function show(list, runs) {
         "No runs yet",
         h("p", {}, "A run is one tuning job. Name its file in the server's configuration:"),
         h("pre", {}, h("code", {}, "runs: [run.yaml]")),
-        h("p", {}, "or post it: ", h("code", {}, "POST /v1/runs"), " (", h("a", { href: "docs" }, "all calls"), ")."),
+        h("p", {}, "or post it: ", h("code", {}, "POST /v1/runs"), " (", h("a", { href: "openapi.json" }, "all calls"), ")."),
       ),
     );
     return;
