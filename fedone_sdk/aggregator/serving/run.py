@@ -69,10 +69,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Handler = Callable[..., Result[Any]]
-"""A handler of the round machine."""
 
 _LOGGED = {"budget": "caps raised", "rollback": "run rolled back"}
-"""Messages of lines of the run's log."""
 
 _phase = attrgetter("status", "paused", "ended_at")
 
