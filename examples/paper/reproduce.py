@@ -111,11 +111,8 @@ def _reproduce(given: argparse.Namespace, out: Path, command: str) -> int:
     for key, message in finished.failures.items():
         print(f"{key} failed: {message}", file=sys.stderr)
     if finished.failures:
-        print(
-            f"{len(finished.failures)} trials failed; the same command tries them again "
-            f"({out / study.name / 'trials'}/KEY.failed.txt has the details)",
-            file=sys.stderr,
-        )
+        details = f"{out / study.name / 'trials'}/KEY.failed.txt"
+        print(f"failed trials ({details}) are tried again by the same command", file=sys.stderr)
     return 1 if finished.failures else 0
 
 

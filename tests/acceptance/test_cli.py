@@ -164,14 +164,6 @@ def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:
     assert "accuracy on 16 dev rows" in err
 
 
-def test_a_json_file_that_cannot_be_written_fails_before_the_run(
-    fedone: Fedone, folder: Path
-) -> None:
-    code, out, err = fedone("tune", folder / "run.yaml", "--json", folder / "nowhere" / "a.json")
-    assert (code, out) == (2, "")
-    assert err == f"arguments: --json: there is no folder {folder / 'nowhere'}\n"
-
-
 def test_a_run_that_fails_exits_with_1(
     fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

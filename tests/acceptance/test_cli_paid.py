@@ -118,12 +118,11 @@ def refused(err: str) -> str:
 
 
 class TestPaused:
-    @pytest.mark.parametrize("behaviour", ["bad_key"])
     def test_the_same_command_continues_and_pays_nothing_twice(
-        self, fedone: Fedone, folder: Path, provider: Provider, behaviour: str
+        self, fedone: Fedone, folder: Path, provider: Provider
     ) -> None:
         # 16 dev examples without a prompt and 16 untrained, then training: during a seat's call.
-        run = write_run(folder, provider.start("--at", f"60={behaviour}"))
+        run = write_run(folder, provider.start("--at", "60=bad_key"))
         tune = ["tune", run, "--store", folder / "run.db", "--json", folder / "r.json"]
         code, out, err = fedone(*tune)
         assert code == 1
@@ -143,21 +142,6 @@ class TestPaused:
         assert (second.status, second.spent.queries) == ("completed", 24)
         assert second.metric.after is not None
         assert provider.answered == second.spent.requests - 1  # and the one that was refused
-
-    def test_a_whole_run_costs_the_same(
-        self, fedone: Fedone, folder: Path, provider: Provider
-    ) -> None:
-        answered, alphas = [], []
-        for number, at in enumerate(((), ("--at", "60=no_quota"))):
-            run = write_run(folder, provider.start(*at))
-            tune = ["tune", run, "--store", folder / f"{number}.db", "--json", folder / "r.json"]
-            if at:
-                assert fedone(*tune).code == 1
-            assert fedone(*tune).code == 0
-            answered.append(provider.answered)
-            alphas.append(result_in(folder / "r.json").alpha_sha256)
-        assert answered[0] == answered[1]
-        assert alphas[0] == alphas[1]
 
     def test_fresh_starts_over_from_the_answers_that_were_paid(
         self, fedone: Fedone, folder: Path, provider: Provider
@@ -187,37 +171,17 @@ class TestPaused:
 class TestTroubles:
     """Each error is one line that names what to change; paid answers are kept."""
 
-    @pytest.mark.parametrize(
-        ("change", "named"),
-        [
-            ({"URL": "http://127.0.0.1:9/v1"}, ["no connection"]),
-        ],
-        ids=["dead server"],
-    )
-    def test_during_a_run(
-        self,
-        fedone: Fedone,
-        folder: Path,
-        provider: Provider,
-        change: dict[str, str],
-        named: list[str],
-    ) -> None:
+    def test_a_dead_server(self, fedone: Fedone, folder: Path, provider: Provider) -> None:
         url = provider.start("--at", "60=no_quota")
-        if "URL" in change:
-            change = {url: change["URL"]}
         run = write_run(folder, url)
         tune = ["tune", run, "--store", folder / "run.db", "--json", folder / "r.json"]
         assert fedone(*tune).code == 1
-        good = run.read_text()
-        bad = good
-        for old, new in change.items():
-            bad = bad.replace(old, new)
-        run.write_text(bad)
+        write_run(folder, "http://127.0.0.1:9/v1")
         code, _, err = fedone(*tune)
         assert code == 2
         (line,) = error_lines(err)
-        assert all(name in line for name in named), line
-        run.write_text(good)
+        assert "no connection" in line
+        write_run(folder, url)
         code, _, err = fedone(*tune)
         assert code == 0, err
         assert result_in(folder / "r.json").spent.queries == 24

@@ -129,6 +129,7 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         (["report", "other", "--store", "run.db"], "there is no run 'other' in the store"),
         (["tune", "run.yaml", "--report", "x.txt"], "--report: x.txt must end in .html or .md"),
         (["tune", "run.yaml", "--artefact", "no/x.json"], "--artefact: there is no folder no"),
+        (["tune", "run.yaml", "--json", "no/x.json"], "--json: there is no folder no"),
         (["tune", "run.yaml", "--tracker", "paper"], "--tracker: 'paper' is not one of mlflow"),
     ],
 )

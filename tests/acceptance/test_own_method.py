@@ -23,7 +23,7 @@ from fedone_sdk.errors import MethodError
 from fedone_sdk.messages import RunResult
 from fedone_sdk.stores import SqlStore
 from tests.console import Fedone
-from tests.integration.caller import ADMIN, TOKEN, Server
+from tests.integration.caller import ADMIN, TOKEN
 from tests.integration.test_http import server, spec_of  # noqa: F401
 
 MODULE = """\
@@ -299,20 +299,6 @@ class TestServed:
         message = [line for line in logs if line["event"] == "a run cannot be read"]
         assert NOT_LOADED in message[0]["reason"]
         assert "traceback" not in message[0]
-
-    async def test_http_names_none(
-        self,
-        server: Server,  # noqa: F811
-        folder: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.syspath_prepend(folder)
-        document: dict[str, Any] = spec_of("posted").model_dump(mode="json")
-        document["method"] = {"name": "own", "object": OBJECT}
-        status, problem, _ = await server.call("POST", "/v1/runs", document, token=ADMIN)
-        assert (status, problem["code"]) == (422, "invalid_run")
-        assert "method.name: cannot be own in a posted run" in problem["detail"]
-        assert "fedone_test_climb" not in sys.modules
 
 
 @pytest.mark.parametrize(

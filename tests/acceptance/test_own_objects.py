@@ -116,6 +116,10 @@ def test_a_server_s_config_names_one(fedone: Fedone, folder: Path) -> None:
             "backend: is the server",
         ),
         (
+            {"method": {"name": "own", "object": "fedone_test_own:Liking"}},
+            "method.name: cannot be own in a posted run",
+        ),
+        (
             {
                 "prompt": {
                     "slots": [

@@ -1,4 +1,4 @@
-"""Bad requests to a live server with open work; ``python -m tests.fuzz.openapi`` is longer."""
+"""Bad requests to a live server with open work."""
 
 from __future__ import annotations
 

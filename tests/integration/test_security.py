@@ -463,32 +463,6 @@ class TestLimits:
         finally:
             tracemalloc.stop()
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            b'{"num_examples":5,"num_examples":6,"wait_s":0}',
-            b'{"num_examples":NaN,"wait_s":0}',
-            b'{"num_examples":5,"wait_s":Infinity}',
-            b'{"num_examples":5,"wait_s":0,"run_id":"\xff"}',
-            b"[" * 50_000,
-            b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
-            b"",
-            b"\x00",
-        ],
-    )
-    async def test_json_that_is_not_plain_is_refused(self, server: Server, body: bytes) -> None:
-        _, credential = await server.enrol(FLEET)
-        path = "/v1/assignments/claim"
-        code = await server.refused(
-            "POST",
-            path,
-            body,
-            token=credential,
-            headers={"Content-Type": "application/json"},
-        )
-        assert code == "invalid_message"
-        assert server.store._members == {}
-
 
 class Held(MemoryStore):
     """Make a change, and answer only when released.

@@ -59,11 +59,6 @@ class Method:
         """Whether it tunes a soft prompt."""
         return self.method.get("name") in SOFT
 
-    @property
-    def federated(self) -> bool:
-        """Whether it is a method of a federation."""
-        return self.standing is None
-
     def tuning(self, **attributes: Any) -> Tuning:
         """Return a run of it; `attributes` are those of `Tuning`."""
         own = {"backend_kind": self.kind, "slots": self.slots}

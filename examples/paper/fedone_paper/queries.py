@@ -70,24 +70,23 @@ class Repeats:
         """Return the median over the repeats, the censored ones infinite."""
         return median_interval(list(self.queries(clients, target).values()))
 
-    def median_text(self, clients: int, target: str) -> str:
-        """Return the median, and how many repeats did not reach the target."""
+    def median_text(self, target: str, clients: int, _: object = None) -> str:
+        """Return the median, and how many repeats did not reach the target, as a cell."""
         found = list(self.queries(clients, target).values())
         text, missed = queries_text(median_interval(found).value, self.cap), found.count(math.inf)
         return f"{text} ({missed} of {len(found)} never)" if missed else text
-
-    def comparison(self, clients: int, target: str) -> Comparison:
-        """K*=1 against another K*, over the seeds that both have."""
-        one, other = self.queries(1, target), self.queries(clients, target)
-        seeds = sorted(one.keys() & other.keys())
-        return compared([one[s] for s in seeds], [other[s] for s in seeds], cap=self.cap)
 
     def verdict(self, target: str) -> str:
         """Whether one client per round needs the fewest queries to a target, in a sentence."""
         others, texts = [clients for clients in self.runs if clients != 1], declared()["verdicts"]
         if 1 not in self.runs or not others:
             return str(texts["none"])
-        found = {clients: self.comparison(clients, target) for clients in others}
+        one, found = self.queries(1, target), {}
+        for clients in others:
+            other = self.queries(clients, target)
+            both = sorted(one.keys() & other.keys())
+            first, second = ([held[seed] for seed in both] for held in (one, other))
+            found[clients] = compared(first, second, cap=self.cap)
         worse, open_ = (
             ", ".join(f"K*={k}" for k, one in found.items() if _decided(one) == sign)
             for sign in (-1, 0)

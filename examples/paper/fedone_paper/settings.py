@@ -107,28 +107,19 @@ class Settings:
             )
         return {"kind": "transformers", "model": "."}
 
-    def task_folder(self, task: str) -> Path:
-        """Return the folder of a GLUE task's train.jsonl and dev.jsonl.
+    def inputs(self, task: str) -> dict[str, Path]:
+        """Return what a trial on a GLUE task reads: ``train``, ``dev`` and ``model``.
 
         Raises:
-            SpecError: There is none.
+            SpecError: There is no data for the task.
         """
         if self.data is None:
             raise ArgumentError(
                 "--data: is required: a folder with TASK/train.jsonl and TASK/dev.jsonl for "
                 "GLUE's tasks (sst2 ...)"
             )
-        folder = self.data / task
-        for name in ("train.jsonl", "dev.jsonl"):
-            if not (folder / name).is_file():
-                raise ArgumentError(f"--data: there is no {folder / name}")
-        return folder
-
-    def inputs(self, task: str) -> dict[str, Path]:
-        """Return what a trial on a GLUE task reads: ``train``, ``dev`` and ``model``."""
-        folder = self.task_folder(task)
-        return {
-            "train": folder / "train.jsonl",
-            "dev": folder / "dev.jsonl",
-            "model": self.model_folder,
-        }
+        found = {name: self.data / task / f"{name}.jsonl" for name in ("train", "dev")}
+        for file in found.values():
+            if not file.is_file():
+                raise ArgumentError(f"--data: there is no {file}")
+        return {**found, "model": self.model_folder}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,32 +35,6 @@ class Visit(NamedTuple):
     alpha: Alpha
     loss: float
     queries: int
-
-
-class Method(Protocol):
-    """A method whose clients tune a soft prompt."""
-
-    @property
-    def batch_size(self) -> int:
-        """B."""
-        ...
-
-    @property
-    def local_steps(self) -> int:
-        """E."""
-        ...
-
-    def init(self) -> Alpha:
-        """Return the untrained alpha."""
-        ...
-
-    def soft(self, alpha: Alpha) -> Soft:
-        """Return the soft prompt of an alpha."""
-        ...
-
-    def visit(self, alpha: Alpha, client: int, steps: Sequence[Step]) -> Visit:
-        """Do a client's local steps."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +150,10 @@ class Trained:
             optimizer.step()
             losses.append(loss.item())
         return Visit(weights.detach().numpy(), sum(losses) / len(losses), 0)
+
+
+Method = BBT | Trained
+"""A method whose clients tune a soft prompt."""
 
 
 class Round(NamedTuple):

@@ -81,8 +81,8 @@ def run_soft_to_target(options: dict[str, Any], workspace: Workspace) -> Result:
     """Tune a soft prompt until the deployable prompt reaches the targets; see `run_to_target`."""
     tuned, probing = _Tuned(options, workspace), options["probing"]
     spec, method = tuned.federation.spec, tuned.method
-    dev = tuned.federation.dev
-    rows = [dev[index] for index in tuned.drawn("probe-prompt-rows", probing["prompt_rows"])]
+    drawn = tuned.drawn("probe-prompt-rows", probing["prompt_rows"])
+    rows = [tuned.federation.dev[index] for index in drawn]
     prompts = getattr(method, "num_samples", 1) * method.local_steps
     every = max(1, probing["queries"] // (spec.participation.clients_per_round * prompts))
     curve: list[dict[str, Any]] = []

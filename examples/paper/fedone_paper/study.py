@@ -6,7 +6,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
@@ -122,19 +122,10 @@ def run_study(
         "command": command,
         "version": fedone_sdk.__version__,
         "quick": settings.quick,
-        "trials": {
-            key: {
-                "seed": record.options.get("seed"),
-                "version": record.version,
-                "inputs": record.inputs,
-                "wall_s": record.wall_s,
-                "result": record.result,
-            }
-            for key, record in session.found.items()
-        },
+        "trials": {key: asdict(record) for key, record in session.found.items()},
         "failed": session.failures,
     }
-    made = _made(command, session.found.values(), session.failures)
+    made = _made(command, [*session.found.values()], session.failures)
     warning = f"{declared()['quick']}\n\n" if settings.quick else ""
     written = {
         base / f"{study.name}.md": f"# {study.title}\n\n{warning}{report.markdown.rstrip()}{made}",
@@ -146,9 +137,8 @@ def run_study(
     return Finished(report, tuple(written), session.failures)
 
 
-def _made(command: str, records: Iterable[Record], failures: Mapping[str, str]) -> str:
+def _made(command: str, held: Sequence[Record], failures: Mapping[str, str]) -> str:
     """Return the section on how a report was made."""
-    held = list(records)
     seeds = {one.options["seed"] for one in held if one.options.get("seed") is not None}
     models = {f"`{one.result['model']}`" for one in held if one.result.get("model")}
     seconds = math.fsum(one.wall_s for one in held)

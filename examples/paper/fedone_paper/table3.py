@@ -48,7 +48,6 @@ class Table3(Study):
     def trial(self, settings: Settings, key: str, point: Point) -> Trial:
         """Return a row's run or measurement on a task, its caps left open."""
         name, task, seed = point["row"], point["task"], point["seed"]
-        folder = settings.task_folder(task)
         row, run = method_of(self.name, name), self._document(settings)
         run["method"] = {**run["method"], **row.method}
         if row.slots:
@@ -65,7 +64,8 @@ class Table3(Study):
             options["question"] = question
         if name in _MEASURED:
             options |= {"prompt": _MEASURED[name], "bias_rows": BIAS_ROWS}
-        inputs = {name: folder / f"{name}.jsonl" for name in ("train", "dev")}
+        inputs = settings.inputs(task)
+        del inputs["model"]
         return Trial(key=key, run=run_chat, options=options, inputs=inputs)
 
     def report(self, settings: Settings, results: Results) -> Report:

@@ -220,14 +220,15 @@ class Measured:
         below = [m.value - m.low for m in reached.values()]
         above = [min(m.high, cap) - m.value for m in reached.values()]
         middle = [m.value for m in reached.values()]
-        label = "measured median"
-        lines = [Line(x=list(reached), y=middle, error=(below, above), style="ks", label=label)]
+        lines = [Line(x=[*reached], y=middle, error=(below, above), style="ks", label="measured")]
         if never := [k for k in self.medians if k not in reached]:
             y = [cap] * len(never)
             lines.append(Line(x=never, y=y, style="k^", label="more than the cap"))
         grid = [max(self.medians) ** (step / 60) for step in range(61)]
-        lines.append(Line(x=grid, y=[*map(self.formula, grid)], label="formula"))
-        lines.append(Line(x=grid, y=[*map(self.fit_queries, grid)], style="--", label="fit"))
+        if math.isfinite(self.formula(1)):
+            lines.append(Line(x=grid, y=[*map(self.formula, grid)], label="formula"))
+        if self.fit:
+            lines.append(Line(x=grid, y=[*map(self.fit_queries, grid)], style="--", label="fit"))
         return Panel(
             lines=lines,
             level=cap,

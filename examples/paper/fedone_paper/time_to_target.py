@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,12 +110,6 @@ async def _run_to_target(options: dict[str, Any], workspace: Workspace) -> Resul
     }
 
 
-class _Point(NamedTuple):
-    round: int
-    queries: int
-    state: State
-
-
 class _Probe:
     """Measures a run during training, always on the same dev rows and with the same noise.
 
@@ -134,7 +128,7 @@ class _Probe:
         self._federation, self._probing = federation, probing
         self._queries = 0
         self._run: ServedRun | None = None
-        self._points: asyncio.Queue[_Point | None] = asyncio.Queue()
+        self._points: asyncio.Queue[tuple[int, int, State] | None] = asyncio.Queue()
         self._rows = [
             self._drawn("probe-rows", number, probing.rows) for number in range(probing.prompts)
         ]
@@ -144,14 +138,14 @@ class _Probe:
         """Record an event of the run."""
         if change is None:
             self._run = run
-            self._points.put_nowait(_Point(0, 0, run.state.method))
+            self._points.put_nowait((0, 0, run.state.method))
             return
         if change.finished is not None:
             self._queries += change.finished.report.queries
             done = change.finished.report.round + 1
             if done % self._every(run) == 0 or done == run.spec.rounds:
                 # The state of this moment: training continues during the measurement.
-                self._points.put_nowait(_Point(done, self._queries, run.state.method))
+                self._points.put_nowait((done, self._queries, run.state.method))
         if change.ended:
             self._points.put_nowait(None)
 
@@ -159,12 +153,13 @@ class _Probe:
         """Measure until the run ends or its targets are reached."""
         while (point := await self._points.get()) is not None and not self.enough.is_set():
             assert self._run is not None  # `watch` sets it before it queues a point
-            found: dict[str, Any] = {"round": point.round, "queries": point.queries}
+            done, queries, state = point
+            found: dict[str, Any] = {"round": done, "queries": queries}
             method, probing = self._run.machine.method, self._probing
             noise = noises(method.shape, count=probing.prompts, seed=self._run.spec.seed)
-            prompts = sampled(point.state.alpha, noise)
+            prompts = sampled(state.alpha, noise)
             found |= await self._measured("expected", backend, prompts, self._rows)
-            prompt = method.prompt(point.state)
+            prompt = method.prompt(state)
             found |= await self._measured("prompt", backend, [prompt], [self._prompt_rows])
             self.curve.append(found)
             self._compare()

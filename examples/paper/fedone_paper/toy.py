@@ -23,7 +23,7 @@ from fedone_paper.study import Point, Report, Results, Study
 from fedone_paper.tables import Column, about, mean_curve, mean_sd_text, table
 from fedone_sdk.algorithms import aggregate, select, stream, stream_seed
 from fedone_sdk.data import SplitMix64, dirichlet, iid
-from fedone_sdk.errors import ArgumentError, DataError, needs_extra
+from fedone_sdk.errors import DataError, needs_extra
 from fedone_sdk.evaluation.engine import Result, Trial, Workspace
 from fedone_sdk.reports.figures import Line, Panel, svg_of
 
@@ -243,9 +243,6 @@ def run_toy(options: dict[str, Any], workspace: Workspace) -> Result:
     Returns:
         ``queries`` and ``accuracy`` (the curve, test split), ``rounds``, ``visits``, ``data``,
         ``pixels``, and the ``rows`` of the smallest, middle and largest client.
-
-    Raises:
-        SpecError: The queries last for no measurement beyond the first.
     """
     toy, digits = Toy(**options), load_digits(workspace.inputs.get("data"))
     clients = ToyClients(toy, digits)
@@ -259,11 +256,6 @@ def run_toy(options: dict[str, Any], workspace: Workspace) -> Result:
         if queries >= due:
             curve.append((queries, clients.accuracy(parameters)))
             due = queries - queries % toy.measure_every + toy.measure_every
-    if len(curve) == 1:
-        raise ArgumentError(
-            f"max_queries: {toy.max_queries} do not pay for a measurement of K*="
-            f"{toy.clients_per_round}"
-        )
     sizes = sorted(map(len, clients.shards))
     return {
         "queries": [point[0] for point in curve],
@@ -408,12 +400,10 @@ def _to_targets(runs: Mapping[int, Mapping[int, Result]]) -> dict[int, dict[int,
 
 def _section(repeats: Repeats) -> str:
     """Return the medians, and whether K*=1 needs the fewest queries to each target."""
-
-    def cell(target: str, clients: int, _: Any) -> str:
-        return repeats.median_text(clients, target)
-
     targets = [f"{target:.0%}" for target in TARGETS]
-    columns: dict[str, Column] = {f"to {target}": partial(cell, target) for target in targets}
+    columns: dict[str, Column] = {
+        f"to {target}": partial(repeats.median_text, target) for target in targets
+    }
     columns["accuracy at the end"] = lambda _, runs: mean_sd_text(
         run["accuracy"][-1] for run in runs.values()
     )

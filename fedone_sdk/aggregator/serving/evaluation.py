@@ -93,7 +93,7 @@ class Evaluation:
         self._subset = curve_examples(run.spec, examples)
         # Prompts are captured at the end of their rounds; training does not wait.
         self._points: asyncio.Queue[tuple[int, _ShownPrompt, int] | None] = asyncio.Queue()
-        self._retry_s = False
+        self._is_waiting = False
         self._bugs = BugCounter("the evaluation")
 
     def on_change(self, change: Change) -> None:
@@ -103,7 +103,7 @@ class Evaluation:
         if report is not None and every and (report.round + 1) % every == 0:
             shown, rollbacks = self._deployable(self._run.state), self._run.state.rollbacks
             self._points.put_nowait((report.round, shown, rollbacks))
-        if change.ended or (change.reloaded and not self._run.state.running and self._retry_s):
+        if change.ended or (change.reloaded and not self._run.state.running and self._is_waiting):
             self._points.put_nowait(None)  # The run has ended on some replica.
 
     async def measure_run(self) -> None:
@@ -117,9 +117,9 @@ class Evaluation:
         has_baselines = await self._measure_baselines()
         while not run.state.paused:
             if run.state.running or not self._points.empty():
-                self._retry_s = True
+                self._is_waiting = True
                 point = await self._points.get()
-                self._retry_s = False
+                self._is_waiting = False
                 if point is not None:  # None: the run has ended, or had ended before a resume.
                     await self._measure_point(*point)
             else:

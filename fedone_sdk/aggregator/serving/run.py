@@ -7,6 +7,7 @@ import json
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
@@ -35,17 +36,16 @@ from fedone_sdk.aggregator.rounds.state import (
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
-from fedone_sdk.aggregator.serving.run_view import Counters, RunView
+from fedone_sdk.aggregator.serving.run_view import Counters, RunView, reasons
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock
-from fedone_sdk.errors import BackendError, MethodError, ProblemError, SpecError, one_line
+from fedone_sdk.errors import MethodError, ProblemError
 from fedone_sdk.evaluation.outcomes import OUTCOMES, Outcomes, Which, newest_outcomes
 from fedone_sdk.messages import (
     LostWork,
     RunEvent,
     RunResult,
-    RunStatus,
 )
 from fedone_sdk.stores import (
     SERVER,
@@ -69,10 +69,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Handler = Callable[..., Result[Any]]
-"""A handler of the round machine."""
 
 _LOGGED = {"budget": "caps raised", "rollback": "run rolled back"}
-"""Messages of lines of the run's log."""
+
+_phase = attrgetter("status", "paused", "ended_at")
 
 _SLOW: frozenset[Handler] = frozenset({assign, accept, stop, roll_back})
 """Handlers that may ask or tell the method."""
@@ -88,12 +88,13 @@ class ServedRun(RunView):
     Args:
         available: Returns the clients that can take a seat: enrolment index -> number of examples.
         listener: Receives every change after its commit.
-        priced: Whether the price of the gateway's model is known.
 
     Attributes:
         model_checked: Cleared during the check of the model after a restart; until it is set, the
             run neither assigns work nor accepts updates.
         was_stopped: Whether the run was stopped, paused or failed when it was loaded.
+        may_be_stale: Whether there may be commits without a signal.
+        due: The next deadline of any replica's assignments, seconds since the epoch.
     """
 
     def __init__(
@@ -126,8 +127,8 @@ class ServedRun(RunView):
         self._lock = asyncio.Lock()
         self._arrays = arrays_of(self._state)
         self._known_version = 0
-        self._marked_stale = False
-        self._due: float | None = None
+        self.may_be_stale = False
+        self.due: float | None = None
 
     # For the embedding program
 
@@ -181,11 +182,6 @@ class ServedRun(RunView):
         """Traffic, cache hits and scored values."""
         return self._stored_counters.plus(self._new_counters)
 
-    @property
-    def due(self) -> float | None:
-        """The next deadline of any replica's assignments, seconds since the epoch."""
-        return self._due
-
     async def create(self) -> None:
         """Store a new run; a ``ValueError`` if there is one of this name."""
         self._created_at = self._clock.now()
@@ -212,27 +208,22 @@ class ServedRun(RunView):
         """Record another replica's commit; `catch_up` loads it."""
         if changed.version > self._known_version:
             # After a missed signal, its offers are unknown.
-            self._marked_stale |= changed.version > self._known_version + 1
-            self._known_version, self._due = changed.version, changed.due
+            self.may_be_stale |= changed.version > self._known_version + 1
+            self._known_version, self.due = changed.version, changed.due
 
     def on_remote_version(self, version: int) -> None:
         """Record that the store has this version."""
         if version > self._known_version:
-            self._known_version, self._marked_stale = version, True
+            self._known_version, self.may_be_stale = version, True
 
     def mark_stale(self) -> None:
         """Make the next `catch_up` reload the run, because signals may have been lost."""
-        self._marked_stale = True
-
-    @property
-    def may_be_stale(self) -> bool:
-        """Whether there may be commits without a signal."""
-        return self._marked_stale
+        self.may_be_stale = True
 
     @property
     def is_stale(self) -> bool:
         """Whether the store may have a newer version than this copy."""
-        return self._marked_stale or self._known_version > self._version
+        return self.may_be_stale or self._known_version > self._version
 
     async def catch_up(self) -> None:
         """Reload the state if it is stale."""
@@ -249,7 +240,7 @@ class ServedRun(RunView):
 
     async def _reload(self) -> None:
         # Cleared first: signals during the read may be newer than its result.
-        self._marked_stale = False
+        self.may_be_stale = False
         try:
             record = await self._store.run(self.run_id)
             if record is None:
@@ -268,7 +259,7 @@ class ServedRun(RunView):
         super()._on_new_state()
         self._known_version = max(self._known_version, self._version)
         if self._known_version == self._version:  # Else a signal had a newer deadline.
-            self._due = self._state.next_deadline
+            self.due = self._state.next_deadline
         if self._state.running:
             self.ended.clear()
         else:
@@ -574,16 +565,13 @@ class ServedRun(RunView):
                 number = result.finished.report.round
                 _log.warning("client quarantined", run_id=self.run_id, round=number, **banned)
         if change.ended:
-            self._log_end(self._state.status)
+            state = self._state
+            # A provider's words may quote a text; the summary does not.
+            reason = state.summary or state.reason
+            facts = {"status": state.status} | ({} if reason is None else {"reason": reason})
+            log = _log.warning if state.paused or state.status == "failed" else _log.info
+            log("run paused" if state.paused else "run ended", run_id=self.run_id, **facts)
         self._listener(self, change)
-
-    def _log_end(self, status: RunStatus) -> None:
-        state = self.state
-        # A provider's words may quote a text; the summary does not.
-        reason = state.summary or state.reason
-        facts = {"status": status} | ({} if reason is None else {"reason": reason})
-        log = _log.warning if state.paused or status == "failed" else _log.info
-        log("run paused" if state.paused else "run ended", run_id=self.run_id, **facts)
 
     async def record_answers(self, answers: Iterable[Answer]) -> None:
         """Update the counters from answers; a new model name pauses the run."""
@@ -609,17 +597,3 @@ class ServedRun(RunView):
             self._new_counters.communication = self._new_counters.communication.plus(
                 upload, download
             )
-
-
-def _phase(state: RunState) -> tuple[object, ...]:
-    return state.status, state.paused, state.ended_at
-
-
-def reasons(cause: Exception | str) -> tuple[str, str | None]:
-    """Return why a run pauses: for operators, and without the provider's text for viewers."""
-    if isinstance(cause, str):
-        return cause, None
-    if isinstance(cause, SpecError):
-        return one_line("; ".join(cause.problems)), None
-    summary = cause.summary if isinstance(cause, BackendError) else str(cause)
-    return one_line(cause), one_line(summary)

@@ -14,6 +14,7 @@ from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
+from fedone_sdk.errors import BackendError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
 from fedone_sdk.messages import (
@@ -365,3 +366,13 @@ class RunView:
         state, priced = self._state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})
+
+
+def reasons(cause: Exception | str) -> tuple[str, str | None]:
+    """Return why a run pauses: for operators, and without the provider's text for viewers."""
+    if isinstance(cause, str):
+        return cause, None
+    if isinstance(cause, SpecError):
+        return one_line("; ".join(cause.problems)), None
+    summary = cause.summary if isinstance(cause, BackendError) else str(cause)
+    return one_line(cause), one_line(summary)
