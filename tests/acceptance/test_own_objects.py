@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from fedone_sdk import objects
-from fedone_sdk.aggregator.config import ServeConfig
 from fedone_sdk.messages import RunResult
 from tests.console import Fedone
 from tests.integration.caller import ADMIN, Server
@@ -91,21 +90,6 @@ def test_entry_points_are_names(
     Path("run.yaml").write_text(RUN.replace("fedone_test_own:Liking", "no"))
     err = fedone("tune", "run.yaml", "--fresh").err
     assert err == "run.yaml: backend.object: 'no' must be package.module:object or one of mine\n"
-
-
-def test_a_server_s_config_names_one(fedone: Fedone, folder: Path) -> None:
-    served = RUN.replace("data: {train: rows.jsonl, num_clients: 2}\n", "")
-    Path("run.yaml").write_text(served[: served.index("backend:")])
-    Path("serve.yaml").write_text(
-        "store: fedone.db\nauth: {enrolment_tokens: [enrol-me-please]}\nruns: [run.yaml]\n"
-        + RUN[RUN.index("backend:") :]
-    )
-    config = ServeConfig.load("serve.yaml")
-    assert config.backend is not None
-    assert config.backend.kind == "own"
-    code, out, err = fedone("serve", "serve.yaml", "--check")
-    assert (code, err) == (0, "")
-    assert "would serve 1 run" in out
 
 
 @pytest.mark.parametrize(
