@@ -370,7 +370,7 @@ class TestServerTrouble:
             expected = rf"store 127\.0\.0\.1/{name} cannot be used: "
             for ask in (
                 store.ping,
-                store.runs,
+                store.heads,
                 store.alive,
                 lambda: store.commit("run-1", 0, Commit(document="")),
                 lambda: store.publish("x"),
