@@ -214,14 +214,6 @@ def test_mnli_with_the_words_of_the_papers_code() -> None:
     assert theirs.model_copy(update={"labels": ours.labels}) == ours
 
 
-def test_glue_names() -> None:
-    assert set(GLUE_TASKS) == {"mnli", "qqp", "sst2", "mrpc", "cola", "qnli", "rte"}
-    with pytest.raises(ValueError, match="no task 'wnli'"):
-        glue_task("wnli")
-    with pytest.raises(ValueError, match="in style 'gpt'"):
-        glue_task("sst2", "gpt")
-
-
 @st.composite
 def scored(draw: st.DrawFn) -> tuple[list[float], int]:
     values = draw(st.lists(st.floats(-60, 0), min_size=2, max_size=6))

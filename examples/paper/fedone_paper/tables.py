@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, TypeVar
 
-from fedone_paper.glue import GLUE_TASKS, glue_task
 from fedone_paper.settings import declared
 from fedone_sdk.errors import ArgumentError
 
@@ -16,11 +15,8 @@ Number = TypeVar("Number", int, float, float | None)
 Column = Callable[[Any, Any], str]
 """Formats a cell, given a key and its result."""
 
-TASK_NAMES = {**{task: task.upper() for task in GLUE_TASKS}, "sst2": "SST-2", "cola": "CoLA"}
-_METRICS = {"accuracy": "acc", "f1": "F1", "matthews": "Matthews"}
-TASK_COLUMNS = {
-    task: f"{name} ({_METRICS[glue_task(task).metric]})" for task, name in TASK_NAMES.items()
-}
+TASK_NAMES: Mapping[str, str] = declared()["task_names"]
+TASK_COLUMNS: Mapping[str, str] = declared()["task_columns"]
 
 
 def mean_sd_text(values: Iterable[float], *, scale: float = 100.0, digits: int = 1) -> str:
