@@ -197,6 +197,8 @@ def test_plan_equals_the_spending_of_tune_and_leaves_nothing(fedone: Fedone, fol
     assert plan["evaluation"]["queries"] == result.evaluation.queries
     assert plan["most"]["requests"] >= result.spent.requests
     assert plan["most"]["prompt_tokens"] >= result.spent.prompt_tokens
+    tokens = plan["expected"]["prompt_tokens"] / plan["expected"]["requests"]
+    assert tokens == pytest.approx(result.spent.prompt_tokens / result.spent.requests, rel=0.05)
     assert plan["sufficient"]
     assert plan["rounds_affordable"] == plan["rounds"] == 10
 

@@ -281,24 +281,6 @@ class TestPlan:
         assert provider.answered == 0
 
 
-def test_the_plan_of_a_local_model_is_within_five_percent(fedone: Fedone, folder: Path) -> None:
-    run = write_run(folder, "http://unused")
-    head, _, _ = run.read_text().partition("backend:")
-    run.write_text(
-        head.replace("It was", "It was {mask}.").replace("rounds: 6", "rounds: 12")
-        + "backend: {kind: onnx}\n"
-    )
-    assert fedone("plan", run, "--json", folder / "plan.json").code == 0
-    plan = json.loads((folder / "plan.json").read_text())
-    assert fedone("tune", run, "--transport", "memory", "--json", folder / "r.json").code == 0
-    found = result_in(folder / "r.json")
-    assert plan["training_queries"] == found.spent.queries
-    hits = found.cache.hits
-    tokens = found.spent.prompt_tokens / (found.spent.queries + found.evaluation.queries - hits)
-    expected = plan["expected"]["prompt_tokens"] / plan["expected"]["requests"]
-    assert expected == pytest.approx(tokens, rel=0.05)
-
-
 def test_a_price_that_is_not_known_is_not_0(
     fedone: Fedone, folder: Path, provider: Provider
 ) -> None:

@@ -1,6 +1,6 @@
 """Queries to a target for K* clients per round, each with its own learning rate, on a table.
 
-    python -m tests.benchmarks.slot_clients --cell smollm2-sst2
+    PYTHONPATH=examples/paper python -m tests.benchmarks.slot_clients --cell smollm2-sst2
 
 The table (`tests.benchmarks.slots`) holds a real model's answers to all prompts, so the expected
 loss of a prompt drawn from alpha is exact. The target is a share of the gap between the untrained

@@ -3,7 +3,7 @@
 The whole of `score` is timed: tokenising, padding, the forward pass, log-probabilities. Without
 `--model` it is roberta-large with random weights, which have the speed of trained ones.
 
-    python tests/benchmarks/transformers_backend.py [--device cuda] [--model FOLDER]
+    PYTHONPATH=examples/paper python tests/benchmarks/transformers_backend.py [--device cuda]
 """
 
 from __future__ import annotations
