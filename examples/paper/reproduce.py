@@ -44,23 +44,17 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("name", metavar="NAME", nargs="?", default="", help="which; see --list")
     add("--list", action="store_true", help="list the tables and figures")
-    text = "model folder or GGUF file; by default the SDK's own"
-    add("--model", type=Path, metavar="PATH", help=text)
+    add("--model", type=Path, metavar="PATH", help="folder or GGUF file; default: the SDK's own")
     text = "folder with TASK/train.jsonl and TASK/dev.jsonl for GLUE's tasks, or MNIST's files"
     add("--data", type=Path, metavar="DIR", help=text)
     add("--seeds", type=int, metavar="N", help="repeats; by default the paper's, 1 with --quick")
     add("--quick", action="store_true", help="a small version, to see that everything works")
-    text = "run trials on this Ray cluster, or on one that is started here"
-    add("--ray", nargs="?", const="local", metavar="ADDRESS", help=text)
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help="on this Ray cluster, or here")
     add("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at once")
-    text = "results go to DIR/NAME; by default reproduction, or reproduction-quick"
-    add("--out", type=Path, metavar="DIR", help=text)
-    text = "only this GLUE task; repeatable"
-    add("--task", action="append", choices=GLUE_TASKS, help=text)
-    text = "a setting of the study; repeatable"
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help=text)
-    text = "cap on training queries of the whole study, for paid models"
-    add("--cap", type=int, metavar="N", help=text)
+    add("--out", type=Path, metavar="DIR", help="of results; default: reproduction[-quick]")
+    add("--task", action="append", choices=GLUE_TASKS, help="only this GLUE task; repeatable")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting; repeatable")
+    add("--cap", type=int, metavar="N", help="cap on training queries of the whole study")
     add("--cap-usd", type=float, metavar="X", help="cap on its cost, US dollars")
     text = "US dollars per million tokens, if the price is not known"
     add("--prices", type=float, nargs=2, metavar=("PROMPT", "COMPLETION"), help=text)
@@ -73,19 +67,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _reproduce(given: argparse.Namespace, out: Path, command: str) -> int:
     study = find_study(given.name)
+    same = ("model", "data", "quick", "cap_usd", "base_url", "api_model", "api_key_env")
     settings = Settings(
-        model=given.model,
-        data=given.data,
         seeds=given.seeds or (1 if given.quick else study.default_seeds),
-        quick=given.quick,
         tasks=given.task and tuple(dict.fromkeys(given.task)),
         options=_options(study, given.set),
         cap_queries=given.cap,
-        cap_usd=given.cap_usd,
         prices=given.prices and tuple(given.prices),
-        base_url=given.base_url,
-        api_model=given.api_model,
-        api_key_env=given.api_key_env,
+        **{name: getattr(given, name) for name in same},
     )
 
     def watch(progress: Progress) -> None:
