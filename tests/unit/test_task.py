@@ -208,12 +208,6 @@ def test_glue_causal_ends_where_the_label_word_follows(name: str) -> None:
     )
 
 
-def test_mnli_with_the_words_of_the_papers_code() -> None:
-    ours, theirs = glue_task("mnli"), glue_task("mnli-reversed")
-    assert theirs.label_words == tuple(reversed(ours.label_words))
-    assert theirs.model_copy(update={"labels": ours.labels}) == ours
-
-
 @st.composite
 def scored(draw: st.DrawFn) -> tuple[list[float], int]:
     values = draw(st.lists(st.floats(-60, 0), min_size=2, max_size=6))
