@@ -12,11 +12,11 @@ from fedone_sdk.algorithms import alpha_sha256, stream, stream_seed
 from tests.benchmarks.slot_runs import CONTESTANTS, TABLES, Federation, Table
 
 GOLDEN = {
-    "thompson": ("58a0a537b745ef3b", "5d4788d9e4a4ee77", [1, 3, 1, 3]),
-    "thompson-no-race": ("7e0537ea8cab94d5", "b2ba0220b435ad5c", [1, 3, 0, 3]),
-    "thompson-told": ("7869bc096d52ac17", "8820f5574f0b990d", [0, 1, 1, 3]),
-    "random": ("b73e4b9537c582b9", "b1e1f6a97a6fe188", [1, 1, 1, 3]),
-    "tpe": ("9a05cc221808c034", "f20f52308406542c", [3, 0, 1, 2]),
+    "thompson": ("58a0a537b745ef3b", None, [1, 3, 1, 3]),
+    "thompson-no-race": ("7e0537ea8cab94d5", None, [1, 3, 0, 3]),
+    "thompson-told": ("7869bc096d52ac17", None, [0, 1, 1, 3]),
+    "random": ("b73e4b9537c582b9", None, [1, 1, 1, 3]),
+    "tpe": ("9a05cc221808c034", None, [3, 0, 1, 2]),
     "gs-bdpl-paper": ("eaf28adf744f07b6", "efba0c1cd0e8b947", [1, 0, 3, 2]),
     "gs-bdpl-best": ("4786a3d7a0344f8d", "4c80f1b61cfcfbf2", [0, 2, 1, 0]),
     "bdpl-paper": ("e02e23882d6072dd", "106fceba29c5def8", [0, 0, 3, 2]),
@@ -31,8 +31,11 @@ def test_asks_and_ends_as_pinned(name: str) -> None:
     assert outcome(name) == GOLDEN[name]
 
 
-def outcome(name: str) -> tuple[str, str, list[int]]:
-    """Run a method, and return digests of its prompts and alpha, and the deployable prompt."""
+def outcome(name: str) -> tuple[str, str | None, list[int]]:
+    """Run a method, and return digests of its prompts and alpha, and the deployable prompt.
+
+    The alpha of a search is a posterior, whose last bits depend on the threads of BLAS.
+    """
     table = Table(TABLES / "gemma-sst2.npz")
     contestant, seed, asks = CONTESTANTS[name], 7, 30
     federation = Federation(table=table, clients=8, batch_size=16, liars=1, seed=seed)
@@ -49,4 +52,5 @@ def outcome(name: str) -> tuple[str, str, list[int]]:
         )
         state = method.tell(state, candidates, losses)
     prompt = np.array(method.prompt(state)).tolist()
-    return asked.hexdigest()[:16], alpha_sha256(state.alpha)[:16], prompt
+    alpha = alpha_sha256(state.alpha)[:16] if "bdpl" in name else None
+    return asked.hexdigest()[:16], alpha, prompt
