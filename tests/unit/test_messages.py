@@ -21,7 +21,6 @@ from fedone_sdk.errors import PROBLEMS, ProblemError
 from fedone_sdk.messages import (
     MAX_ELEMENTS,
     Array,
-    Cap,
     Enrolled,
     Message,
     Problem,
@@ -239,10 +238,6 @@ def test_a_credential_is_not_shown() -> None:
 def test_traffic_counts_bodies() -> None:
     traffic = Traffic().plus(10, 0).plus(0, 0).plus(1, 2)
     assert traffic == Traffic(upload_bytes=11, download_bytes=2, messages=3)
-
-
-def test_no_budget_is_no_cap() -> None:
-    assert set(Cap.of(None).model_dump().values()) == {None}
 
 
 class TestArrays:
