@@ -17,6 +17,11 @@ def main() -> None:
         _run()
     except KeyboardInterrupt:  # during imports; commands handle it themselves
         sys.exit(130)
+    except Exception as exc:
+        # How pydantic reports Ctrl-C while it builds a validator.
+        if type(exc).__name__ == "SchemaError" and "KeyboardInterrupt" in str(exc):
+            sys.exit(130)
+        raise
 
 
 def _run() -> None:

@@ -24,7 +24,6 @@ from fedone_sdk.messages import (
     Enrolled,
     Message,
     Problem,
-    Traffic,
     json_schemas,
 )
 from fedone_sdk.messages import array as array_module
@@ -233,11 +232,6 @@ class TestProblem:
 def test_a_credential_is_not_shown() -> None:
     enrolled = Enrolled(client_id="client-1", credential="fedone_secret")
     assert "secret" not in f"{enrolled!r} {enrolled}"
-
-
-def test_traffic_counts_bodies() -> None:
-    traffic = Traffic().plus(10, 0).plus(0, 0).plus(1, 2)
-    assert traffic == Traffic(upload_bytes=11, download_bytes=2, messages=3)
 
 
 class TestArrays:

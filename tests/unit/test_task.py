@@ -182,7 +182,6 @@ def test_glue_cloze(name: str, text: str, words: tuple[str, ...], metric: str) -
     assert spec.label_words == words
     assert list(spec.labels) == [str(index) for index in range(len(words))]
     assert spec.metric == metric
-    assert spec.loss == "cross_entropy"
 
 
 @pytest.mark.parametrize("name", GLUE_TASKS)
@@ -201,11 +200,7 @@ def test_glue_causal_ends_where_the_label_word_follows(name: str) -> None:
     assert causal.template is not None
     assert "{mask}" not in causal.template
     assert causal.template.endswith((" It was", ":"))
-    assert (causal.labels, causal.metric, causal.fields) == (
-        cloze.labels,
-        cloze.metric,
-        cloze.fields,
-    )
+    assert causal.model_copy(update={"template": cloze.template}) == cloze
 
 
 @st.composite
