@@ -107,7 +107,7 @@ class Scenario:
             latency_s=rng.choice([0.0, 0.005, 0.02]),
         )
         if scenario.method == "random":
-            return replace(scenario, clients_per_round=1)
+            return replace(scenario, clients_per_round=1, exchange="losses")
         return scenario
 
     @property
