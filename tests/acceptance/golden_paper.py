@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 GOLDEN: Mapping[str, Mapping[str, Any]] = json.loads(
     Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
@@ -38,20 +39,16 @@ def numbers(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check(name: str, results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Compare the results of a study, or of some of its trials, with the pinned numbers."""
+def check(
+    name: str, results: Mapping[str, Mapping[str, Any]], *, rel_tol: float | None = None
+) -> None:
+    """Compare a study's results with the pinned numbers: exactly, or its floats to `rel_tol`."""
     pinned = GOLDEN.get(name, {})
-    found = {key: numbers(results[key]) for key in results.keys() & pinned.keys()}
-    differing = {
-        (key, field): (found[key].get(field), value)
-        for key in found
-        for field, value in pinned[key].items()
-        if not _is_same(found[key].get(field), value)
-    }
-    assert not differing, differing
-
-
-def _is_same(found: Any, pinned: Any) -> bool:
-    # Sums of torch depend on its threads.
-    close = isinstance(found, float) and math.isclose(found, pinned, rel_tol=1e-4)
-    return close or bool(found == pinned)
+    for key in results.keys() & pinned.keys():
+        expected = pinned[key]
+        if rel_tol is not None:
+            expected = {
+                field: pytest.approx(value, rel=rel_tol) if isinstance(value, float) else value
+                for field, value in expected.items()
+            }
+        assert numbers(results[key]) == expected, key

@@ -1,4 +1,4 @@
-"""examples/paper/reproduce.py: what it writes, how it is interrupted, what it says to mistakes."""
+"""examples/paper/reproduce.py: its files, interruptions and errors."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class RoundMachine:
     MAX_LOST: ClassVar = 50
     """Lost assignments in a row after which the run ends as failed.
 
-    Each may cost its lease: a run whose model answers nobody ends before its caps do.
+    Each may cost its lease: a run whose model never answers ends before its caps do.
     """
 
     def __init__(

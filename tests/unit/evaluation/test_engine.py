@@ -155,7 +155,7 @@ session.run(session.find([number(1, run=hang, options={"fifo": sys.argv[1]})]))
 
 
 def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
-    # Their trials may be paid ones, and nobody is left to take the results.
+    # Their trials may be paid, and no process takes the results any more.
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     command = [sys.executable, "-c", HANGING, str(fifo), str(tmp_path)]

@@ -38,4 +38,5 @@ def test_pinned_numbers(
     results = {key: trial["result"] for key, trial in document["trials"].items()}
     assert results
     assert results.keys() <= golden_paper.GOLDEN[name].keys()
-    golden_paper.check(name, results)
+    # Sums of torch depend on its threads.
+    golden_paper.check(name, results, rel_tol=1e-4)
