@@ -38,7 +38,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
             sys,
             "argv",
             [
-                *("fedone", "tune", "run.yaml", "--transport", "memory", "--store", "run.db"),
+                *("fedone", "tune", "run.yaml", "--store", "run.db"),
                 *("--json", "result.json", "--artefact", "prompt.json", "--report", "report.html"),
             ],
         )
@@ -74,7 +74,7 @@ def test_tune_writes_the_artefact_and_the_report(folder: Path) -> None:
 
 def test_tune_without_a_store_does_so_too(fedone: Fedone, folder: Path) -> None:
     code, _, err = fedone(
-        *("tune", "run.yaml", "--transport", "memory", "--artefact", "again.json"),
+        *("tune", "run.yaml", "--artefact", "again.json"),
         *("--report", "again.md"),
     )
     assert (code, (folder / "again.svg").exists()) == (0, True), err
@@ -271,9 +271,7 @@ def test_tune_tells_trackers(fedone: Fedone, folder: Path, monkeypatch: pytest.M
     """One of ours is not needed for it: any installed package may bring one."""
     install_trackers(folder)
     monkeypatch.syspath_prepend(folder)
-    code, out, err = fedone(
-        *("tune", "run.yaml", "--transport", "memory", "--tracker", "lines", "--tracker", "broken")
-    )
+    code, out, err = fedone(*("tune", "run.yaml", "--tracker", "lines", "--tracker", "broken"))
     assert (code, "status           completed" in out) == (0, True)
     assert "a tracker failed; the run continues without it" in err
     assert "the disk is full" in err

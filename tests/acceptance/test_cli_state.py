@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def tune(fedone: Fedone) -> Fedone:
     def run(*arguments: object) -> Outcome:
-        return fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json", *arguments)
+        return fedone("tune", "run.yaml", "--json", "r.json", *arguments)
 
     return run
 
@@ -203,7 +203,7 @@ def test_the_place_is_the_folder_of_the_file(
     elsewhere = tmp_path_factory.mktemp("with a blank")
     for name in "run.yaml", "train.jsonl":
         shutil.copy(folder / name, elsewhere / name)
-    _, _, err = fedone("tune", elsewhere / "run.yaml", "--transport", "memory")
+    _, _, err = fedone("tune", elsewhere / "run.yaml")
     assert (elsewhere / ".fedone" / "tiny.db").is_file()
     assert not (folder / ".fedone").exists()
     command = err.splitlines()[-1].partition("a report: ")[2]
