@@ -81,7 +81,7 @@ def tune(
         ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report: FILE.html or FILE.md.")
+        Path | None, typer.Option(metavar="FILE", help="Write a report as one HTML page.")
     ] = None,
     trackers: Trackers = None,
     json_file: JsonFile = None,

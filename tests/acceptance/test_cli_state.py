@@ -190,8 +190,8 @@ async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
 
 def test_other_commands_find_a_kept_run(fedone: Fedone, tune: Fedone, folder: Path) -> None:
     tune()
-    assert fedone("report", "tiny", "-o", "tiny.md").code == 0
-    assert "tiny" in (folder / "tiny.md").read_text()
+    assert fedone("report", "tiny", "-o", "tiny.html").code == 0
+    assert "tiny" in (folder / "tiny.html").read_text()
     assert fedone("runs", "export", "tiny", "--as", "prompt").code == 0
     assert fedone("prompt", "use", "tiny.prompt.json").code == 0
     assert fedone("runs", "export", "nope").err == "arguments: give one of --server, --store\n"

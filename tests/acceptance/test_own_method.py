@@ -177,7 +177,7 @@ class TestTuned:
         for *command, done in (
             ("runs", "export", "climb", "-o", "c.jsonl", "run climb"),
             ("runs", "export", "climb", "--as", "prompt", "-o", "p.json", "prompt of run climb"),
-            ("report", "climb", "-o", "c.md", "run climb"),
+            ("report", "climb", "-o", "c.html", "run climb"),
         ):
             forget()
             code, _, err = fedone(*command)
