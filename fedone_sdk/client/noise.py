@@ -41,6 +41,7 @@ def noised_means(
         values: Shape (d, b), one row per mean, the same examples in each.
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
+        random: Source of uniform integers.
 
     Returns:
         Shape (d,); a noised mean may be outside its bounds.
@@ -62,6 +63,8 @@ def private_losses(
 
     Args:
         losses: Shape (I, b), one row per prompt, the same examples in each.
+        privacy: Has the clip C.
+        random: Source of uniform integers.
 
     Returns:
         Shape (I,), clipped to what an update can carry.
