@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         RunSummary,
     )
     from fedone_sdk.messages.update import (
+        MAX_LOSS,
         MIN_SCORED_SHARE,
         UPDATE,
         AlphaUpdate,
@@ -118,7 +119,8 @@ else:
             "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
             "steering": "About Check Health Quarantine Removal RollBack RunEntry RunSummary",
             "update": (
-                "MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored Update"
+                "MAX_LOSS MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored "
+                "Update"
             ),
             "verdict": "COMPARED Compared Spread Standing Verdict",
             "watch": (
@@ -155,6 +157,7 @@ __all__ = [
     "LostWork",
     "MAX_ELEMENTS",
     "MAX_MODEL_CHARS",
+    "MAX_LOSS",
     "MAX_TEXT_CHARS",
     "MAX_WRITTEN_CHARS",
     "MIN_SCORED_SHARE",
