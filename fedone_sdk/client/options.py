@@ -262,5 +262,4 @@ class Capabilities:
 
     def compare(self, run: RunTask, rows: Sequence[Example]) -> Rows:
         """Count the rows that fit a run's task."""
-        quotes = self.privacy is None
-        return Rows.of(run.task, rows, most_chars=MAX_TEXT_CHARS, quotes=quotes)
+        return Rows.of(run.task, rows, most_chars=MAX_TEXT_CHARS)

@@ -22,9 +22,6 @@ BASELINES: Mapping[str, str] = {
 }
 """Baselines, by name, and their labels."""
 
-INSTRUCTION = "instruction"
-"""RUN.yaml's own method, with the shipped instructions as its only slot choice."""
-
 _HEADER = (
     "method",
     "trials",
@@ -57,8 +54,6 @@ class Entrant:
     @property
     def label(self) -> str:
         """The display name."""
-        if self.name == INSTRUCTION:
-            return "Instruction alone"
         return BASELINES.get(self.name, self.name)
 
     def seeded(self, seed: int) -> RunSpec:
