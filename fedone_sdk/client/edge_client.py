@@ -19,6 +19,7 @@ from fedone_sdk.client.options import (
     RunFit,
     Turn,
     WorkPolicy,
+    budget_guard,
     check_arguments,
     token_of,
 )
@@ -128,6 +129,7 @@ class EdgeClient:
             session=self._session,
             state=state,
             capabilities=self._capabilities,
+            budget=budget_guard(policy.budget, state_dir, backend),
             condition=self._condition,
             events=self._events,
             # A process that simulates many clients has compared their rows already.

@@ -379,6 +379,11 @@ class Work:
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
+        if self.num_prompts > assignment.leased_queries:
+            raise Declining(
+                f"the assignment names {self.num_prompts} prompts, and leases "
+                f"{assignment.leased_queries} queries"
+            )
         if self._noises_alpha and isinstance(assignment, LossesAssignment):
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
         if self._by_class:

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         Quarantine,
         Removal,
         RollBack,
+        RunEntry,
         RunSummary,
     )
     from fedone_sdk.messages.update import (
@@ -116,7 +117,7 @@ else:
             ),
             "schema": "json_schemas",
             "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
-            "steering": "About Check Health Quarantine Removal RollBack RunSummary",
+            "steering": "About Check Health Quarantine Removal RollBack RunEntry RunSummary",
             "update": (
                 "MAX_LOSS MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored "
                 "Update"
@@ -180,6 +181,7 @@ __all__ = [
     "Rotated",
     "RoundReport",
     "RunDevices",
+    "RunEntry",
     "RunEvent",
     "RunResult",
     "RunStatus",
