@@ -8,10 +8,6 @@ from dataclasses import dataclass
 
 from fedone_sdk.task import Example, TaskSpec
 
-_MAX_LABEL_CHARS = 40
-_MAX_LABELS = 20
-"""A field with more values than this holds something else than labels."""
-
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
@@ -92,8 +88,7 @@ class Rows:
 
     Attributes:
         reason: Why most of the others do not fit, for the owner of the rows; None if all fit.
-        public_reason: The same for the server: the only quotation is a label that occurs in
-            several rows and looks like one.
+        public_reason: The same for the server, without a value of a row.
     """
 
     total: int
@@ -108,9 +103,8 @@ class Rows:
         rows: Iterable[Example],
         *,
         most_chars: int | None = None,
-        quotes: bool = True,
     ) -> Rows:
-        """Compare rows with a task; without `quotes`, `public_reason` quotes no label."""
+        """Compare rows with a task."""
         total, problems, labels = 0, Counter[tuple[str, str]](), Counter[str]()
         first: dict[tuple[str, str], Misfit] = {}
         shown: dict[str, Misfit] = {}
@@ -131,10 +125,7 @@ class Rows:
         ((kind, _),) = problems.most_common(1)
         misfit, public_reason = first[kind], f"field {kind[0]!r} {kind[1]}"
         if misfit.label is not None:
-            ((text, count),) = labels.most_common(1)
+            ((text, _),) = labels.most_common(1)
             misfit = shown[text]
-            looks_like_one = len(text) <= _MAX_LABEL_CHARS and len(labels) <= _MAX_LABELS
-            if quotes and count > 1 and looks_like_one:
-                public_reason = str(misfit)
         fit = total - problems.total()
         return cls(total=total, fit=fit, reason=str(misfit), public_reason=public_reason)
