@@ -212,6 +212,7 @@ async def simulate(
         devices = Devices(
             shards=federation.shards,
             token=token,
+            task=federation.spec.task,
             score=federation.score,
             state_dir=None if state_dir is None else Path(state_dir),
             between=between,

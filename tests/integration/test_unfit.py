@@ -17,7 +17,6 @@ from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, digest
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.spec import RunSpec
@@ -92,7 +91,8 @@ async def test_devices_of_another_run_do_not_end_this_one() -> None:
         assert output == {
             "connected": 6,
             "fit": 0,
-            "unfit": [{"reason": f"no row fits: {WHY}", "devices": 6}],
+            # Without a label of the rows.
+            "unfit": [{"reason": "field 'label' is none of: low, high", "devices": 6}],
         }
         assert (await result_of(url, "viewer", "urgency"))["devices"]["unfit"] == []
         assert "devices" not in await result_of(url, "viewer", "tickets")  # it is over
@@ -191,30 +191,6 @@ async def test_a_device_of_another_model_declines_once() -> None:
         run = aggregator.service.runs["tickets"]
         (found,) = aggregator.service.dispatcher.count_devices(run, reasons=True).unfit
         assert found.reason == reason
-
-
-@pytest.mark.parametrize(
-    ("rows", "output"),
-    [
-        (TICKETS, WHY),
-        ([{"text": "a", "label": "I am Jane Roe"}], "field 'label' is none of: low, high"),
-        (
-            [{"text": "a", "label": "a letter that goes on for more than a label " * 2}] * 2,
-            "field 'label' is none of: low, high",
-        ),
-        (
-            [{"text": "a", "label": f"note {n // 2}"} for n in range(60)],
-            "field 'label' is none of: low, high",
-        ),
-        ([{"Jane": "a", "label": "low"}], "field 'text' is missing"),
-    ],
-)
-def test_what_others_learn_of_rows(rows: list[dict[str, str]], output: str) -> None:
-    task = spec_of("urgency", ("low", "high")).task
-    assert Rows.of(task, rows).public_reason == output
-    assert Rows.of(task, rows, quotes=False).public_reason == output.replace(
-        "is 'billing', not one of", "is none of"
-    )
 
 
 class TestCheck:
