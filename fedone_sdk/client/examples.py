@@ -143,7 +143,7 @@ _KINDS: dict[type[Exception], str] = {
     BackendBlocked: "the client's model cannot be queried until its configuration changes",
     BackendUnavailable: "the client's model is not available now",
     BackendError: "the client's model failed",
-    BudgetError: "the budget of the client's model has nothing left for this",
+    BudgetError: "the client's budget has nothing left for this",
 }
 """By error type; the first match counts."""
 

@@ -16,8 +16,8 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import MAX_LABELS, class_losses
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
+from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.options import Hooks
-from fedone_sdk.client.privacy import private_losses
 from fedone_sdk.client.session import Session
 from fedone_sdk.client.state import Change
 from fedone_sdk.data.splitmix import draw_minibatch
@@ -382,6 +382,11 @@ class Work:
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
+        if self.num_prompts > assignment.leased_queries:
+            raise Declining(
+                f"the assignment names {self.num_prompts} prompts, and leases "
+                f"{assignment.leased_queries} queries"
+            )
         if self._noises_alpha and isinstance(assignment, LossesAssignment):
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
         if self._by_class:
@@ -426,7 +431,7 @@ class Work:
             )
             from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
-            from fedone_sdk.client.privacy import private_step
+            from fedone_sdk.client.noise import private_step
             from fedone_sdk.messages.array import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -24,8 +24,9 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
-from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Work
+from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Step, Work
 from fedone_sdk.errors import (
+    BudgetExhausted,
     FedOneError,
     LabelWordError,
     MessageError,
@@ -38,6 +39,9 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import Decline, RunTask
 from fedone_sdk.task import Example, form_of
 from fedone_sdk.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from fedone_sdk.budget import BudgetGuard
 
 _MOST = 8
 """Runs in the cache, which is cleared when it is full."""
@@ -110,7 +114,7 @@ class KnownRuns:
 
 _log = structlog.get_logger(__name__)
 
-_UNFIT = (Unfit, LabelWordError, MissingExtraError, SpecError)
+_UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
 """Failures that the next work of the same run would meet again."""
 
 _NOT_DECLINED = (
@@ -135,6 +139,7 @@ class Worker:
         session: Session,
         state: DeviceState,
         capabilities: Capabilities,
+        budget: BudgetGuard | None,
         condition: Condition,
         events: EventSink,
         logs_fit: bool,
@@ -144,6 +149,7 @@ class Worker:
         self._backend = capabilities.backend
         self._hooks = capabilities.hooks
         self._privacy = capabilities.privacy
+        self._budget = budget
         self._condition = condition
         self._events = events
         self._current = CurrentWork(state)
@@ -281,7 +287,7 @@ class Worker:
             assignment=assignment,
             examples=admitted.rows,
             journal=self._current.journal(assignment.assignment_id),
-            ask=await self._ask(run, assignment, lease),
+            ask=self._paid(await self._ask(run, assignment, lease)),
             hooks=self._hooks,
             memory=self._current.memory(assignment.run_id) or b"",
             charge=charge,
@@ -309,13 +315,27 @@ class Worker:
             vocabulary = await self._runs.vocabulary(
                 assignment.run_id, assignment.vocabulary_version
             )
-            return BackendOracle(self._backend, vocabulary=vocabulary, ready=ready).ask
+            return BackendOracle(
+                self._backend, vocabulary=vocabulary, ready=ready, budget=self._budget
+            ).ask
         return GatewayOracle(
             assignment.assignment_id,
             self._session,
             ready=ready,
             known=assignment.exchange == "losses",
         ).ask
+
+    def _paid(self, ask: Ask) -> Ask:
+        """Return `ask` with its queries charged to the device's own budget."""
+        budget = self._budget
+        if budget is None:
+            return ask
+
+        async def paid(step: Step, missing: Sequence[int]) -> None:
+            async with budget.reserve(Usage(queries=len(missing))):
+                await ask(step, missing)
+
+        return paid
 
     # Updates
 

@@ -422,7 +422,7 @@ class TestRefusedAtTheStart:
     async def test_a_model_that_cannot_answer(self, loss: str, answers: Any, output: str) -> None:
         model = ScriptedBackend(answers=answers)
         with pytest.raises(SpecError, match=output) as caught:
-            await simulate(federation_of(spec_of(loss)), backend=model, transport="memory")
+            await simulate(federation_of(spec_of(loss)), backend=model)
         assert caught.value.problems[0].startswith(f"task.loss: {loss} needs ")
         assert model.asked == []
 
@@ -467,9 +467,7 @@ class TestEvaluation:
         model = ScriptedBackend()
         spec = spec_of("score", rounds=1000)
         async with asyncio.timeout(20):
-            result = await simulate(
-                federation_of(spec, score=only_on_dev), backend=model, transport="memory"
-            )
+            result = await simulate(federation_of(spec, score=only_on_dev), backend=model)
         assert result.status == "stopped"
         assert str(result.reason).startswith("paused: ")
         assert output in str(result.reason)
