@@ -254,7 +254,7 @@ class TestWhatIsTold:
             ),
             (
                 BudgetExhausted(SAID),
-                "the budget of the client's model has nothing left for this",
+                "the client's budget has nothing left for this",
             ),
         ],
         ids=lambda value: type(value).__name__,

@@ -253,7 +253,7 @@ _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], st
         "Scored label log-probabilities that are only upper bounds",
         (),
     ),
-    ("run_cache_hits", CounterMetricFamily, "Queries answered from a cache", ()),
+    ("run_cache_hits", CounterMetricFamily, "Inputs answered from a cache", ()),
     ("run_mean_loss", GaugeMetricFamily, "Mean loss of the newest round", ()),
     ("clients_quarantined", GaugeMetricFamily, "Devices in quarantine", ()),
     ("run_devices_connected", GaugeMetricFamily, "Connected devices that may work for a run", ()),
