@@ -111,8 +111,8 @@ class _Recorded(Wrapper):
 
     async def score(self, query: Query) -> Answer:
         await self._ready()
-        answer = await self.inner.score(query)
         try:
+            answer = await self.inner.score(query)
             check_answer(query, answer)
         except ValueError as exc:  # Before the journal has it: a restart would read it again.
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc

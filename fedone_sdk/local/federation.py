@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,8 @@ import structlog
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.algorithms import load_method
-from fedone_sdk.backends import Answer, LLMBackend, Query
+from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
+from fedone_sdk.budget import Usage
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local.population import Between, Devices, Population
@@ -119,6 +120,16 @@ class Federation:
         )
 
 
+class _OneOwner(Wrapper):
+    """Shares cached answers between all devices and runs, which belong to one person."""
+
+    async def score(self, query: Query) -> Answer:
+        return await super().score(replace(query, scope=()))
+
+    async def quote(self, query: Query) -> Usage:
+        return await super().quote(replace(query, scope=()))
+
+
 def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
     """Import the score function that a local run names."""
     if task.loss != "score":
@@ -190,7 +201,9 @@ async def simulate(
     token = secrets.token_urlsafe(32)
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(
-            backend=backend, store=store or MemoryStore(), enrolment_tokens=[token]
+            backend=None if backend is None else _OneOwner(backend),
+            store=store or MemoryStore(),
+            enrolment_tokens=[token],
         )
         await stack.enter_async_context(aggregator)
         known = await aggregator.service.registry.get_or_load(federation.spec.name)
@@ -208,6 +221,7 @@ async def simulate(
         devices = Devices(
             shards=federation.shards,
             token=token,
+            task=federation.spec.task,
             score=federation.score,
             state_dir=None if state_dir is None else Path(state_dir),
             between=between,

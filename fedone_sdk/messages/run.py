@@ -65,7 +65,7 @@ class Traffic(Message):
 
 
 class CacheReport(Message):
-    """Queries answered from a cache."""
+    """Inputs answered from a cache."""
 
     hits: int = 0
 
