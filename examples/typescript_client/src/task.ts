@@ -79,10 +79,7 @@ export class Task {
 
   /** The index of an example's label among the task's; -1 of one that it does not know. */
   targetOf(example: Example): number {
-    const label = example[this.labelField];
-    // As Python spells them: a run's labels may be `true` and `false`.
-    const text = typeof label === "boolean" ? (label ? "True" : "False") : String(label);
-    return this.labels.indexOf(text);
+    return this.labels.indexOf(labelText(example[this.labelField]));
   }
 
   /** What a model is asked about an example under a prompt. */
@@ -147,6 +144,11 @@ export function readRun(text: string): Run {
       labels.map(([key, word]) => [key.replace("\0", ""), word]),
     ),
   };
+}
+
+/** A label as Python spells it: a run's labels may be `true` and `false`. */
+export function labelText(label: unknown): string {
+  return typeof label === "boolean" ? (label ? "True" : "False") : String(label);
 }
 
 /** Whether a message can carry a text: not too long, and no half of a character in it. */
