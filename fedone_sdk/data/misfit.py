@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedone_sdk.task import Example, TaskSpec
+from fedone_sdk.task import Example, TaskSpec, label_index
 
 _MAX_LABEL_CHARS = 40
 _MAX_LABELS = 20
@@ -33,7 +33,7 @@ class Misfit:
 def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) -> Misfit | None:
     """Return the first reason why a task cannot be put to a row; None where it can.
 
-    A label is compared as text, so that a CSV's ``"1"`` is the label 1. `most_chars` bounds texts.
+    Labels are compared by `label_index`. `most_chars` bounds texts.
     """
     for field in task.fields:
         if found := _text_misfit(row, field, most_chars):
@@ -49,7 +49,7 @@ def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) ->
     if field not in row:
         return _missing(row, field)
     label = row[field]
-    if str(label) in task.labels:
+    if label_index(task, label) is not None:
         return None
     allowed = ", ".join(task.labels)
     return Misfit(
