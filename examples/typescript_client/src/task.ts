@@ -123,7 +123,11 @@ function cut(text: string, most?: number): string {
 
 /** What spellings of one label share: NFC, lower case, no outer space, `1` for `1.0`. */
 function labelKey(text: string): string {
-  return text.normalize("NFC").trim().toLowerCase().replace(/^(-?\d+)\.0$/, "$1");
+  return text
+    .normalize("NFC")
+    .trim()
+    .toLowerCase()
+    .replace(/^(-?\d+)\.0$/, "$1");
 }
 
 /** A run's task with its labels in their order. */
