@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.label_words import spellings_of, valid_words
 from fedone_sdk.candidates import shipped_label_sets
-from fedone_sdk.candidates.label_sets import SHIPPED_LABEL_SETS
+from fedone_sdk.candidates.label_sets import label_families
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.task import Filling, Rendered, TaskSpec, render
 
@@ -350,7 +350,7 @@ def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str
         for words in shipped_label_sets({label: main[label] for label in labels}):
             yield dict(zip(labels, words, strict=True))
     elif len(labels) <= _MAX_PERMUTED:
-        for family in SHIPPED_LABEL_SETS:
+        for family in label_families():
             for words in family:
                 if len(words) == len(labels):
                     for order in itertools.permutations(words):
@@ -360,7 +360,7 @@ def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str
 def _shipped(count: int) -> list[str]:
     return [
         f" {word}"
-        for family in SHIPPED_LABEL_SETS
+        for family in label_families()
         for words in family
         if len(words) == count
         for word in words

@@ -45,11 +45,11 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     assert all({row["label"] for row in part} == set(spec.task.labels) for part in parts)
     assert len({row["text"] for part in parts for row in part}) == 80
     assert fedone("plan", "run.yaml").code == 0
-    assert fedone("tune", "run.yaml", "--transport", "memory").code == 0
+    assert fedone("tune", "run.yaml").code == 0
     # What the file says of a higher number is true.
     text = Path("run.yaml").read_text()
     Path("run.yaml").write_text(text.replace("queries: 12", "queries: 18"))
-    code, _, err = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+    code, _, err = fedone("tune", "run.yaml", "--json", "r.json")
     assert (code, json.loads(Path("r.json").read_bytes())["spent"]["queries"]) == (0, 18)
     assert "raising queries 12 -> 18 after round 2" in err
     # Nothing is overwritten without --fresh, and equal rows are no obstacle to another file.

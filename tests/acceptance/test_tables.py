@@ -45,7 +45,7 @@ def test_a_table_becomes_a_tuned_prompt(
     assert outcome.code == 0, outcome.err
     task = RunSpec.load("run.yaml").task
     assert set(task.labels) == {*(LABELS[labels].named or LABELS[labels].meant)}
-    for command in (("plan",), ("tune", "--transport", "memory", "--json", "result.json")):
+    for command in (("plan",), ("tune", "--json", "result.json")):
         outcome = fedone(command[0], "run.yaml", *command[1:])
         assert outcome.code == 0, outcome.err
     assert json.loads(Path("result.json").read_bytes())["spent"]["queries"] == 6
