@@ -347,14 +347,13 @@ def _assigned(
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
     """Return shipped sets: those of the labels' own words, or every order of those that fit."""
     if len(main) == len(labels):
-        for words in shipped_label_sets({label: main[label] for label in labels}):
-            yield dict(zip(labels, words, strict=True))
+        for own in shipped_label_sets({label: main[label] for label in labels}):
+            yield dict(zip(labels, own, strict=True))
     elif len(labels) <= _MAX_PERMUTED:
-        for family in label_families():
-            for words in family:
+        for words in itertools.chain(*label_families()):
+            for order in itertools.permutations(words):
                 if len(words) == len(labels):
-                    for order in itertools.permutations(words):
-                        yield {label: f" {word}" for label, word in zip(labels, order, strict=True)}
+                    yield {label: f" {word}" for label, word in zip(labels, order, strict=True)}
 
 
 def _shipped(count: int) -> list[str]:
