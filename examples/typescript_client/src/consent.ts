@@ -1,5 +1,5 @@
 import { ArgumentError } from "./errors.js";
-import { isSendable, labelText } from "./task.js";
+import { isSendable, labelKey } from "./task.js";
 import type { Example, Run, Task } from "./task.js";
 
 /** The columns that an app lets a run use. */
@@ -54,7 +54,7 @@ export class Consent {
     }
     this.#label = label ?? "label";
     this.#fields = fields && new Set(fields);
-    this.#labels = labels && new Set(labels);
+    this.#labels = labels && new Set(labels.map(labelKey));
   }
 
   /**
@@ -87,7 +87,7 @@ export class Consent {
     if (task.loss === "nll" && gateway && !this.#fields?.has(this.#label)) {
       return "loss nll sends the label column, and the device does not let it out";
     }
-    const missing = [...(this.#labels ?? [])].some((label) => !task.labels.includes(label));
+    const missing = [...(this.#labels ?? [])].some((label) => task.indexOf(label) < 0);
     return task.labels.length > 0 && missing
       ? "the run's labels do not cover the device's"
       : undefined;
@@ -95,7 +95,7 @@ export class Consent {
 
   #isLabelled(task: Task, row: Example): boolean {
     if (!this.isPrivate && ["nll", "score"].includes(task.loss)) return task.usable(row);
-    const label = row[this.#label];
-    return label != null && label !== "" && this.#labels?.has(labelText(label)) !== false;
+    const key = labelKey(row[this.#label] ?? "");
+    return key !== "" && this.#labels?.has(key) !== false;
   }
 }
