@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -11,6 +11,7 @@ from typing import Self
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.client.consent import Consent
 from fedone_sdk.client.examples import Data, Source, Unfit
 from fedone_sdk.client.options import (
     Capabilities,
@@ -60,16 +61,21 @@ class EdgeClient:
 
     Through the gateway (the default) the texts of a mini-batch leave the device, after
     `Hooks.before_send`. Labels are not sent, but the server can compute them from exact losses.
-    With loss ``nll`` the reference texts are part of the query, and pass `Hooks.before_send` too.
     A run with `privacy` hides labels in noise; a `backend` of the device sends nothing of a row.
-    If no row fits a run, the server's operators see the most frequent label that the run does not
-    have, if it looks like a label; not with a `WorkPolicy` that requires privacy.
+
+    The device declines a run that renders another column than `fields`, that takes another column
+    for the label, or whose labels do not cover those of the rows. With a `WorkPolicy` that requires
+    privacy it does not say why, and reports one example.
 
     A client belongs to one event loop at a time; `stop` may be called from any thread.
 
     Args:
         data: The examples: an iterable; an async iterator, read as it yields; or a callable
             (plain or async) that returns the current examples before each assignment.
+        label: The label column, ``label`` by default. It stays on the device.
+        fields: Columns that a run may render; None is every column but the label. With the label
+            among them, reference texts of loss ``nll`` go to the gateway, after
+            `Hooks.before_send`. Rows without one of them take part in no run.
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
             is removed.
         backend: The device's own model; None scores through the gateway.
@@ -81,7 +87,8 @@ class EdgeClient:
         DataError: `data` is empty, the state folder cannot be created, or its count of epsilon
             cannot be read.
         MissingExtraError: `policy` requires privacy without the extra ``privacy``.
-        SpecError: The URL, the proxy, a certificate or another argument cannot be used.
+        SpecError: `policy` requires privacy without `label` and `fields`; or the URL, the proxy, a
+            certificate or another argument cannot be used.
     """
 
     def __init__(
@@ -89,6 +96,8 @@ class EdgeClient:
         server: str,
         *,
         data: Data,
+        label: str | None = None,
+        fields: Collection[str] | None = None,
         token: str | None = None,
         backend: LLMBackend | None = None,
         state_dir: str | Path | None = None,
@@ -116,7 +125,12 @@ class EdgeClient:
             if policy.privacy is None
             else PrivacyAccount(policy.privacy, state, own_model=backend is not None)
         )
-        self._capabilities = Capabilities(backend=backend, hooks=hooks, privacy=self._privacy)
+        self._capabilities = Capabilities(
+            backend=backend,
+            hooks=hooks,
+            privacy=self._privacy,
+            consent=Consent.of(label, fields, policy.labels, private=policy.privacy is not None),
+        )
         self._session = Session(
             network.transport or HttpTransport(server, network=network),
             Identity(state),
@@ -260,7 +274,7 @@ class EdgeClient:
     async def _claim(self, held: Sequence[Example]) -> Assigned | Turn:
         """Claim work; return the turn that ends without any."""
         message = Claim(
-            num_examples=len(held),
+            num_examples=len(held) if self._privacy is None else 1,
             wait_s=self._wait_s,
             run_id=self._run_id,
             own_model=self._backend is not None,

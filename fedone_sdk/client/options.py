@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,11 +11,11 @@ import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import Budget
+from fedone_sdk.client.consent import Admitted, Consent
 from fedone_sdk.client.examples import BeforeSend, Unfit
 from fedone_sdk.client.privacy import PrivacyAccount
-from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Enrol, RunTask, is_sendable
+from fedone_sdk.messages import Claim, Enrol, RunTask, is_sendable
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
 from fedone_sdk.task import Example, ScoreFunction
@@ -154,11 +154,14 @@ class WorkPolicy:
         budget: Caps of all work of the device, of all runs and servers; work beyond them is
             declined. Without a `backend` only `queries` has a meaning. The count is kept in the
             client's `state_dir`. None is no cap.
+        labels: Values of the label column, which a run has to cover; rows with another one take
+            part in no run. None is those of the rows: whether a run fits then shows which occur.
     """
 
     run_id: str | None = None
     privacy: RequiredPrivacy | None = None
     budget: Budget | None = None
+    labels: Collection[str] | None = None
 
 
 def budget_guard(
@@ -232,11 +235,12 @@ class RunFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a device can do, apart from its rows, and what it requires of runs (`privacy`)."""
+    """What a device can do, requires of runs (`privacy`), and lets them use of its rows."""
 
     backend: LLMBackend | None
     hooks: Hooks
     privacy: PrivacyAccount | None
+    consent: Consent
 
     def check(self, run: RunTask) -> None:
         """Check that the device can work for a run.
@@ -257,9 +261,9 @@ class Capabilities:
             self.check(run)
         except Unfit as exc:
             return RunFit(run_id=run_id, rows=len(rows), fit=0, reason=exc.reason)
-        found = self.compare(run, rows)
-        return RunFit(run_id=run_id, rows=found.total, fit=found.fit, reason=found.reason)
+        found = self.admit(run, rows)
+        return RunFit(run_id=run_id, rows=len(rows), fit=len(found.rows), reason=found.reason)
 
-    def compare(self, run: RunTask, rows: Sequence[Example]) -> Rows:
-        """Count the rows that fit a run's task."""
-        return Rows.of(run.task, rows, most_chars=MAX_TEXT_CHARS)
+    def admit(self, run: RunTask, rows: Sequence[Example]) -> Admitted:
+        """Return the rows that take part in a run."""
+        return self.consent.admit(run, rows, gateway=self.backend is None)

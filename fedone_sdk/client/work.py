@@ -173,6 +173,9 @@ async def score_step(
         for row in rows
     ]
     if privacy is not None and privacy.target == "losses":
+        # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
+        # count depends on what became of it.
+        losses = [row + [0.0] * (counts.scored - len(row)) for row in losses]
         try:
             values = step.journal.release(keys, partial(private_losses, losses, privacy), charge)
         except OSError as exc:
@@ -469,7 +472,7 @@ class Work:
             mean_loss = 0.0  # the mean of the losses would be a release without noise
         self.memory = dump_memory(state.memory) if state.memory else b""
         return AlphaUpdate(
-            num_examples=len(self.examples),
+            num_examples=self._num_examples,
             scored=scored,
             usage=usage,
             model=scores.model,
@@ -483,6 +486,11 @@ class Work:
         return self.run.privacy is not None and self.run.privacy.target == "alpha"
 
     @property
+    def _num_examples(self) -> int:
+        """The device's weight; private devices have the same."""
+        return len(self.examples) if self.run.privacy is None else 1
+
+    @property
     def _by_class(self) -> bool:
         """Whether the update has losses by class and label bias."""
         return self.run.calibration.kind == "labels"
@@ -494,7 +502,9 @@ class Work:
         step = Step(
             number=number,
             task=task,
-            batch=await Minibatch.of(task, examples, self.hooks.before_send),
+            batch=await Minibatch.of(
+                task, examples, self.hooks.before_send, private=self.run.privacy is not None
+            ),
             prompts=prompts,
             journal=self.journal,
             on_scored=self._scored,
@@ -505,7 +515,7 @@ class Work:
             step,
             self.ask,
             self.run.privacy,
-            num_examples=len(self.examples),
+            num_examples=self._num_examples,
             charge=self.charge,
         )
 

@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fedone_sdk.aggregator.access.tokens import AdminToken, digest
+from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
 from fedone_sdk.backends import Query
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import BackendBlocked
 from fedone_sdk.messages import PromptReport, RunTask, VocabularyList
+from fedone_sdk.stores import SqlStore
 from fedone_sdk.testing import ScriptedBackend
 from tests.attacks import Attack, Succeeded
 from tests.integration.caller import ADMIN, TOKEN, Server, served
@@ -115,7 +116,33 @@ async def _device_says_labels(folder: Path) -> str:
     return f"the device says: field 'label' is none of: {', '.join(map(str, TASK['labels']))}"
 
 
+async def _old_replica_closes_enrolment(folder: Path) -> str:
+    def token(secret: str, name: str | None) -> EnrolmentToken:
+        return EnrolmentToken(token_sha256=digest(secret), name=name)
+
+    async def serve(*tokens: EnrolmentToken) -> list[str]:
+        """The configuration of a replica: who can enrol, with it running."""
+        store = SqlStore.sqlite(folder / "fedone.db")
+        async with _server(store=store, enrolment_tokens=tokens) as server:
+            answers = {
+                secret: (await server.call("POST", "/v1/clients", {}, token=secret))[0]
+                for secret in ("live", "live-named")
+            }
+        return [secret for secret, status in answers.items() if status != 201]
+
+    live = token("live", None), token("live-named", "fleet")
+    for tokens in (live, (token("old", None), token("old-named", "fleet")), (), live):
+        if refused := await serve(*tokens):
+            raise Succeeded(f"closes enrolment with {refused}")
+    return "the live tokens enrol on all replicas"
+
+
 ATTACKS = (
+    Attack(
+        name="a replica with an old token closes enrolment",
+        before="the live token is revoked for good, on all replicas",
+        run=_old_replica_closes_enrolment,
+    ),
     Attack(
         name="a device reads about other devices",
         before="ids, exact mean losses, usage and cache hits of each round",

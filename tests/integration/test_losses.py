@@ -241,7 +241,10 @@ class Bench:
 
     def client(self, data: Sequence[Example] | None, **options: Any) -> EdgeClient:
         rows_of_it = rows(6) if data is None else data
-        return memory_client(self.service, data=rows_of_it, transport=self.transport, **options)
+        label = self.run.spec.task.label_field
+        consent = {"label": label, "fields": ("text", label)}
+        options = {**consent, "transport": self.transport, **options}
+        return memory_client(self.service, data=rows_of_it, **options)
 
     async def work(self, data: Sequence[Example] | None = None, **options: Any) -> RunResult:
         async with asyncio.timeout(20), self.client(data, **options) as client:
@@ -357,7 +360,7 @@ class TestBrokenClients:
         assert result.status == "completed"
         assert not any("9" in text_of(i) for query in model.asked for i in query.inputs)
         async with bench_of(spec_of("nll"), ScriptedBackend()) as bench:
-            assert "no row fits: field 'answer' " in await bench.unfit(data[3:])
+            assert "no row is complete: field 'answer' " in await bench.unfit(data[3:])
 
     async def test_a_score_function_needs_no_label(self) -> None:
         async with bench_of(spec_of("score"), ScriptedBackend()) as bench:

@@ -245,7 +245,7 @@ class TestTokensAndClients:
         path = "/v1/clients"
         assert await server.refused("POST", path, {}, token=made["token"]) == "unauthorized"
         listed = await server.ok("GET", "/v1/enrolment-tokens", token=ROOT)
-        assert [token["name"] for token in listed["tokens"]] == ["config:acme", "config:1", "one"]
+        assert [token["name"] for token in listed["tokens"]] == ["config:1", "config:acme", "one"]
         assert listed["tokens"][-1] == {
             "name": "one",
             "runs": ["acme-*"],

@@ -17,7 +17,6 @@ from fedone_sdk.aggregator.access.tokens import ROLES, AdminToken, digest
 from fedone_sdk.aggregator.telemetry.metrics import Metrics
 from fedone_sdk.aggregator.telemetry.observers import Observers
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.spec import RunSpec
@@ -93,7 +92,8 @@ async def test_devices_of_another_run_do_not_end_this_one() -> None:
         assert output == {
             "connected": 6,
             "fit": 0,
-            "unfit": [{"reason": f"no row fits: {WHY}", "devices": 6}],
+            # Without a label of the rows.
+            "unfit": [{"reason": "field 'label' is none of: low, high", "devices": 6}],
         }
         assert (await result_of(url, "viewer", "urgency"))["devices"]["unfit"] == []
         assert "devices" not in await result_of(url, "viewer", "tickets")  # it is over
@@ -192,15 +192,6 @@ async def test_a_device_of_another_model_declines_once() -> None:
         run = aggregator.service.runs["tickets"]
         (found,) = aggregator.service.dispatcher.count_devices(run, reasons=True).unfit
         assert found.reason == reason
-
-
-@pytest.mark.parametrize(
-    ("rows", "output"),
-    [(TICKETS, WHY), ([{"Jane": "a", "label": "low"}], "field 'text' is missing")],
-)
-def test_what_others_learn_of_rows(rows: list[dict[str, str]], output: str) -> None:
-    task = spec_of("urgency", ("low", "high")).task
-    assert Rows.of(task, rows).public_reason == output
 
 
 class TestCheck:

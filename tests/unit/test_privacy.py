@@ -9,11 +9,13 @@ import random
 from collections import Counter
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.aggregator.rounds.privacy import Accountant
 from fedone_sdk.client import noise
 from fedone_sdk.client.noise import (
@@ -98,9 +100,9 @@ def test_noise_takes_no_seed() -> None:
 
 
 @pytest.mark.parametrize("vector", VECTORS["releases"], ids=lambda vector: vector["name"])
-def test_golden_releases(vector: dict[str, object]) -> None:
+def test_golden_releases(vector: dict[str, Any]) -> None:
     spec = privacy(clip=vector["clip"], noise_multiplier=vector["noise_multiplier"])
-    released = private_losses(vector["losses"], spec, SplitMix(vector["seed"]))  # type: ignore[arg-type]
+    released = private_losses(vector["losses"], spec, SplitMix(vector["seed"]))
     assert list(released) == vector["released"]
 
 
@@ -180,6 +182,13 @@ def test_a_small_step_is_left_alone_but_for_the_noise() -> None:
 
 
 # The accountant
+
+
+@pytest.mark.parametrize("vector", VECTORS["epsilons"])
+def test_golden_epsilons(vector: dict[str, Any]) -> None:
+    precision = math.fsum(multiplier**-2 for multiplier in vector["multipliers"])
+    found = GaussianAccountant(vector["delta"]).epsilon(precision)
+    assert found == pytest.approx(vector["epsilon"], rel=1e-9)
 
 
 def delta_of(epsilon: float, sigma: float) -> float:
