@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
-from functools import reduce
 from itertools import chain
 
 import structlog
 
-from fedone_sdk.backends.answers import AnswerCache, query_key
+from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
 from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.rate_limit import RateLimiter
@@ -28,19 +27,20 @@ Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 class ModelClient(Wrapper):
     """Sends queries to a model through stages, in one order.
 
-    1. split: divides a query into requests of at most `LLMBackend.max_inputs` inputs;
-    2. cache: returns known answers, and joins equal pending requests (`AnswerCache`);
+    1. cache: answers known inputs, and joins equal pending ones (`AnswerCache`);
+    2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`;
     3. retries: repeats a request after temporary failures, until a circuit breaker opens
        (`Retries`);
     4. rate limits: delays each attempt (`RateLimiter`);
     5. budget: reserves each attempt before it is sent, and settles it after the answer;
     6. watch, for metrics and traces; then the adapter sends the request.
 
+    **Cache.** Inputs are equal if their texts, the truncated form of one that is too long
+    (`LLMBackend.shortened`), and the query's scope, kind and label words are equal; the payer and
+    the other inputs of the query do not matter (but see `LLMBackend.apart`).
+
     **Split.** The requests of a query are sent concurrently. After a failure no further one starts,
     pending ones complete, and the most severe error is raised with the usage of all (`ask_each`).
-
-    **Cache.** Requests are equal if their contents and the truncated forms of inputs that are too
-    long (`LLMBackend.shortened`) are equal; the payer does not matter.
 
     **Budget.** The query's payer is charged, and an optional second budget. The upper bound of a
     request's cost is reserved before it is sent; a request that does not fit is not sent. The
@@ -101,9 +101,9 @@ class ModelClient(Wrapper):
         """Answers one query with as many requests as needed.
 
         Returns:
-            The rows in the order of the inputs, the sums of `usage` and `censored`, `cached` if all
-            parts are, `limits` of the last part, and the `model` of the first part, or of one that
-            differs from it. `usage` includes the cost in money.
+            The rows in the order of the inputs, `usage` of all requests with the cost in money,
+            the sums of `censored` and `cached`, `limits` of the last request, and the `model` of
+            the first input, or of one that differs from it.
 
         Raises:
             BackendBlocked: The breaker is open, or a setting, key or quota must change, or the
@@ -113,13 +113,28 @@ class ModelClient(Wrapper):
             BackendError: A request was refused; third in precedence.
             BackendUnavailable: Temporary failure; answered requests are paid.
         """
-        parts = self._parts(query)
-        if len(parts) == 1:
-            return await self._cached(parts[0])
-        answers, errors = await ask_each(self._cached, parts, concurrency=self._concurrency)
-        if errors:
-            raise _with_usage(errors[0], _total(answers.values(), errors))
-        return _merged([answers[index] for index in range(len(parts))])
+        sent: list[Answer] = []
+        keys = await self._keys(query)
+        places = {key: place for place, key in reversed([*enumerate(keys)])}
+
+        async def ask(wanted: Sequence[bytes], keep: Keep) -> None:
+            async def send(part: Sequence[int]) -> None:
+                answer = await self._retried(query.part(part))
+                rows = _rows(answer, len(part))
+                await keep(
+                    dict(zip((keys[place] for place in part), rows, strict=True)), answer.usage
+                )
+                sent.append(answer)
+
+            parts = self._parts([places[key] for key in wanted])
+            if len(parts) == 1:
+                return await send(parts[0])
+            _, errors = await ask_each(send, parts, concurrency=self._concurrency)
+            if errors:
+                raise _with_usage(errors[0], _total(sent, errors))
+
+        cache = AnswerCache(max_entries=0) if self.cache is None else self.cache
+        return _merged(await cache.rows(keys, self.fingerprint, ask), sent)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """Return the bound of all requests of `batch_size` inputs, as one query, with its cost."""
@@ -134,13 +149,14 @@ class ModelClient(Wrapper):
     async def quote(self, query: Query) -> Usage:
         """Return the quote of all requests of the query, as one query, with its cost in money.
 
-        A cached request costs nothing, so that a resumed run near its cap can replay paid answers.
+        A known input costs nothing, so that a resumed run near its cap can replay paid answers.
         """
-        quotes = []
-        for part in self._parts(query):
-            known = self.cache is not None and await self.cache.holds(await self._key(part))
-            quotes.append(NOTHING if known else self._priced(await self.inner.quote(part)))
-        return _as_one_query(reduce(Usage.__add__, quotes))
+        new: Sequence[int] = range(len(query.inputs))
+        if self.cache is not None:
+            new = await self.cache.unknown(await self._keys(query))
+        parts = self._parts(new)
+        quotes = [self._priced(await self.inner.quote(query.part(part))) for part in parts]
+        return _as_one_query(sum(quotes, NOTHING))
 
     @property
     def trouble(self) -> str | None:
@@ -161,31 +177,17 @@ class ModelClient(Wrapper):
         finally:
             await self.inner.aclose()
 
-    # Split
+    # Cache, split, retries, rate limits
 
-    def _parts(self, query: Query) -> list[Query]:
-        most = self.inner.max_inputs
-        if most is None or len(query.inputs) <= most:
-            return [query]
-        return [
-            replace(
-                query,
-                inputs=query.inputs[start : start + most],
-                references=query.references[start : start + most],
-            )
-            for start in range(0, len(query.inputs), most)
-        ]
-
-    # Cache, retries, rate limits
-
-    async def _cached(self, query: Query) -> Answer:
+    async def _keys(self, query: Query) -> list[bytes]:
         if self.cache is None:
-            return await self._retried(query)
-        key = await self._key(query)
-        return await self.cache.answer(key, self.fingerprint, lambda: self._retried(query))
+            return [b"%d" % place for place in range(len(query.inputs))]
+        shortened = await self.inner.shortened(query)
+        return row_keys(self.fingerprint, query, shortened, apart=self.inner.apart)
 
-    async def _key(self, query: Query) -> bytes:
-        return query_key(self.fingerprint, query, await self.inner.shortened(query))
+    def _parts(self, places: Sequence[int]) -> list[Sequence[int]]:
+        most = self.inner.max_inputs or max(len(places), 1)
+        return [places[start : start + most] for start in range(0, len(places), most)]
 
     async def _retried(self, query: Query) -> Answer:
         if self._retries is None:
@@ -260,21 +262,40 @@ def _as_one_query(usage: Usage) -> Usage:
     return usage.without_queries() + Usage(queries=1)
 
 
-def _merged(answers: Sequence[Answer]) -> Answer:
+def _rows(answer: Answer, num_inputs: int) -> list[Answer]:
+    """Return the answer to each input of a request, at no cost."""
+    found = len(answer.log_probs)
+    if found != num_inputs or len(answer.texts) not in (0, num_inputs):
+        raise ValueError(f"{found} answers were given to {num_inputs} inputs")
+    return [
+        replace(
+            answer,
+            log_probs=(row,),
+            texts=answer.texts[place : place + 1],
+            usage=NOTHING,
+            # Its share is not known.
+            censored=0 if place else answer.censored,
+            cached=0 if place else answer.cached,
+        )
+        for place, row in enumerate(answer.log_probs)
+    ]
+
+
+def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
     return Answer(
-        log_probs=tuple(chain.from_iterable(answer.log_probs for answer in answers)),
-        usage=reduce(Usage.__add__, (answer.usage for answer in answers)),
-        cached=all(answer.cached for answer in answers),
-        texts=tuple(chain.from_iterable(answer.texts for answer in answers)),
-        censored=sum(answer.censored for answer in answers),
+        log_probs=tuple(chain.from_iterable(row.log_probs for row in rows)),
+        usage=sum((answer.usage for answer in sent), NOTHING),
+        cached=sum(row.cached for row in rows),
+        texts=tuple(chain.from_iterable(row.texts for row in rows)),
+        censored=sum(row.censored for row in rows),
         # A run must detect that answers came from different models.
-        model=next((a.model for a in answers if a.model != answers[0].model), answers[0].model),
-        limits=answers[-1].limits,
+        model=next((row.model for row in rows if row.model != rows[0].model), rows[0].model),
+        limits=sent[-1].limits if sent else None,
     )
 
 
 def _total(answers: Iterable[Answer], errors: Iterable[Exception]) -> Usage | None:
-    usage = reduce(Usage.__add__, (answer.usage for answer in answers), NOTHING)
+    usage = sum((answer.usage for answer in answers), NOTHING)
     for error in errors:
         if isinstance(error, BackendError):
             if error.usage is None:

@@ -61,12 +61,12 @@ class _Prepared(NamedTuple):
     """A query as messages.
 
     Attributes:
-        shortened: The contents, if an input was too long; else None.
+        shortened: Per input its contents if it was too long, else None.
     """
 
     contents: list[Content]
     worst: Usage
-    shortened: list[Content] | None
+    shortened: list[Content | None]
 
 
 class OpenAIBackend(ServerBackend[_Prepared]):
@@ -252,7 +252,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def _prepare(self, query: Query) -> _Prepared:
         counter = await self._loaded()
         contents: list[Content] = []
-        worst, whole = Usage(queries=1), True
+        shortened: list[Content | None] = []
+        worst = Usage(queries=1)
         for parts in query.inputs:
             self._check_form(parts)
             messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
@@ -260,19 +261,19 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             around = self._around(query) + (len(messages) - 1) * OPENAI_CHAT_OVERHEAD
             texts = [message.parts for message in messages]
             fitted, num_tokens = counter.fit(texts, self._max_input_tokens - around)
-            whole = whole and fitted == texts
             contents.append(
                 [
                     (message.role, "".join(part.text for part in text))
                     for message, text in zip(messages, fitted, strict=True)
                 ]
             )
+            shortened.append(None if fitted == texts else contents[-1])
             worst += Usage(
                 requests=1,
                 prompt_tokens=num_tokens + around + self._overhead,
                 completion_tokens=_most_written(query),
             )
-        return _Prepared(contents, worst, None if whole else contents)
+        return _Prepared(contents, worst, shortened)
 
     def _around(self, query: Query) -> int:
         """Upper bound on the tokens of the JSON schema, which counts as input."""

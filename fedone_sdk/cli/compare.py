@@ -18,7 +18,7 @@ from fedone_sdk.cli._output import Output, money, note, write_file
 from fedone_sdk.cli._process import interruptible, naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import same_command, trial_progress
-from fedone_sdk.cli.report import check_page
+from fedone_sdk.cli.report import check_report
 from fedone_sdk.errors import ArgumentError, FedOneError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def compare(
     output = Output(json_file)
     quiet_logs()
     if html is not None:
-        check_page("--html", html)
+        check_report("--html", html)
     run = RunFile.load(run_path, cap=cap)
     caps = _Caps(queries=queries, requests=requests, usd=usd)
     place = _Place(RunState.next_to(run.path, run.spec.name))

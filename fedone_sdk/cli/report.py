@@ -37,7 +37,7 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="RUN.html by default; FILE.md is Markdown, with the figure as FILE.svg.",
+            help="RUN.html by default.",
         ),
     ] = None,
     run_path: Annotated[
@@ -69,8 +69,8 @@ def report(
         run = stored_run(source, server=server, token=token, store=store)
     else:
         run = _of_file(Path(source), run_path)
-    for file in write_report("--output", target, run):
-        typer.echo(f"{file}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
+    write_report("--output", target, run)
+    typer.echo(f"{target}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 
 
 def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
@@ -83,34 +83,18 @@ def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
 
 def check_report(option: str, target: Path) -> None:
     """Check, before the work, that a report can be written."""
-    if target.suffix not in (".html", ".md"):
-        raise ArgumentError(f"{option}: {target} must end in .html or .md")
+    if target.suffix != ".html":
+        raise ArgumentError(f"{option}: {target} must end in .html")
     check_target(option, target)
     if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
         raise MissingExtraError("a report", extra="report")
 
 
-def check_page(option: str, target: Path) -> None:
-    """`check_report` for pages that exist only as HTML."""
-    if target.suffix != ".html":
-        raise ArgumentError(f"{option}: {target} must end in .html")
-    check_report(option, target)
-
-
-def write_report(option: str, target: Path, run: ReportedRun) -> list[Path]:
+def write_report(option: str, target: Path, run: ReportedRun) -> None:
     """Write a report."""
-    from fedone_sdk.reports.render import html_report, markdown_report
+    from fedone_sdk.reports.render import html_report
 
-    if target.suffix == ".html":
-        write_file(option, target, html_report(run))
-        return [target]
-    figure = target.with_suffix(".svg")
-    text, svg = markdown_report(run, figure.name)
-    write_file(option, target, text)
-    if svg is None:
-        return [target]
-    write_file(option, figure, svg)
-    return [target, figure]
+    write_file(option, target, html_report(run))
 
 
 class ExportName(StrEnum):

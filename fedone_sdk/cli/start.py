@@ -327,8 +327,7 @@ def quickstart(
 ) -> None:
     """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 
-    A real aggregator and edge clients communicate over HTTP on loopback, under a hard cap on
-    queries.
+    A real aggregator and edge clients work in this process, under a hard cap on queries.
     """
     if write is not None:
         check_target("--write", write)
@@ -375,9 +374,7 @@ async def _tuned(run: RunFile, federation: Federation) -> tuple[RunResult, list[
 
     async with run.backend() as backend:
         store = MemoryStore()
-        result = await run_here(
-            federation, source=run.path, backend=backend, transport="http", store=store
-        )
+        result = await run_here(federation, source=run.path, backend=backend, store=store)
     return result, None if exit_code(result) else await _changes(store, federation, result)
 
 

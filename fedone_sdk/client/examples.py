@@ -123,11 +123,15 @@ An exception vetoes."""
 
 
 class Declining(FedOneError):
-    """The work cannot be done well enough, and is declined."""
+    """The work cannot be done well enough, and is declined.
 
-    def __init__(self, reason: str) -> None:
+    Attributes:
+        reason: Why, for the server.
+    """
+
+    def __init__(self, reason: str, *, shown: str | None = None) -> None:
         self.reason = reason
-        super().__init__(reason)
+        super().__init__(reason if shown is None else shown)
 
 
 class Unfit(Declining):
@@ -139,7 +143,7 @@ _KINDS: dict[type[Exception], str] = {
     BackendBlocked: "the client's model cannot be queried until its configuration changes",
     BackendUnavailable: "the client's model is not available now",
     BackendError: "the client's model failed",
-    BudgetError: "the budget of the client's model has nothing left for this",
+    BudgetError: "the client's budget has nothing left for this",
 }
 """By error type; the first match counts."""
 
@@ -154,7 +158,7 @@ def reason_of(failure: Exception) -> str:
             return words
     if not isinstance(failure, FedOneError):
         return f"the client failed with {type(failure).__name__}"
-    return str(failure)
+    return failure.reason if isinstance(failure, Declining) else str(failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,16 +170,24 @@ class Minibatch:
         references: Reference text of each, after the hook, for loss ``nll``; else none.
         examples: The same examples with all fields; a query to the gateway has no labels.
         vetoed: Number of examples that the hook held back, or left without a sendable text.
+        private: Whether the server learns the number of examples only, and not what became of
+            them.
     """
 
     texts: tuple[dict[str, str], ...]
     references: tuple[str, ...]
     examples: tuple[Example, ...]
     vetoed: int
+    private: bool
 
     @classmethod
     async def of(
-        cls, task: TaskSpec, examples: Sequence[Example], before_send: BeforeSend | None
+        cls,
+        task: TaskSpec,
+        examples: Sequence[Example],
+        before_send: BeforeSend | None,
+        *,
+        private: bool = False,
     ) -> Minibatch:
         """Apply the hook to the examples of a step.
 
@@ -189,7 +201,7 @@ class Minibatch:
             kept = dict(example)
             if before_send is not None:
                 kept |= {name: await _passed(before_send, example[name]) for name in names}
-            if usable(task, kept):
+            if misfit_of(task, kept, most_chars=MAX_TEXT_CHARS) is None:
                 texts.append({name: kept[name] for name in task.fields})
                 kept_examples.append(kept)
         batch = cls(
@@ -197,6 +209,7 @@ class Minibatch:
             references=references_of(task, kept_examples),
             examples=tuple(kept_examples),
             vetoed=len(examples) - len(texts),
+            private=private,
         )
         batch.check(frozenset())
         return batch
@@ -213,13 +226,15 @@ class Minibatch:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Count scored, failed and vetoed examples.
+        """Count scored, failed and vetoed examples; private ones count as scored.
 
         Raises:
             Declining: Too few were scored.
         """
         total = len(self.texts) + self.vetoed
         scored = len(self.texts) - len(failed)
+        if self.private and scored:
+            return Scored(scored=total)
         if not scored or scored < MIN_SCORED_SHARE * total:
             raise Declining(
                 f"only {scored} of {total} examples could be scored "
@@ -241,8 +256,3 @@ async def _passed(before_send: BeforeSend, text: Any) -> str | None:
     # A single text that no message can carry must not end the client.
     _log.warning("before_send returned no text that can be sent", kind=type(passed).__name__)
     return None
-
-
-def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
-    """Return whether an example has sendable text fields of the task, and what its loss needs."""
-    return misfit_of(task, example, most_chars=MAX_TEXT_CHARS) is None

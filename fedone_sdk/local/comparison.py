@@ -267,9 +267,7 @@ async def _run(contest: Contest) -> Result:
 async def _tuned(contest: Contest, backend: LLMBackend) -> TrialRecord:
     federation, spec = contest.federation, contest.federation.spec
     recorder, checkpoints = AnswerRecorder(backend), _Checkpoints()
-    result = await simulate(
-        federation, backend=recorder, transport="memory", watch=checkpoints.watch
-    )
+    result = await simulate(federation, backend=recorder, watch=checkpoints.watch)
     if result.status not in ("completed", "budget_exhausted"):
         raise FedOneError(f"{contest.title}: {result.reason or result.status}")
     run = checkpoints.run

@@ -69,9 +69,11 @@ if TYPE_CHECKING:
         Quarantine,
         Removal,
         RollBack,
+        RunEntry,
         RunSummary,
     )
     from fedone_sdk.messages.update import (
+        MAX_LOSS,
         MIN_SCORED_SHARE,
         UPDATE,
         AlphaUpdate,
@@ -115,9 +117,10 @@ else:
             ),
             "schema": "json_schemas",
             "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
-            "steering": "About Check Health Quarantine Removal RollBack RunSummary",
+            "steering": "About Check Health Quarantine Removal RollBack RunEntry RunSummary",
             "update": (
-                "MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored Update"
+                "MAX_LOSS MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored "
+                "Update"
             ),
             "verdict": "COMPARED Compared Spread Standing Verdict",
             "watch": (
@@ -154,6 +157,7 @@ __all__ = [
     "LostWork",
     "MAX_ELEMENTS",
     "MAX_MODEL_CHARS",
+    "MAX_LOSS",
     "MAX_TEXT_CHARS",
     "MAX_WRITTEN_CHARS",
     "MIN_SCORED_SHARE",
@@ -177,6 +181,7 @@ __all__ = [
     "Rotated",
     "RoundReport",
     "RunDevices",
+    "RunEntry",
     "RunEvent",
     "RunResult",
     "RunStatus",

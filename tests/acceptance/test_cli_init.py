@@ -43,11 +43,11 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     train = Path("my-tickets.train.jsonl").read_text().splitlines()
     assert len(train) == 64
     assert not {json.loads(line)["text"] for line in train} & {row["text"] for row in rows}
-    assert fedone("tune", "run.yaml", "--transport", "memory").code == 0
+    assert fedone("tune", "run.yaml").code == 0
     # What the file says of a higher number is true.
     text = Path("run.yaml").read_text()
     Path("run.yaml").write_text(text.replace("queries: 12", "queries: 18"))
-    code, _, err = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+    code, _, err = fedone("tune", "run.yaml", "--json", "r.json")
     assert (code, json.loads(Path("r.json").read_bytes())["spent"]["queries"]) == (0, 18)
     assert "raising queries 12 -> 18 after round 2" in err
     # Nothing is overwritten.

@@ -95,8 +95,8 @@ def test_the_report_has_the_model_s_answers(compare: Fedone) -> None:
                 trials[name, seed][measure] - trials["thompson", seed][measure] for seed in (0, 1)
             ]
             output = by_name[name][key]
-            assert output["mean"] == pytest.approx(sum(pairs) / 2)
-            assert output["low"] <= output["mean"] <= output["high"]
+            assert output["value"] == pytest.approx(sum(pairs) / 2)
+            assert output["low"] <= output["value"] <= output["high"]
             assert output["pairs"] == 2
     assert by_name["thompson"]["difference"] is None
 

@@ -145,7 +145,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def tuned(fedone: Fedone, *arguments: str) -> RunResult:
-    options = ("--transport", "memory", "--json", "r.json", *arguments)
+    options = ("--json", "r.json", *arguments)
     code, _, err = fedone("tune", "run.yaml", *options)
     assert code == 0, err
     return RunResult.model_validate_json(Path("r.json").read_bytes())
@@ -177,7 +177,7 @@ class TestTuned:
         for *command, done in (
             ("runs", "export", "climb", "-o", "c.jsonl", "run climb"),
             ("runs", "export", "climb", "--as", "prompt", "-o", "p.json", "prompt of run climb"),
-            ("report", "climb", "-o", "c.md", "run climb"),
+            ("report", "climb", "-o", "c.html", "run climb"),
         ):
             forget()
             code, _, err = fedone(*command)
@@ -207,7 +207,7 @@ class TestTuned:
     ) -> None:
         straight = tuned(fedone, "--no-store")
         write_module(fails="if told[0] > 6: raise RuntimeError('out of memory')")
-        code, out, _ = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+        code, out, _ = fedone("tune", "run.yaml", "--json", "r.json")
         result = RunResult.model_validate_json(Path("r.json").read_bytes())
         assert (code, result.status, result.rounds) == (1, "failed", 3)
         reason = f"method {OBJECT}: tell raises RuntimeError: out of memory"

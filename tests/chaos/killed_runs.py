@@ -114,7 +114,7 @@ class Plan:
     @property
     def arguments(self) -> tuple[str, ...]:
         """What is typed after ``fedone``."""
-        named = ("--store", self.store, "--transport", "memory")
+        named = ("--store", self.store)
         return ("tune", "run.yaml", *(named if self.flags == "named" else ()))
 
     @classmethod

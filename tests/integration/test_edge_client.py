@@ -150,7 +150,7 @@ class TestData:
         backend = ScriptedBackend()
         bad: list[dict[str, Any]] = [
             {"text": "no label"},
-            {"text": "strange label", "label": 7},
+            {"text": "no label", "label": None},
             {"label": 1},
             {"text": None, "label": 1},
             {"text": "x" * (MAX_TEXT_CHARS + 1), "label": 1},

@@ -18,7 +18,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
-from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
+from fedone_sdk.client import ClientEvent, HttpTransport
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -254,7 +254,7 @@ class TestWhatIsTold:
             ),
             (
                 BudgetExhausted(SAID),
-                "the budget of the client's model has nothing left for this",
+                "the client's budget has nothing left for this",
             ),
         ],
         ids=lambda value: type(value).__name__,
@@ -410,29 +410,6 @@ class TestStartAgain:
             client.stop()
             assert (await client.run_once()).outcome in ("idle", "worked")
             assert (await client.run_once()).outcome == "worked"
-
-    async def test_in_another_thread(self) -> None:
-        async with LoopbackFederation(spec_of(1000), WORDS, backend=ScriptedBackend()) as served:
-            state = served.run
-
-            def app() -> None:
-                client = EdgeClient(served.url, token=served.token, data=DATA)
-                for _ in range(3):
-                    before = state.state.round
-                    with EdgeClientThread(client) as working:
-                        while state.state.round < before + 2:
-                            assert working.running
-                        assert working.stop(10)
-                        assert working.stop(10)
-                    assert working.error is None
-
-            await asyncio.to_thread(app)
-
-    async def test_a_stop_that_comes_too_late_is_not_kept_for_the_next_thread(self) -> None:
-        client = EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA)
-        working = EdgeClientThread(client)
-        working._stop_client()
-        assert not client._stop.is_set()
 
     async def test_a_stream_without_a_block(self) -> None:
         async def stream() -> AsyncIterator[dict[str, Any]]:

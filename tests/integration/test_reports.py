@@ -22,7 +22,7 @@ from fedone_sdk.messages import PromptReport
 from fedone_sdk.reports import artefact_of, label_examples, read_export, read_run
 from fedone_sdk.reports.contents import MOST_CLIENTS, contents_of
 from fedone_sdk.reports.forms import program_of
-from fedone_sdk.reports.render import html_report, markdown_report
+from fedone_sdk.reports.render import html_report
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.trackers import params_of
@@ -173,27 +173,6 @@ async def test_hostile_text_stays_text_in_html() -> None:
     assert "{{7*7}}" in page.text
 
 
-async def test_hostile_text_stays_text_in_markdown() -> None:
-    markdown_it = pytest.importorskip("markdown_it", reason="rich brings markdown-it")
-    run = (await small()).run
-    reader = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
-
-    def kinds(run: ReportedRun) -> list[str]:
-        text, svg = markdown_report(run, "small.svg")
-        assert svg is not None
-        tokens = reader.parse(text)
-        inner = [child for token in tokens for child in token.children or ()]
-        assert [t.type for t in inner if t.type == "image"] == ["image"]
-        assert not [t for t in [*tokens, *inner] if t.type in ("html_block", "html_inline")]
-        shown = "".join(t.content for t in [*tokens, *inner] if t.type in ("text", "fence"))
-        assert run.result.prompt.text.splitlines()[0] in shown
-        return [token.type for token in tokens if token.type in ("heading_open", "table_open")]
-
-    harmless = kinds(run)
-    assert kinds(hostile(run)) == harmless
-    assert harmless.count("table_open") == 4
-
-
 async def test_a_result_file_gives_what_it_has(tmp_path: Path) -> None:
     done = await small()
     (tmp_path / "result.json").write_text(done.result.model_dump_json())
@@ -207,8 +186,6 @@ async def test_a_result_file_gives_what_it_has(tmp_path: Path) -> None:
     # Its backend is not the model that scored, so there is no program to copy.
     assert "does not describe how to call the model" in Page(html_report(with_task)).text
     assert "openai" not in Page(html_report(with_task)).text
-    text, _ = markdown_report(run, "x.svg")
-    assert "| Tuned prompt |" in text
 
 
 async def test_a_run_before_its_start_has_no_curves() -> None:
@@ -216,9 +193,6 @@ async def test_a_run_before_its_start_has_no_curves() -> None:
     empty = done.result.model_copy(update={"history": (), "rounds": 0})
     run = ReportedRun(result=empty)
     assert "Curves" not in Page(html_report(run)).text
-    text, svg = markdown_report(run, "x.svg")
-    assert svg is None
-    assert "x.svg" not in text
 
 
 async def test_many_clients_are_counted() -> None:
@@ -287,10 +261,10 @@ async def test_no_key_is_in_what_is_left_of_a_run(monkeypatch: pytest.MonkeyPatc
     assert done.result.status == "stopped"
     assert "OUR_KEY" in (done.result.reason or "")
     run = done.run
-    page, (markdown, _) = html_report(run), markdown_report(run, "x.svg")
+    page = html_report(run)
     assert "OUR_KEY" in page
     params = json.dumps(params_of(run.spec)) if run.spec else ""
-    for text in (page, markdown, artefact_of(run).dump(), params):
+    for text in (page, artefact_of(run).dump(), params):
         assert key not in text
         assert "12345678" not in text
 

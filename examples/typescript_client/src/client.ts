@@ -26,6 +26,8 @@ import type { LossesAssignment } from "./messages.js";
 import { gatewayOracle, ownOracle } from "./oracle.js";
 import type { Oracle } from "./oracle.js";
 import { Backoff, MAX_WAIT_S, PATIENCE_S } from "./patience.js";
+import { Account } from "./policy.js";
+import type { WorkPolicy } from "./policy.js";
 import { platformRandom } from "./random.js";
 import type { Random } from "./random.js";
 import { CurrentWork, Identity } from "./state.js";
@@ -56,6 +58,8 @@ export interface EdgeClientOptions {
   readonly storage: EdgeStorage;
   /** A model of the device's own; by default the aggregator's gateway scores. */
   readonly backend?: Backend;
+  /** Which work the device accepts. */
+  readonly policy?: WorkPolicy;
   /** For runs whose loss is `score`. */
   readonly score?: ScoreFunction;
   /** Gets progress; it should return at once. */
@@ -95,6 +99,8 @@ export interface Status {
   readonly work?: WorkFacts & { readonly done: number; readonly total: number };
   /** What the last turn came to. */
   readonly outcome?: Outcome;
+  /** The epsilon spent so far; undefined unless `policy` requires privacy. */
+  readonly epsilon?: number;
   /** How long to wait before the next turn, seconds. */
   readonly nextTurnS: number;
 }
@@ -134,6 +140,7 @@ export class EdgeClient {
   readonly #random: () => Random;
   readonly #link: Link;
   readonly #current: CurrentWork;
+  readonly #account: Account;
   readonly #known: KnownRuns;
   readonly #backoff = new Backoff();
   /** Fingerprint of the device's own model, once it has answered. */
@@ -165,6 +172,7 @@ export class EdgeClient {
       tell,
     );
     this.#current = new CurrentWork(storage, server);
+    this.#account = new Account(storage, options.policy ?? {}, options.backend !== undefined);
     this.#known = new KnownRuns(this.#link);
   }
 
@@ -210,6 +218,7 @@ export class EdgeClient {
   /** Where the client stands. */
   status(): Status {
     const { clientId } = this.#link.identity;
+    const { epsilon } = this.#account;
     return {
       online: this.#link.online,
       unsent: this.#current.unsent !== undefined,
@@ -217,6 +226,7 @@ export class EdgeClient {
       ...(clientId !== undefined && { clientId }),
       ...(this.#work && { work: this.#work }),
       ...(this.#outcome && { outcome: this.#outcome }),
+      ...(epsilon !== undefined && { epsilon }),
     };
   }
 
@@ -265,6 +275,7 @@ export class EdgeClient {
 
   async #turn(waitS: number, signal: AbortSignal | undefined): Promise<Outcome> {
     if (!(await this.#holds())) return "paused";
+    await this.#account.load();
     await this.#link.enrol(signal);
     await this.#handInWaiting(signal);
     const { data, runId, backend } = this.#options;
@@ -361,6 +372,7 @@ export class EdgeClient {
     const work = {
       ...{ run, assignment, held, beforeSend, score, onScored },
       journal: this.#current,
+      account: this.#account,
       ownModel: backend !== undefined,
       random: this.#random,
     };
@@ -419,7 +431,7 @@ export class EdgeClient {
     const unfit = error instanceof Declining && error.unfit;
     const message = {
       reason: reason.slice(0, 500),
-      usage: this.#current.usageOf(facts.assignmentId),
+      usage: this.#account.shown(this.#current.usageOf(facts.assignmentId)),
       ...(unfit && { unfit }),
     };
     await this.#link.decline(facts.assignmentId, message, signal);

@@ -6,9 +6,10 @@ import { classLosses, hasBiasGrid } from "./loss.js";
 import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment, LossesUpdate } from "./messages.js";
 import { drawMinibatch } from "./minibatch.js";
-import { privateLosses } from "./noise.js";
+import { checkPrivacy, privateLosses } from "./noise.js";
 import { fingerprint, mean } from "./numbers.js";
 import type { Oracle } from "./oracle.js";
+import type { Account } from "./policy.js";
 import type { Random } from "./random.js";
 import type { CurrentWork } from "./state.js";
 import { Step } from "./step.js";
@@ -24,6 +25,7 @@ export interface Work {
   readonly beforeSend: BeforeSend | undefined;
   readonly score: ScoreFunction | undefined;
   readonly journal: CurrentWork;
+  readonly account: Account;
   /** Whether the device asks a model of its own, whose queries it must report. */
   readonly ownModel: boolean;
   readonly random: () => Random;
@@ -55,7 +57,10 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
   const step = new Step(run, batch, prompts, dtype, journal, work.score, work.onScored);
   const missing = step.missing();
   work.onScored(prompts.length - missing.length);
-  if (missing.length > 0) await oracle(step, missing);
+  if (missing.length > 0) {
+    await work.account.pay(missing.length);
+    await oracle(step, missing);
+  }
   return { num_examples: examples.length, ...(await summed(step, work)) };
 }
 
@@ -72,12 +77,15 @@ async function summed(step: Step, work: Work): Promise<Omit<LossesUpdate, "num_e
   const rows = found.map((row) => kept.map((at) => row[at]!));
   const { privacy } = run;
   const losses = privacy
-    ? await journal.noised(() => privateLosses(rows, privacy, work.random()))
+    ? await journal.noised(
+        () => privateLosses(rows, privacy, work.random()),
+        () => work.account.release(privacy),
+      )
     : rows.map(mean);
   const queries = work.ownModel ? prompts.length : 0;
   return {
     scored,
-    usage: { ...journal.usage, queries },
+    usage: work.account.shown({ ...journal.usage, queries }),
     model: journal.model!,
     exchange: "losses",
     losses: [...losses],
@@ -111,7 +119,7 @@ function byClass(
  *
  * @throws Declining They do not.
  */
-function checkedPrompts({ run, assignment, score }: Work): number[][] {
+function checkedPrompts({ run, assignment, account, journal, score }: Work): number[][] {
   const { task } = run;
   const { dtype, shape } = assignment.prompts;
   const prompts = rowsOf(assignment.prompts);
@@ -126,9 +134,17 @@ function checkedPrompts({ run, assignment, score }: Work): number[][] {
   ) {
     throw new Declining("the assignment does not fit its run");
   }
+  if (prompts.length > assignment.leased_queries) {
+    throw new Declining(
+      `the assignment names ${prompts.length} prompts, and leases ${assignment.leased_queries} ` +
+        "queries",
+    );
+  }
   if (run.privacy?.target === "alpha") {
     throw new Declining("the run's privacy does not fit its exchange"); // no loss has noise
   }
+  if (run.privacy) checkPrivacy(run.privacy);
+  account.check(run, journal.isNoised);
   if (task.loss === "score" && score === undefined) {
     throw new Declining("loss score needs a score function, and this client has none");
   }

@@ -38,8 +38,9 @@ def fill(
         return Result(state=state)
     if machine.is_exhausted(state):
         return end_early(machine, state, "budget_exhausted", _no_answer_reason(state), now)
-    if reason := _no_fit_reason(machine, state):
-        return end_early(machine, state, "failed", reason, now)
+    if last := _last_unfit(machine, state):
+        why = "no client fits"
+        return end_early(machine, state, "failed", f"{why}; last: {last}", now, summary=why)
     if enrolled is not None and (spent := _num_exhausted(machine, state, enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have reached it, and no other is available; "
@@ -65,12 +66,12 @@ def _no_answer_reason(state: RunState) -> str | None:
     return f"no backend answered: {state.lost} assignments failed"
 
 
-def _no_fit_reason(machine: RoundMachine, state: RunState) -> str | None:
-    """Return why no client fits, once all clients of a run with ``data`` have declined."""
+def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
+    """Return the newest reason once all clients of a run with ``data`` have declined as unfit."""
     data = machine.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
         return None
-    return f"no client fits; last: {list(state.unfit.values())[-1]}"
+    return list(state.unfit.values())[-1]
 
 
 def _num_exhausted(machine: RoundMachine, state: RunState, enrolled: int) -> int:
@@ -245,8 +246,8 @@ def decline(
     if not state.running:
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
-    why = f"the client declined: {reason}"
-    return vacate(machine, state, seat, why, usage, now, unfit=reason if unfit else None)
+    why = "the client declined"
+    return vacate(machine, state, seat, why, usage, now, said=reason, unfit=unfit)
 
 
 def expire(machine: RoundMachine, state: RunState, now: float) -> Result[None]:
@@ -267,21 +268,24 @@ def vacate(
     reported: Usage | None,
     now: float,
     *,
-    unfit: str | None = None,
+    said: str | None = None,
+    unfit: bool = False,
 ) -> Result[None]:
-    """Take a seat from its client and charge its lease.
+    """Take a seat from its client, who says why in `said`, and charge its lease.
 
-    A client with a reason in `unfit` gets no other seat of the run. It declines before it queries a
-    model, so this costs nothing and does not count towards `RoundMachine.MAX_LOST`.
+    An unfit client gets no other seat of the run. It declines before it queries a model, so this
+    costs nothing and does not count towards `RoundMachine.MAX_LOST`.
     """
-    was_working = seat.phase == "working" and unfit is None
-    seat, result = release(machine, state, seat, reason, reported, unasked=unfit is not None)
+    was_working = seat.phase == "working" and not unfit
+    seat, result = release(machine, state, seat, reason, reported, said=said, unasked=unfit)
     state = renew_offers(machine, result.state, seat.client, now)
     state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
-    if unfit is not None:
-        state = _without_unfit(state, seat, unfit)
+    if unfit:
+        state = _without_unfit(state, seat, said or reason)
     if state.lost > machine.MAX_LOST:
-        return result.then(end_early(machine, state, "failed", f"last: {reason}", now))
+        short = f"last: {reason}"
+        full = short if said is None else f"{short}: {said}"
+        return result.then(end_early(machine, state, "failed", full, now, summary=short))
     if seat.step:
         # Earlier local steps are paid for: the seat closes with their result.
         return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
@@ -326,8 +330,8 @@ def quarantine(
     result: Result[None] = Result(state=state)
     for seat in state.seats:
         if seat.client == client:
-            why = f"the client was quarantined: {reason}"
-            seat, released = release(machine, result.state, seat, why, None)
+            why = "the client was quarantined"
+            seat, released = release(machine, result.state, seat, why, None, said=reason)
             result = result.then(replace(released, state=released.state.without_seat(seat)))
     return result.changed(quarantined=state.quarantined | {client})
 

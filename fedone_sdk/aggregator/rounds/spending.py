@@ -23,6 +23,7 @@ def release(
     reason: str,
     reported: Usage | None,
     *,
+    said: str | None = None,
     unasked: bool = False,
 ) -> tuple[Seat, Result[None]]:
     """End the open assignment of a seat, if any, without an update and settle its lease.
@@ -32,7 +33,7 @@ def release(
     """
     if seat.phase != "working" or seat.assignment_id is None:
         return seat, Result(state=state)
-    closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
+    closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
     if unasked and reported == NOTHING:
         spent = seat.used + seat.max_pending
     else:

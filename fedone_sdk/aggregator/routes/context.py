@@ -171,6 +171,14 @@ async def authorize(request: web.Request, route: Route) -> None:
             context.set_run(service.traffic_run(assignment_id=work))
 
 
+def person_of(request: web.Request) -> AdminToken:
+    """Return the authenticated user."""
+    person = CONTEXT.get().person
+    if person is None:
+        raise LookupError(f"{request.path} is not restricted to users")
+    return person
+
+
 def client_of(request: web.Request) -> ClientRecord:
     """Return the authenticated device."""
     client = CONTEXT.get().client

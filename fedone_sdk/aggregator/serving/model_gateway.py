@@ -75,7 +75,7 @@ class ModelGateway:
             self._calls[message.assignment_id] = calls
             self._run_ids[message.assignment_id] = run
             task = calls[body_sha256] = asyncio.create_task(
-                self._query_model(run, message, rows, body_sha256),
+                self._query_model(run, str(seat.client), message, rows, body_sha256),
                 name=f"gateway {message.assignment_id}",
             )
             self._pending[task] = run
@@ -175,7 +175,7 @@ class ModelGateway:
             )
 
     async def _query_model(
-        self, run: ServedRun, message: Score, rows: list[list[int]], call: str
+        self, run: ServedRun, client_id: str, message: Score, rows: list[list[int]], call: str
     ) -> Scores:
         assignment_id, attempts = message.assignment_id, Reservations(self._replica)
 
@@ -200,12 +200,15 @@ class ModelGateway:
         call_budget = CallBudget(run.run_id, NOTHING, reserve_more)
         try:
             queries = [
-                query_for(
-                    run.spec.task,
-                    run.shown(row),
-                    message.examples,
-                    backend=self.backend,
-                    references=message.references,
+                replace(
+                    query_for(
+                        run.spec.task,
+                        run.shown(row),
+                        message.examples,
+                        backend=self.backend,
+                        references=message.references,
+                    ),
+                    scope=(run.run_id, client_id),
                 )
                 for row in rows
             ]

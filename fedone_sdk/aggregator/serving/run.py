@@ -450,7 +450,7 @@ class ServedRun(RunView):
         names = await self._names([one.client for one in without]) if without else ()
         # In the round before the event, which may also end the round.
         lost = [
-            LostWork(round=before.round, client_id=name, reason=one.reason, at=now)
+            LostWork(round=before.round, client_id=name, reason=one.reason, said=one.said, at=now)
             for one, name in zip(without, names, strict=True)
         ]
         log = [LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]

@@ -1,0 +1,41 @@
+"""Run all attacks and print one table; exit with 1 if one reaches its goal.
+
+Arguments are parts of names: only attacks that contain one of them are run.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.attacks import Attack, all_attacks
+
+
+def _outcome(attack: Attack) -> tuple[bool, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return True, attack(Path(folder))
+        except Exception as exc:
+            return False, f"SUCCEEDS: {type(exc).__name__}: {exc}"
+
+
+def main(parts: list[str]) -> int:
+    """Run the attacks whose name contains one of the parts; all without parts."""
+    table = Table("attack", "before", "now", show_lines=True)
+    wanted = [one for one in all_attacks() if not parts or any(part in one.name for part in parts)]
+    held = []
+    for attack in wanted:
+        passed, now = _outcome(attack)
+        held.append(passed)
+        table.add_row(attack.name, attack.before, now)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    print(f"{sum(held)} of {len(held)} attacks fail")
+    return 0 if held and all(held) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
