@@ -38,7 +38,7 @@ RUNS: tuple[dict[str, Any], ...] = (
         **_COMMON,
         "name": "losses",
         "method": _METHOD,
-        "participation": {**_PART, "exchange": "losses", "trusted_clients": True},
+        "participation": {**_PART, "exchange": "losses", "own_models": "trusted"},
         "budget": {"queries": 10_000},
     },
     {

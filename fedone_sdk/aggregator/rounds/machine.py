@@ -90,10 +90,17 @@ class RoundMachine:
     """Renewals of an assignment: a device that never ends holds a seat for 11 deadlines."""
 
     MAX_LOST: ClassVar = 50
-    """Lost assignments in a row after which the run ends as failed.
+    """Lost assignments in a row after which the run ends as failed, once no waiting client is left
+    that has not lost one in this round.
 
     Each may cost its lease: a run whose model never answers ends before its caps do.
     """
+
+    MAX_STRIKES: ClassVar = 3
+    """Losses of a client, less its updates, from which it is set aside: for one deadline, and twice
+    as long with each further loss, up to a day."""
+
+    LONGEST_ASIDE_S: ClassVar = 86_400.0
 
     def __init__(
         self,
@@ -314,6 +321,11 @@ class RoundMachine:
             return self.spec.data.num_clients
         uniform = self.spec.participation.selection == "uniform"
         return self.spec.participation.clients_per_round if uniform else 1
+
+    def admits(self, *, own_model: bool) -> bool:
+        """Whether a client may work with a model of its own, if it has one."""
+        no_gateway = self.gateway_model is None
+        return not own_model or no_gateway or self.spec.participation.own_models is not None
 
     @property
     def required_model(self) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
-from fedone_sdk.aggregator.rounds.seats import renew_offers, vacate
+from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.algorithms import State
@@ -38,18 +38,19 @@ def accept(
         return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
     told = _step_result(machine, state, seat, update)
-    spent = lease_cost(machine, state, seat, update.usage)
+    spent = lease_cost(machine, state, seat, update.usage, answered=True)
     lease = state.account.leases[assignment_id]
     if through_gateway(machine, seat) and spent.queries < lease.queries:
-        # The client used a model on its device after all.
+        if not machine.admits(own_model=True):
+            raise ProblemError(
+                "invalid_message",
+                f"losses: the gateway answered {spent.queries} of {lease.queries} queries, and the "
+                "run refuses models on devices (participation.own_models)",
+            )
         spent = lease
-    state = replace(
-        state,
-        account=state.account.settle(assignment_id, spent),
-        model=update.model,
-        lost=0,
-    )
-    state = renew_offers(machine, state, seat.client, now)
+    state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
+    counted = count_update(machine, state, seat.client, now)
+    state = renew_offers(machine, counted.state, seat.client, now)
     receipt = Receipt(assignment_id=assignment_id, round=state.round, body_sha256=body_sha256)
     closed = Closed(
         assignment_id=assignment_id, client=seat.client, reason="accepted", receipt=receipt
@@ -73,9 +74,11 @@ def accept(
     if machine.losses_exchange and steps_done < machine.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
         seat = replace(seat, phase="offered", due=now + machine.CLAIM_TIMEOUT_S)
-        return Result(state=state.with_seat(seat), closed=(closed,), reply=receipt)
-    accepted = Result(state=state, closed=(closed,), reply=receipt)
-    return accepted.then(close_seat(machine, state, seat, now)).replying(receipt)
+        later: Result[None] = Result(state=state.with_seat(seat))
+    else:
+        later = close_seat(machine, state, seat, now)
+    accepted: Result[None] = counted.then(Result(state=state, closed=(closed,)))
+    return accepted.then(later).replying(receipt)
 
 
 def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:

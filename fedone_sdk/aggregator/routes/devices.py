@@ -140,7 +140,7 @@ DEVICE_ROUTES = tagged(
         request=Claim,
         answers={200: Assignment, 204: None},
         headers={204: {"Retry-After": _RETRY_AFTER}},
-        problems=("not_found", "model_mismatch", "run_ended", "backend_unavailable"),
+        problems=("forbidden", "not_found", "model_mismatch", "run_ended", "backend_unavailable"),
     ),
     Route(
         "POST /v1/assignments/{assignment_id}/update",
