@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
@@ -20,6 +21,9 @@ from fedone_sdk.errors import BackendBlocked, BackendError, BudgetExhausted
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 
 _log = structlog.get_logger(__name__)
+
+_SMALL = 32 * 1024
+"""Characters up to which a key is computed on the event loop."""
 
 Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 """Returns a context manager that wraps one request."""
@@ -185,7 +189,11 @@ class ModelClient(Wrapper):
         return await self.cache.answer(key, self.fingerprint, lambda: self._retried(query))
 
     async def _key(self, query: Query) -> bytes:
-        return query_key(self.fingerprint, query, await self.inner.shortened(query))
+        shortened = await self.inner.shortened(query)
+        size = sum(len(part.text) for parts in query.inputs for part in parts)
+        if size < _SMALL:
+            return query_key(self.fingerprint, query, shortened)
+        return await asyncio.to_thread(query_key, self.fingerprint, query, shortened)
 
     async def _retried(self, query: Query) -> Answer:
         if self._retries is None:

@@ -86,20 +86,8 @@ def reserve_call(
     Repetitions of a request have its `call` id, and its queries count once. `attempt` is unique and
     names the replica. `worst` comes on top of earlier reservations of the attempt.
     """
-    seat = working(state, assignment_id)
-    if not state.running:
-        # Without the reason: a provider's text may quote another device's input.
-        raise ProblemError(
-            "run_conflict", f"the run is {'paused' if state.paused else state.status}"
-        )
-    lease = state.account.leases[assignment_id]
-    # A repeated request costs money again, but is not a new query.
-    queries = 0 if call in seat.calls else worst.queries
-    if seat.used.queries + queries > lease.queries:
-        left = lease.queries - seat.used.queries
-        raise ProblemError(
-            "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
-        )
+    seat, lease = working(state, assignment_id), state.account.leases[assignment_id]
+    queries = new_queries(state, assignment_id, call, worst.queries)
     sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
     seat = replace(
         seat,
@@ -114,6 +102,29 @@ def reserve_call(
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
     return Result(state=replace(state.with_seat(seat), account=account))
+
+
+def new_queries(
+    state: RunState, assignment_id: str, call: str, queries: int, pending: int = 0
+) -> int:
+    """Return how many queries of a gateway call are new, or refuse them.
+
+    A repeated request costs money again, but is no new query. `pending` queries of other calls are
+    admitted, but not reserved yet.
+    """
+    seat = working(state, assignment_id)
+    if not state.running:
+        # Without the reason: a provider's text may quote another device's input.
+        raise ProblemError(
+            "run_conflict", f"the run is {'paused' if state.paused else state.status}"
+        )
+    queries = 0 if call in seat.calls else queries
+    left = state.account.leases[assignment_id].queries - seat.used.queries - pending
+    if queries > left:
+        raise ProblemError(
+            "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
+        )
+    return queries
 
 
 def settle_call(
