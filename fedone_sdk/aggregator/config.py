@@ -274,14 +274,23 @@ class ServeConfig(Spec):
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about insecure settings: weak tokens without TLS on a network."""
+        """Return warnings about insecure settings of a server on a network."""
         host, _ = self.address
-        if self.tls is not None or _is_loopback(host):
+        if _is_loopback(host):
             return []
+        weak = [] if self.tls is not None else self.auth.guessable
         return [
-            f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
-            f"make one with: {MAKE_A_TOKEN}"
-            for key in self.auth.guessable
+            *(
+                f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
+                f"make one with: {MAKE_A_TOKEN}"
+                for key in weak
+            ),
+            *(
+                f"auth.enrolment_tokens.{at}: has no uses, so whoever learns it enrols any number "
+                "of devices; set uses, or several tokens that expire"
+                for at, token in enumerate(self.auth.enrolment_tokens)
+                if token.uses is None
+            ),
         ]
 
     @property
@@ -313,7 +322,10 @@ class ServeConfig(Spec):
         return list(runs.values()), errors
 
     def _load_run(self, path: Path, folder: Path) -> RunToServe:
-        spec = RunSpec.load(path)
+        try:
+            spec = RunSpec.load(path).served()
+        except SpecError as exc:
+            raise SpecError(exc.problems, source=str(path)) from exc
         if isinstance(spec.method, OwnMethodSpec):
             from fedone_sdk.algorithms import load_method
 

@@ -110,6 +110,9 @@ class DefenceSpec(Spec):
     trust_region: ClassVar[float] = 1.5
     """Maximum step of alpha, in medians of the run's last steps: honest steps hardly exceed it."""
 
+    widest_region: ClassVar[float] = 10.0
+    """The same without a defence, for methods whose steps are not bounded otherwise (SGD)."""
+
     quarantine: ClassVar[int] = 2
     """A client gets no more work if at least this many of its updates, and more than half of them,
     were rejected: one may be bad luck."""

@@ -19,6 +19,9 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, Receipt
 from fedone_sdk.messages.array import from_wire
 
+_MAX_ALPHA = 1e6
+"""Upper bound of an entry of alpha in a message, as of a loss."""
+
 
 def accept(
     machine: RoundMachine,
@@ -133,7 +136,8 @@ def _step_result(
             curves=() if curves is None else (curves,),
         )
     if isinstance(update, AlphaUpdate) and not machine.losses_exchange:
-        return _StepResult(local=_local(machine, update), mean_loss=update.mean_loss)
+        local = _local(machine, state, seat, update)
+        return _StepResult(local=local, mean_loss=update.mean_loss)
     raise ProblemError(
         "invalid_message",
         f"exchange: is {update.exchange!r}, the run's is {machine.spec.participation.exchange!r}",
@@ -161,7 +165,7 @@ def _curves(machine: RoundMachine, update: LossesUpdate) -> Curves | None:
     return curves
 
 
-def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
+def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
     array = update.alpha
     if array.dtype != "float32" or array.shape != machine.shape:
         raise ProblemError(
@@ -172,6 +176,17 @@ def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
         raise ProblemError("invalid_message", "alpha: must be positive")
+    if alpha.max() > _MAX_ALPHA:
+        raise ProblemError("invalid_message", f"alpha: an entry is above {_MAX_ALPHA:g}")
     if not np.array_equal(machine.method.project(alpha), alpha):
         raise ProblemError("invalid_message", "alpha: is outside what the method allows")
+    before = state.method.alpha
+    step = float(np.abs(alpha.astype(np.float64) - before).max())
+    longest = machine.longest_step(before, seat.num_steps)
+    if step > longest:
+        raise ProblemError(
+            "invalid_message",
+            f"alpha: an entry moved by {step:g}, {seat.num_steps} local steps move it by at most "
+            f"{longest:g}",
+        )
     return State(alpha=alpha)
