@@ -132,7 +132,7 @@ async def _serve(
         await aggregator.open()
         json_logs(config.log.level, replica=store.replica)
         for warning in config.warnings:
-            _log.warning("weak token", reason=warning)
+            _log.warning("check the configuration", reason=warning)
         # Listen first, so that probes and people get responses while stored runs are read.
         with _listening("listen", config.listen):
             host, port = config.address

@@ -74,7 +74,10 @@ async def test_an_export_is_lines_of_json_with_the_rounds_and_the_result(tmp_pat
         ("{", "is no JSON"),
         ("[]", "is no prompt artefact"),
         ('{"format": "fedone-prompt", "version": 2}', "version: is 2, this fedone-sdk reads 1"),
-        ('{"format": "fedone-prompt", "version": 1}', "run_id: Field required"),
+        (
+            '{"format": "fedone-prompt", "version": 1}',
+            "sha256: is another one: the file was changed",
+        ),
     ],
 )
 def test_what_is_no_artefact(content: str, problem: str, tmp_path: Path) -> None:
@@ -86,9 +89,11 @@ def test_what_is_no_artefact(content: str, problem: str, tmp_path: Path) -> None
 
 async def test_a_damaged_artefact_is_not_used(tmp_path: Path) -> None:
     artefact = artefact_of((await small()).run)
-    (tmp_path / "p.json").write_text(artefact.dump().replace(" great", " awful"))
-    with pytest.raises(SpecError, match="the file was changed"):
-        read_artefact(tmp_path / "p.json")
+    for old, new in (" great", " awful"), ('"rounds": ', '"rounds": "a", "more": '):
+        (tmp_path / "p.json").write_text(artefact.dump().replace(old, new))
+        with pytest.raises(SpecError) as raised:
+            read_artefact(tmp_path / "p.json")
+        assert raised.value.problems == ["sha256: is another one: the file was changed"]
 
 
 @pytest.mark.parametrize("content", [b'{"run_id": "r"}', b"\x1f\x8bnonsense", b"[]", b"", b"1\n2"])

@@ -49,10 +49,17 @@ def test_tokens_that_can_be_guessed(
     strong = "oPq4-zK81vTtX0aLw9Yc"
     tokens = f"enrolment_tokens: [enrol-me, {strong}], admin_token: {'ab' * 20}"
     path = tmp_path / "config.yaml"
-    path.write_text(f"listen: '{listen}'\nauth: {{{tokens}}}\n{more}\n")
+    path.write_text(f"listen: '{listen}'\nauth: {{{tokens}}}\nbackend: null\n{more}\n")
     found = ServeConfig.load(path).warnings
     assert [line.partition(":")[0] for line in found] == warned
     assert not any(secret in str(found) for secret in ("enrol-me", "abab"))
+
+
+def test_a_model_that_is_not_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("auth: {enrolment_tokens: [oPq4-zK81vTtX0aLw9Yc]}\n")
+    (warning,) = ServeConfig.load(path).warnings
+    assert warning.startswith("backend: is not set")
 
 
 class TestPrecedence:
@@ -122,7 +129,7 @@ class TestMistakes:
             (
                 "FEDONE_AUTH__ENROLMENT_TOKENS",
                 f'["{SECRET} x"]',
-                "auth.enrolment_tokens.0.token (from",
+                "auth.enrolment_tokens.0 (from",
             ),
         ],
     )

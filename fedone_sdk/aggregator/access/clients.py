@@ -205,14 +205,16 @@ class Access:
         client = None if credential is None else self._cached(digest(credential))
         return client is not None and client.revoked_at is None
 
-    async def client(self, credential: str | None) -> ClientRecord:
+    async def client(
+        self, credential: str | None, *, wanted: str = "the credential of an enrolled client"
+    ) -> ClientRecord:
         """Return the client with this credential, or refuse it (``unauthorized``)."""
         client = None
         if credential is not None:
             secret_sha256 = digest(credential)
             client = self._cached(secret_sha256) or await self._fetch(secret_sha256)
         if client is None:
-            raise ProblemError("unauthorized", "this needs the credential of an enrolled client")
+            raise ProblemError("unauthorized", f"this needs {wanted}")
         _refuse_revoked(client)
         if client.previous_sha256 is not None and client.previous_sha256 != secret_sha256:
             # The client uses its new credential: the previous one is not needed.

@@ -162,7 +162,10 @@ async def authorize(request: web.Request, route: Route) -> None:
     elif route.access == "member":
         context.person = access.authority.person(token)
     if route.access == "device" or (route.access == "member" and context.person is None):
-        client = await access.client(token)
+        wanted = "the credential of an enrolled client"
+        if route.access == "member":
+            wanted = f"an admin token, or {wanted}"
+        client = await access.client(token, wanted=wanted)
         context.set_client(client)
         request.app[LIMITER].client(client.index)
         await service.wait_until_open()
