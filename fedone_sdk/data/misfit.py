@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fedone_sdk.task import Example, TaskSpec
+from fedone_sdk.task import Example, TaskSpec, label_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Misfit:
 def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) -> Misfit | None:
     """Return the first reason why a task cannot be put to a row; None where it can.
 
-    A label is compared as text, so that a CSV's ``"1"`` is the label 1. `most_chars` bounds texts.
+    Labels are compared by `label_index`. `most_chars` bounds texts.
     """
     for field in task.fields:
         if found := text_misfit(row, field, most_chars):
@@ -54,7 +54,7 @@ def label_misfit(task: TaskSpec, row: Example, most_chars: int | None = None) ->
     if field not in row:
         return _missing(row, field)
     label = row[field]
-    if str(label) in task.labels:
+    if label_index(task, label) is not None:
         return None
     allowed = ", ".join(task.labels)
     return Misfit(field, f"is none of: {allowed}", f"is {label!r:.80}, not one of: {allowed}")

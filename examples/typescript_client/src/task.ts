@@ -82,7 +82,11 @@ export class Task {
     const label = example[this.labelField];
     // As Python spells them: a run's labels may be `true` and `false`.
     const text = typeof label === "boolean" ? (label ? "True" : "False") : String(label);
-    return this.labels.indexOf(text);
+    const found = this.labels.indexOf(text);
+    if (found >= 0) return found;
+    const key = labelKey(text);
+    const alike = this.labels.flatMap((each, at) => (labelKey(each) === key ? [at] : []));
+    return alike.length === 1 ? alike[0]! : -1;
   }
 
   /** What a model is asked about an example under a prompt. */
@@ -95,12 +99,12 @@ export class Task {
     const parts: Part[] = [];
     for (const { role, pieces } of this.#messages) {
       if (role !== undefined) parts.push(["role", role]);
-      for (const { text, field } of pieces) {
+      for (const { text, field, most } of pieces) {
         if (text) parts.push(["text", text]);
         const given = field === undefined ? undefined : texts.get(field);
         if (given !== undefined) parts.push(["prompt", given]);
         else if (field === "mask") parts.push(["mask", ""]);
-        else if (field !== undefined) parts.push(["field", String(example[field])]);
+        else if (field !== undefined) parts.push(["field", cut(String(example[field]), most)]);
       }
       const last = parts[parts.length - 1];
       // The line feed after an instruction is for what follows; here nothing does.
@@ -110,6 +114,20 @@ export class Task {
     }
     return parts;
   }
+}
+
+/** The first characters of a text; as in Python, half of a surrogate pair is none. */
+function cut(text: string, most?: number): string {
+  return most === undefined || text.length <= most ? text : [...text].slice(0, most).join("");
+}
+
+/** What spellings of one label share: NFC, lower case, no outer space, `1` for `1.0`. */
+function labelKey(text: string): string {
+  return text
+    .normalize("NFC")
+    .trim()
+    .toLowerCase()
+    .replace(/^(-?\d+)\.0$/, "$1");
 }
 
 /** A run's task with its labels in their order. */
