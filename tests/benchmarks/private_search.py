@@ -102,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cells", nargs="*", default=["smollm2-sst2", "smollm2-feedback"])
     parser.add_argument("--budgets", nargs="*", type=int, default=[100, 300, 1000])
-    parser.add_argument("--seeds", type=int, default=6)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--clip", type=float, default=2.0)
     args = parser.parse_args()
     heads = ["cell", "epsilon of a device", "its updates", "multiplier"]
