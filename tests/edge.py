@@ -18,8 +18,8 @@ def edge_client(server: str, **options: Any) -> EdgeClient:
 
     Args:
         server: Its first argument.
-        options: Arguments of `EdgeClient`, `Hooks` and `Network`; `run_id`, `require_privacy` and
-            `budget` are the policy.
+        options: Arguments of `EdgeClient`, `Hooks` and `Network`; `run_id`, `require_privacy`,
+            `budget` and `labels` are the policy.
     """
     hooks = {name: options.pop(name) for name in _HOOKS & options.keys()}
     network = {name: options.pop(name) for name in _NETWORK & options.keys()}
@@ -27,6 +27,7 @@ def edge_client(server: str, **options: Any) -> EdgeClient:
         run_id=options.pop("run_id", None),
         privacy=options.pop("require_privacy", None),
         budget=options.pop("budget", None),
+        labels=options.pop("labels", None),
     )
     if network:
         options["network"] = Network(**network)

@@ -68,12 +68,13 @@ def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...],
 
 
 @cache
-def _families() -> tuple[list[list[str]], ...]:
+def label_families() -> tuple[list[list[str]], ...]:
+    """Return the shipped sets by kind of task; words are unique per meaning."""
     return tuple(tomllib.loads(assets.path("label_sets.toml").read_text("utf-8")).values())
 
 
 def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    for family in _families():
+    for family in label_families():
         for known in family:
             if sorted(known) == sorted(own):
                 order = [known.index(word) for word in own]

@@ -43,6 +43,25 @@ def client(
             metavar="FILE", help="This client's labelled examples; a gateway gets their texts."
         ),
     ],
+    label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            envvar="FEDONE_LABEL",
+            show_default="label",
+            help="The column with the label.",
+        ),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            envvar="FEDONE_FIELDS",
+            show_default="all but the label",
+            help="A column that runs may render, once per column. With the label column among "
+            "them, reference texts of loss nll are sent.",
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +88,7 @@ def client(
             envvar="FEDONE_MAX_EPSILON",
             help="Decline work of runs without differential privacy, and work that raises this "
             "client's total epsilon (delta 1e-5) above this value; --state keeps the total. "
-            "Without --backend only with --privacy-unit label.",
+            "Needs --label and --field; without --backend only with --privacy-unit label.",
         ),
     ] = None,
     privacy_unit: Annotated[
@@ -80,15 +99,11 @@ def client(
             help="What --max-epsilon protects: labels only, single examples, or all of the data.",
         ),
     ] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Trust these authorities (PEM), not the system's."),
-    ] = None,
     cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This device's certificate (PEM), for mTLS.")
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its private key (PEM), if not in --cert.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="This device's certificate with its private key (PEM), for mTLS."
+        ),
     ] = None,
     check: Annotated[
         bool,
@@ -101,7 +116,8 @@ def client(
     """Tune prompts as an edge client with this machine's data, until the run has ended.
 
     Ctrl-C or SIGTERM completes the pending work; a second one aborts it. Logs are JSON lines on
-    standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy.
+    standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy, SSL_CERT_FILE the trusted
+    authorities.
     """
     if check:
         quiet_logs()
@@ -117,11 +133,13 @@ def client(
         server,
         token=token,
         data=examples,
+        label=label,
+        fields=field,
         backend=own,
         state_dir=state,
         policy=WorkPolicy(run_id=run_id, privacy=required),
         hooks=Hooks(on_event=_EventLog()),
-        network=Network(ca_file=ca, cert_file=cert, key_file=key),
+        network=Network(cert_file=cert),
     )
     if check:
         raise typer.Exit(asyncio.run(_check(edge, own, server)))

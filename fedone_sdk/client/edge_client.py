@@ -76,8 +76,6 @@ class EdgeClient:
         fields: Columns that a run may render; None is every column but the label. With the label
             among them, reference texts of loss ``nll`` go to the gateway, after
             `Hooks.before_send`. Rows without one of them take part in no run.
-        labels: Values of the label column, which a run has to cover; rows with another one take
-            part in no run. None is those of the rows, which a server can then find out.
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
             is removed.
         backend: The device's own model; None scores through the gateway.
@@ -100,7 +98,6 @@ class EdgeClient:
         data: Data,
         label: str | None = None,
         fields: Collection[str] | None = None,
-        labels: Collection[object] | None = None,
         token: str | None = None,
         backend: LLMBackend | None = None,
         state_dir: str | Path | None = None,
@@ -132,7 +129,7 @@ class EdgeClient:
             backend=backend,
             hooks=hooks,
             privacy=self._privacy,
-            consent=Consent.of(label, fields, labels, private=self._privacy is not None),
+            consent=Consent.of(label, fields, policy.labels, private=policy.privacy is not None),
         )
         self._session = Session(
             network.transport or HttpTransport(server, network=network),

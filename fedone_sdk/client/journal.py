@@ -312,6 +312,7 @@ class CurrentWork:
                 for table in ("unsent", "journal", "noised")
             ),
             *changes,
+            erases=True,
         )
 
     def forget(self) -> None:
@@ -321,7 +322,8 @@ class CurrentWork:
         self._noised.clear()
         tables = ("unsent", "journal", "noised", "memory")
         self._state.write(
-            *(change(f"DELETE FROM {name} WHERE server = :server") for name in tables)
+            *(change(f"DELETE FROM {name} WHERE server = :server") for name in tables),
+            erases=True,
         )
 
     def _stored(self) -> Unsent | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -154,11 +154,14 @@ class WorkPolicy:
         budget: Caps of all work of the device, of all runs and servers; work beyond them is
             declined. Without a `backend` only `queries` has a meaning. The count is kept in the
             client's `state_dir`. None is no cap.
+        labels: Values of the label column, which a run has to cover; rows with another one take
+            part in no run. None is those of the rows: whether a run fits then shows which occur.
     """
 
     run_id: str | None = None
     privacy: RequiredPrivacy | None = None
     budget: Budget | None = None
+    labels: Collection[str] | None = None
 
 
 def budget_guard(

@@ -118,10 +118,13 @@ class PrivacyAccount:
             _log.info("privacy spent", epsilon=self.epsilon, max_epsilon=self.required.max_epsilon)
 
     def shown(self, usage: Usage) -> Usage:
-        """Return the usage that the server may see: token counts reveal texts."""
+        """Return the usage that the server may see: one request per query.
+
+        Tokens reveal texts, and further requests reveal which rows the model refuses.
+        """
         if not self._own_model:
             return usage
-        return Usage(queries=usage.queries, requests=usage.requests)
+        return Usage(queries=usage.queries, requests=usage.queries)
 
     def _afford(self, privacy: PrivacySpec, releases: int) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fedone_sdk.task import Example, TaskSpec
+from fedone_sdk.task import Example, TaskSpec, label_index, label_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Misfit:
 def misfit_of(task: TaskSpec, row: Example, *, most_chars: int | None = None) -> Misfit | None:
     """Return the first reason why a task cannot be put to a row; None where it can.
 
-    A label is compared as text, so that a CSV's ``"1"`` is the label 1. `most_chars` bounds texts.
+    Labels are compared by `label_index`. `most_chars` bounds texts.
     """
     for field in task.fields:
         if found := text_misfit(row, field, most_chars):
@@ -54,20 +54,20 @@ def label_misfit(task: TaskSpec, row: Example, most_chars: int | None = None) ->
     if field not in row:
         return _missing(row, field)
     label = row[field]
-    if str(label) in task.labels:
+    if label_index(task, label) is not None:
         return None
     allowed = ", ".join(task.labels)
     return Misfit(field, f"is none of: {allowed}", f"is {label!r:.80}, not one of: {allowed}")
 
 
 def unlabelled(row: Example, field: str, labels: Collection[str] | None) -> Misfit | None:
-    """Return why a row has no label, or none of these; None if it has one."""
+    """Return why a row has no label, or none of these keys; None if it has one."""
     if field not in row:
         return _missing(row, field)
     label = row[field]
-    if label is None or label == "":
+    if label is None or not label_key(label):
         return _same(field, "is empty")
-    if labels is None or str(label) in labels:
+    if labels is None or label_key(label) in labels:
         return None
     return Misfit(field, "is another one", f"is {label!r:.80}, not one of the device's labels")
 

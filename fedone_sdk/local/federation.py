@@ -25,7 +25,7 @@ from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.task import Example, ScoreFunction, TaskSpec
+from fedone_sdk.task import Example, ScoreFunction, TaskSpec, target_of
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -95,7 +95,7 @@ class Federation:
             partition: Partition = partition_clients(
                 train,
                 # Without labels, all rows form one class.
-                label_of=lambda row: "" if task.generates else str(row[task.label_field]),
+                label_of=lambda row: "" if task.generates else str(target_of(task, row)),
                 num_clients=data.num_clients,
                 shots=data.shots,
                 kind="iid" if data.dirichlet is None else "dirichlet",

@@ -24,6 +24,8 @@ class Spec(BaseModel):
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
+_TRUTH = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+
 
 def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
     """Validate a mapping, with readable errors.
@@ -58,6 +60,8 @@ def _booleans(given: Any, found: Any, keys: tuple[str, ...] = ()) -> Iterator[tu
 def load_yaml(path: str | Path) -> Any:
     """Read a YAML file; duplicate keys are an error.
 
+    ``yes``, ``no``, ``on`` and ``off`` are texts, as in YAML 1.2: they are names of labels.
+
     Raises:
         SpecError: The file is missing or not YAML.
         MissingExtraError: PyYAML is not installed.
@@ -76,6 +80,12 @@ def load_yaml(path: str | Path) -> Any:
                     )
             return super().construct_mapping(node, deep)
 
+    truth = "tag:yaml.org,2002:bool"
+    Loader.yaml_implicit_resolvers = {
+        first: [one for one in resolvers if one[0] != truth]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(truth, _TRUTH, list("tTfF"))
     try:
         text = Path(path).read_text(encoding="utf-8")
         return yaml.load(text, Loader)

@@ -225,6 +225,9 @@ class PostgresDatabase:
 
         return await self._with_retries(write)
 
+    async def erase(self) -> None:
+        """Do nothing: only the database's administrator can (``VACUUM FULL``)."""
+
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Store an event's changes.
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -22,12 +23,14 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
-from fedone_sdk.files import use_wal
+from fedone_sdk.files import erase_log, use_wal
 from fedone_sdk.stores.base import Alone, run_shielded
 from fedone_sdk.stores.records import Commit
 from fedone_sdk.stores.sql import schema, statements
 
 T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
 
 _MAX_BATCH = 128
 """Maximal number of writes per transaction: the first one waits for the last."""
@@ -82,7 +85,9 @@ class SqliteDatabase(Alone):
             if serving or upgrading:
                 self._lock = _lock(f"{self._path}.lock")
             _configure(engine, self._busy_timeout_s)
-            return engine.connect().execution_options(fedone_write=True)
+            writer = engine.connect().execution_options(fedone_write=True)
+            _erase(writer)  # A killed process may not have done it.
+            return writer
 
         try:
             with self._translate_errors():
@@ -180,6 +185,13 @@ class SqliteDatabase(Alone):
                     await asyncio.wait({self._writing})
                 raise
         return result
+
+    async def erase(self) -> None:
+        """Remove deleted content from the file and its log."""
+        if self._engine is None:
+            raise self._not_open()
+        with self._translate_errors():
+            await asyncio.shield(self._threads.write(_erase, self._writer))
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Store an event's changes; there are no listeners for the signal."""
@@ -283,6 +295,12 @@ def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]])
         if driver.in_transaction:
             driver.rollback()
         raise
+
+
+def _erase(writer: Connection) -> None:
+    driver: Any = writer.connection.driver_connection
+    if not erase_log(driver):
+        _log.warning("deleted data stays in the store's log until its readers have ended")
 
 
 def _run_in_savepoint(

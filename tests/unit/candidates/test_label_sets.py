@@ -15,7 +15,7 @@ from fedone_sdk.candidates import (
     label_words,
     shipped_label_sets,
 )
-from fedone_sdk.candidates.label_sets import _families
+from fedone_sdk.candidates.label_sets import label_families
 from fedone_sdk.errors import SpecError
 
 SST2 = {"0": " terrible", "1": " great"}
@@ -61,7 +61,7 @@ def test_shipped_sets_are_written_as_the_tasks_words() -> None:
     assert shipped_label_sets({"n": " bad", "p": " good"})[0] == (" terrible", " great")
 
 
-@pytest.mark.parametrize("sets", _families(), ids=lambda sets: sets[0][0])
+@pytest.mark.parametrize("sets", label_families(), ids=lambda sets: sets[0][0])
 def test_shipped_sets_are_sound(sets: list[list[str]]) -> None:
     assert len({*map(tuple, sets)}) == len(sets) >= 4
     for words in sets:
