@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -13,8 +13,8 @@ from fedone_sdk.client import EdgeClient
 from fedone_sdk.stores import Commit, LogEntry, SqlStore
 from tests.attacks import Attack, Succeeded
 from tests.contract.stores import RUN, TOKEN, device
-from tests.integration.caller import ADMIN, served
 from tests.integration.caller import TOKEN as ENROLMENT
+from tests.integration.caller import served
 from tests.runs import run_spec
 
 SECRET = "Jane Doe lives at 4 Elm Street"
@@ -71,12 +71,13 @@ async def _read_sent_update(folder: Path) -> str:
             served(run_spec(rounds=2)) as server,
             EdgeClient(server.url, token=ENROLMENT, data=rows, state_dir=folder) as client,
         ):
-            assert (await client.run_once()).outcome == "worked"
-            log = await server.call("GET", "/v1/runs/run", token=ADMIN)
-            assert log[1]["rounds"] == 1
-            found = _leaks(folder, b'"losses":[') + _leaks(folder, b'"row"')
-            if found:
-                raise Succeeded(f"reads losses in {found}")
+            await client.enrol()
+            # A client of another server, with the same file: the log outlives a turn.
+            with closing(sqlite3.connect(folder / "state.sqlite3")) as other:
+                other.execute("SELECT * FROM identity").fetchall()
+                assert (await client.run_once()).outcome == "worked"
+                if found := _leaks(folder, b'"losses":['):
+                    raise Succeeded(f"reads losses in {found}")
     return "no losses in the state file, and none in its log"
 
 
