@@ -1,4 +1,4 @@
-"""A synchronous app with a client in a thread: `EdgeClientThread` has its own event loop.
+"""A synchronous app with a client in a thread that has its own event loop.
 
 python examples/thread_app.py http://127.0.0.1:8080 ENROLMENT_TOKEN rows.jsonl
 
@@ -8,13 +8,17 @@ progress has five seconds to end, and otherwise continues at the next start.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread, Hooks
+from fedone_sdk.client import ClientEvent, EdgeClient, Hooks
+from fedone_sdk.errors import FedOneError
 
 
 def show(event: ClientEvent) -> None:
@@ -28,6 +32,15 @@ def rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
 
 
+async def work(client: EdgeClient) -> None:
+    """Work until the runs end, or `client.stop` is called; this is the whole thread."""
+    try:
+        async with client:
+            await client.run_forever()
+    except FedOneError as exc:
+        print(f"cannot work: {exc}", file=sys.stderr)
+
+
 def main(server: str, token: str, file: str) -> None:
     """Run the app: start the client, run its main loop, and stop the client."""
     client = EdgeClient(
@@ -37,11 +50,13 @@ def main(server: str, token: str, file: str) -> None:
         state_dir="app-state",
         hooks=Hooks(on_event=show),
     )
-    with EdgeClientThread(client, stop_timeout_s=5) as working, suppress(KeyboardInterrupt):
-        while working.running:
-            working.join(0.2)  # in place of the app's main loop
-    if working.error is not None:
-        sys.exit(str(working.error))
+    thread = threading.Thread(target=lambda: asyncio.run(work(client)), daemon=True)
+    thread.start()
+    with suppress(KeyboardInterrupt):
+        while thread.is_alive():
+            time.sleep(0.2)  # in place of the app's main loop
+    client.stop()  # from any thread
+    thread.join(5)
 
 
 if __name__ == "__main__":

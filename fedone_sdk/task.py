@@ -6,6 +6,7 @@ import math
 import operator
 import re
 import string
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple
@@ -36,7 +37,10 @@ __all__ = [
     "biased",
     "example_loss",
     "form_of",
+    "label_index",
+    "label_key",
     "label_loss",
+    "pieces_of",
     "placed",
     "predicted",
     "references_of",
@@ -119,6 +123,11 @@ def _known_metric(name: str) -> str:
     return name
 
 
+_WHOLE = re.compile(r"-?\d+\.0")
+_CUT = re.compile(r"(?:\.([1-9]\d{0,6}))?")
+"""The format of a template's field: the number of characters that are used of a text."""
+
+
 def _label_key(value: object) -> object:
     return str(value) if isinstance(value, (int, bool)) else value
 
@@ -134,8 +143,8 @@ def _parsed(template: str) -> str:
         found = list(string.Formatter().parse(template))
     except ValueError as exc:
         raise ValueError(f"not a template: {exc}") from None
-    if any(spec or conversion for _, _, spec, conversion in found):
-        raise ValueError("a {field} must have no format or conversion")
+    if any(conversion or not _CUT.fullmatch(spec or "") for _, _, spec, conversion in found):
+        raise ValueError("a {field} may have a length, such as {text:.400}, and nothing else")
     if any(not name.isidentifier() for _, name, _, _ in found if name is not None):
         raise ValueError("every {field} must be a plain name")
     return template
@@ -163,7 +172,8 @@ class TaskSpec(BaseModel):
 
     Attributes:
         template: Text with ``{prompt}``, one ``{field}`` per text column, and (for masked models)
-            one ``{mask}``; a causal model answers at the end. Null if there is a `chat`.
+            one ``{mask}``; a causal model answers at the end. ``{field:.400}`` is the first 400
+            characters of a text. Null if there is a `chat`.
         chat: Alternative to a template: messages for an instruct model, rendered through its own
             chat template. Together they have ``{prompt}`` once, and no ``{mask}``.
         slots: The prompt's slots that the template or the messages name, each once, instead of
@@ -346,7 +356,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
     for role, template in task.messages:
         if role is not None:
             parts.append(Part("role", role))
-        for text, name in _pieces(template):
+        for text, name, most in pieces_of(template):
             if text:
                 parts.append(Part("text", text))
             if name in texts:
@@ -354,7 +364,7 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             elif name == "mask":
                 parts.append(Part("mask", ""))
             elif name is not None:
-                parts.append(Part("field", _field(example, name)))
+                parts.append(Part("field", _field(example, name)[:most]))
         if role in ("system", "user") and parts[-1].kind == "prompt":
             # The line feed after an instruction separates it from text; here none follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
@@ -362,8 +372,12 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
 
 
 @lru_cache(maxsize=256)
-def _pieces(template: str) -> tuple[tuple[str, str | None], ...]:
-    return tuple((text, name) for text, name, _, _ in string.Formatter().parse(template))
+def pieces_of(template: str) -> tuple[tuple[str, str | None, int | None], ...]:
+    """Return the parts of a template: text, the name that follows it, and the name's length."""
+    return tuple(
+        (text, name, int(spec[1:]) if spec else None)
+        for text, name, spec, _ in string.Formatter().parse(template)
+    )
 
 
 def form_of(task: TaskSpec) -> Rendered:
@@ -403,11 +417,33 @@ def target_of(task: TaskSpec, example: Example) -> int | str:
         if not reference:
             raise DataError(f"example field {task.label_field!r} is empty; it must be a text")
         return reference
-    label = str(example[task.label_field])
-    try:
-        return list(task.labels).index(label)
-    except ValueError:
-        raise DataError(f"label {label!r} is not one of {', '.join(task.labels)}") from None
+    label = example[task.label_field]
+    if (index := label_index(task, label)) is None:
+        raise DataError(f"label {str(label)!r} is not one of {', '.join(task.labels)}")
+    return index
+
+
+def label_index(task: TaskSpec, value: object) -> int | None:
+    """Return the index of the label that a value of a row means; None if there is none.
+
+    A value means the label that is equal as text, or else the only one with an equal `label_key`.
+    """
+    indices = _label_indices(tuple(task.labels))
+    text = str(value)
+    return indices[text] if text in indices else indices.get(label_key(value))
+
+
+def label_key(value: object) -> str:
+    """Return what spellings of one label share: NFC, lower case, no outer space, ``1`` for 1.0."""
+    text = unicodedata.normalize("NFC", str(value)).strip().lower()
+    return text[:-2] if _WHOLE.fullmatch(text) else text
+
+
+@lru_cache(maxsize=256)
+def _label_indices(labels: tuple[str, ...]) -> dict[str, int]:
+    keys = [label_key(label) for label in labels]
+    alike = {key: index for index, key in enumerate(keys) if keys.count(key) == 1}
+    return alike | {label: index for index, label in enumerate(labels)}
 
 
 def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...]:

@@ -186,6 +186,8 @@ class LoopbackFederation:
             self.url,
             token=self.token,
             data=data,
+            label=self._spec.task.label_field,
+            fields=(*self._spec.task.fields, self._spec.task.label_field),
             backend=backend,
             hooks=Hooks(score=score),
         )

@@ -18,13 +18,16 @@ def edge_client(server: str, **options: Any) -> EdgeClient:
 
     Args:
         server: Its first argument.
-        options: Arguments of `EdgeClient`, `Hooks` and `Network`; `run_id` and `require_privacy`
-            are the policy.
+        options: Arguments of `EdgeClient`, `Hooks` and `Network`; `run_id`, `require_privacy`,
+            `budget` and `labels` are the policy.
     """
     hooks = {name: options.pop(name) for name in _HOOKS & options.keys()}
     network = {name: options.pop(name) for name in _NETWORK & options.keys()}
     policy = WorkPolicy(
-        run_id=options.pop("run_id", None), privacy=options.pop("require_privacy", None)
+        run_id=options.pop("run_id", None),
+        privacy=options.pop("require_privacy", None),
+        budget=options.pop("budget", None),
+        labels=options.pop("labels", None),
     )
     if network:
         options["network"] = Network(**network)

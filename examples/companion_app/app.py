@@ -11,14 +11,16 @@ for phones. The client runs in a thread, so that its disk and network never hold
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import toga
 from conditions import Conditions
 
-from fedone_sdk.client import ClientEvent, EdgeClient, EdgeClientThread, Hooks
+from fedone_sdk.client import ClientEvent, EdgeClient, Hooks
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
@@ -43,7 +45,7 @@ class Companion(toga.App):
                 on_event=lambda event: self.loop.call_soon_threadsafe(self.show, event),
             ),
         )
-        self.working = EdgeClientThread(self.client, stop_timeout_s=5)
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.work()), daemon=True)
         super().__init__("Companion", "org.example.companion", on_exit=self.leave)
 
     def startup(self) -> None:
@@ -53,7 +55,12 @@ class Companion(toga.App):
         self.main_window = window = toga.MainWindow(title="Companion")
         window.content = toga.Box(children=[switch, self.status, self.count], direction="column")
         window.show()
-        self.working.start()
+        self.thread.start()
+
+    async def work(self) -> None:
+        """Run the client, in its thread, until the app stops it."""
+        async with self.client:
+            await self.client.run_forever()
 
     def switched(self, switch: toga.Switch, **_: Any) -> None:
         """Set the user's switch, which the client reads before its next request."""
@@ -83,7 +90,8 @@ class Companion(toga.App):
 
     def leave(self, app: toga.App, **_: Any) -> bool:
         """Stop the client; unfinished work continues at the next start."""
-        self.working.stop(timeout_s=5)
+        self.client.stop()
+        self.thread.join(5)
         return True
 
 

@@ -274,12 +274,19 @@ class ServeConfig(Spec):
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about insecure settings of a server on a network."""
+        """Return warnings: a model that nobody chose, and insecure settings on a network."""
+        found = []
+        if "backend" not in self.model_fields_set:
+            found.append(
+                "backend: is not set, so the gateway's model is the small embedded one; write "
+                "backend: {kind: onnx} to use it, or null if the clients have their own"
+            )
         host, _ = self.address
         if _is_loopback(host):
-            return []
+            return found
         weak = [] if self.tls is not None else self.auth.guessable
         return [
+            *found,
             *(
                 f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
                 f"make one with: {MAKE_A_TOKEN}"

@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
@@ -27,19 +27,27 @@ T = TypeVar("T")
 _APPLICATION_ID = 0x46454441  # "FEDA", to distinguish this file from other SQLite files.
 
 
+Keep = Callable[[Mapping[bytes, Answer], Usage], Awaitable[None]]
+"""Takes the answers of one request by their keys, and what the request cost."""
+
+Ask = Callable[[Sequence[bytes], Keep], Awaitable[None]]
+"""Asks the model for the answers to these keys, and keeps those of each request as they come."""
+
+
 class AnswerCache:
-    """Keeps answers by key, and shares one call between concurrent equal queries.
+    """Keeps the answer to each input by its key, and shares one call between equal pending inputs.
 
-    A cached or shared answer has ``usage=NOTHING``, ``cached=True`` and no ``limits``. Errors and
-    answers with a failed input are not kept, but shared with all callers of that call. One instance
-    serves one event loop at a time.
+    An answer that is kept has one input. A cached or shared one has ``usage=NOTHING``, ``cached=1``
+    and no ``limits``. Errors and answers with a failed input are not kept, but shared with all
+    callers of that call. One instance serves one event loop at a time.
 
-    With a file, answers are durable: each is on disk before `answer` returns, so that an answer is
+    With a file, answers are durable: each is on disk before `rows` returns, so that an answer is
     never paid twice, also after a crash. Processes may share a file; equal concurrent queries of
     two processes are two calls.
 
     Attributes:
-        misses: Number of calls of the model, failed ones included.
+        hits: Number of inputs that were answered without the model.
+        misses: Number of inputs that the model was asked for, failed ones included.
 
     Args:
         file: SQLite file for all answers; created if it does not exist. It contains no inputs.
@@ -48,7 +56,7 @@ class AnswerCache:
         SpecError: The file cannot be opened, is damaged, or is not a cache's.
     """
 
-    def __init__(self, file: Path | None = None, *, max_entries: int = 100_000) -> None:
+    def __init__(self, file: Path | None = None, *, max_entries: int = 400_000) -> None:
         self.hits = 0
         self.misses = 0
         self._max_entries = max_entries
@@ -56,34 +64,43 @@ class AnswerCache:
         self._answers: OrderedDict[bytes, Answer] = OrderedDict()
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
 
-    async def answer(
-        self, key: bytes, fingerprint: str, ask: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
-        """Return the answer from memory, a pending equal query, the file or `ask`, in this order.
+    async def rows(self, keys: Sequence[bytes], fingerprint: str, ask: Ask) -> list[Answer]:
+        """Return the answer to each key: from memory, a pending equal input, the file or `ask`.
 
         Raises:
             BackendBlocked: The file cannot be read or written. A paid answer is written once that
                 works again, before any further call.
         """
-        while True:
-            if (known := self._remembered(key)) is not None:
-                self.hits += 1
-                return known
-            if (call := self._in_flight.get(key)) is None:
-                return await self._called(key, fingerprint, ask)
-            # Not `await call`: a cancelled caller would cancel the call for all callers.
-            await asyncio.wait({call})
-            if not call.cancelled():
-                known = _as_known(call.result())
-                self.hits += 1
-                return known
-            # The calling query was cancelled (and pays for the call), or had no budget left. One of
-            # the waiting queries then calls again, so that usage is reported to exactly one caller,
-            # and no query fails because of another's budget.
+        found: dict[bytes, Answer] = {}
+        while missing := [key for key in dict.fromkeys(keys) if key not in found]:
+            found |= {key: known for key in missing if (known := self._remembered(key)) is not None}
+            unknown = [key for key in missing if key not in found]
+            pending = {key: call for key in unknown if (call := self._in_flight.get(key))}
+            if mine := [key for key in unknown if key not in pending]:
+                found |= await self._called(mine, fingerprint, ask)
+            elif pending:
+                # Not awaited themselves: a cancelled caller would cancel the call for all callers.
+                await asyncio.wait(pending.values())
+                # The query of a cancelled call was cancelled (and pays for the call), or had no
+                # budget left. One of the waiting queries then calls again, so that usage is
+                # reported to exactly one caller, and none fails because of another's budget.
+                found |= {
+                    key: _as_known(call.result())
+                    for key, call in pending.items()
+                    if not call.cancelled()
+                }
+        rows = []
+        for key in keys:
+            rows.append(found[key])
+            found[key] = _as_known(found[key])  # The same input again is free.
+        self.hits += sum(row.cached for row in rows)
+        return rows
 
-    async def holds(self, key: bytes) -> bool:
-        """Whether memory or the file has the answer."""
-        return self._remembered(key) is not None or await self._filed(key) is not None
+    async def unknown(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the positions of the keys whose answer neither memory nor the file has."""
+        new = [key for key in dict.fromkeys(keys) if self._remembered(key) is None]
+        filed = await self._filed(new)
+        return sorted(keys.index(key) for key in new if key not in filed)
 
     async def aclose(self) -> None:
         """Write pending answers and close the file."""
@@ -92,43 +109,54 @@ class AnswerCache:
             await file.aclose()
 
     async def _called(
-        self, key: bytes, fingerprint: str, ask: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
-        call = self._in_flight[key] = asyncio.get_running_loop().create_future()
+        self, keys: Sequence[bytes], fingerprint: str, ask: Ask
+    ) -> dict[bytes, Answer]:
+        loop = asyncio.get_running_loop()
+        calls: dict[bytes, asyncio.Future[Answer]] = {key: loop.create_future() for key in keys}
+        self._in_flight |= calls
+        found: dict[bytes, Answer] = {}
+
+        def answered(rows: Mapping[bytes, Answer]) -> None:
+            found.update(rows)
+            for key, row in rows.items():
+                calls[key].set_result(row)
+
+        async def keep(rows: Mapping[bytes, Answer], usage: Usage) -> None:
+            whole = {
+                key: row
+                for key, row in rows.items()
+                if None not in row.log_probs and None not in row.texts
+            }
+            if self._file is not None:
+                await self._file.put(whole, fingerprint, usage)
+            for key, row in whole.items():
+                self._remember(key, _as_known(row))
+            answered(rows)
+
         try:
-            answer = await self._filed(key)
-            if answer is None:
-                answer = await self._new(key, fingerprint, ask)
-            else:
-                self.hits += 1
+            answered(await self._filed(keys))
+            if missing := [key for key in keys if key not in found]:
+                self.misses += len(missing)
+                await ask(missing, keep)
         except BudgetExhausted:
             raise
         except Exception as exc:
-            call.set_exception(exc)
-            call.exception()  # Marks it as retrieved, for a call without waiters.
+            for call in calls.values():
+                if not call.done():
+                    call.set_exception(exc)
+                    call.exception()  # Marks it as retrieved, for a call without waiters.
             raise
-        else:
-            call.set_result(answer)
-            return answer
         finally:
-            del self._in_flight[key]
-            call.cancel()  # A no-op for a finished call.
+            for key, call in calls.items():
+                del self._in_flight[key]
+                call.cancel()  # A no-op for a finished call.
+        return found
 
-    async def _new(
-        self, key: bytes, fingerprint: str, ask: Callable[[], Awaitable[Answer]]
-    ) -> Answer:
-        self.misses += 1
-        answer = await ask()
-        if None not in answer.log_probs and None not in answer.texts:
-            if self._file is not None:
-                await self._file.put(key, fingerprint, answer)
-            self._remember(key, _as_known(answer))
-        return answer
-
-    async def _filed(self, key: bytes) -> Answer | None:
-        if self._file is None or (found := await self._file.get(key)) is None:
-            return None
-        return self._remember(key, _as_known(found))
+    async def _filed(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
+        if self._file is None or not keys:
+            return {}
+        found = await self._file.get(keys)
+        return {key: self._remember(key, _as_known(answer)) for key, answer in found.items()}
 
     def _remembered(self, key: bytes) -> Answer | None:
         if key in self._answers:
@@ -143,25 +171,28 @@ class AnswerCache:
 
 
 def _as_known(answer: Answer) -> Answer:
-    return replace(answer, usage=NOTHING, cached=True, limits=None)
+    return replace(answer, usage=NOTHING, cached=1, limits=None)
 
 
-def query_key(fingerprint: str, query: Query, shortened: object | None = None) -> bytes:
-    """16-byte key of a query to a model, independent of the payer.
+def row_keys(
+    fingerprint: str, query: Query, shortened: Sequence[object], *, apart: bool = True
+) -> list[bytes]:
+    """Return the 16-byte key of each input of a query to a model, independent of the payer.
 
-    `shortened` is the truncated form of inputs that are too long; None if no input is.
+    Args:
+        fingerprint: The model.
+        query: The query.
+        shortened: Per input, its truncated form; None if it is not truncated.
+        apart: Whether the answer to an input does not depend on the others of its query.
     """
-    named: list[object] = [
-        fingerprint,
-        query.want,
-        query.label_words,
-        query.inputs,
-        query.references,
-        query.max_tokens,
+    shared = [fingerprint, query.scope, query.want, query.label_words, query.max_tokens]
+    around = _dump(shared if apart else [*shared, query.inputs])
+    references = query.references or (None,) * len(query.inputs)
+    rows = zip(query.inputs, references, shortened, strict=True)
+    return [
+        blake2b(around + _dump([*row, None if apart else place]), digest_size=16).digest()
+        for place, row in enumerate(rows)
     ]
-    if shortened is not None:
-        named.append({"shortened": shortened})
-    return blake2b(_dump(named), digest_size=16).digest()
 
 
 class _AnswerFile:
@@ -183,17 +214,17 @@ class _AnswerFile:
             raise SpecError(f"is no cache of answers: {exc}", source=str(path)) from exc
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="answers")
 
-    async def get(self, key: bytes) -> Answer | None:
-        return await self._in_worker(lambda: self._get(key))
+    async def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
+        return await self._in_worker(lambda: self._get(keys))
 
-    async def put(self, key: bytes, fingerprint: str, answer: Answer) -> None:
-        """Store an answer durably. The first answer to a key is kept.
+    async def put(self, rows: Mapping[bytes, Answer], fingerprint: str, usage: Usage) -> None:
+        """Store answers durably. The first answer to a key is kept.
 
-        The answer of a cancelled caller is written too.
+        The answers of a cancelled caller are written too.
         """
         with self._lock:
-            self._unwritten[key] = (fingerprint, answer)
-        await asyncio.shield(self._in_worker(self._flush, usage=answer.usage))
+            self._unwritten |= {key: (fingerprint, answer) for key, answer in rows.items()}
+        await asyncio.shield(self._in_worker(self._flush, usage=usage))
 
     async def aclose(self) -> None:
         try:
@@ -212,15 +243,18 @@ class _AnswerFile:
                 usage=usage,
             ) from exc
 
-    def _get(self, key: bytes) -> Answer | None:
+    def _get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
         self._flush()
-        found = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-        if found is None:
-            return None
-        try:
-            return load_answer(found[0])
-        except ValueError as exc:
-            raise sqlite3.DatabaseError("it holds an answer that cannot be read") from exc
+        found = {}
+        for key in keys:
+            row = self._db.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            if row is None:
+                continue
+            try:
+                found[key] = load_answer(row[0])
+            except ValueError as exc:
+                raise sqlite3.DatabaseError("it holds an answer that cannot be read") from exc
+        return found
 
     def _flush(self) -> None:
         with self._lock:

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Want
 from fedone_sdk.budget import NOTHING, Usage
@@ -37,6 +37,9 @@ from fedone_sdk.task import (
 
 if TYPE_CHECKING:
     from fedone_sdk.budget import Payer
+
+Q = TypeVar("Q")
+R = TypeVar("R")
 
 CONCURRENCY = 32
 """Number of concurrent queries. A number beyond the rate limit only delays the detection of
@@ -131,11 +134,8 @@ async def score_all(
 
 
 async def ask_each(
-    score: Callable[[Query], Awaitable[Answer]],
-    queries: Iterable[Query],
-    *,
-    concurrency: int = CONCURRENCY,
-) -> tuple[dict[int, Answer], list[Exception]]:
+    score: Callable[[Q], Awaitable[R]], queries: Iterable[Q], *, concurrency: int = CONCURRENCY
+) -> tuple[dict[int, R], list[Exception]]:
     """Scores several queries, `concurrency` of them at a time.
 
     After a failure no further query starts. Pending queries complete, because they are paid and a
@@ -144,7 +144,7 @@ async def ask_each(
     Returns:
         The answers by position, and the failures, most severe first.
     """
-    answers: dict[int, Answer] = {}
+    answers: dict[int, R] = {}
     failures: list[Exception] = []
     ahead = deque(enumerate(queries))
 

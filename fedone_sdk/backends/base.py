@@ -6,9 +6,9 @@ import asyncio
 import struct
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, Self, TypeVar
 
 from fedone_sdk.budget import Usage
@@ -51,6 +51,8 @@ class Query:
         want: Kind of the query.
         references: Per input, the text to score (``reference``).
         max_tokens: Limit of the generated text, in tokens (``text``).
+        scope: Who asks: cached answers are shared within a scope only, because time and cost tell
+            that a text was asked before.
         payer: Budget that is charged for each request, retries included. Not part of the query's
             identity.
     """
@@ -60,7 +62,16 @@ class Query:
     want: Want = "labels"
     references: tuple[str, ...] = ()
     max_tokens: int = 0
+    scope: tuple[str, ...] = ()
     payer: Payer | None = field(default=None, compare=False, repr=False)
+
+    def part(self, places: Sequence[int]) -> Query:
+        """Return the query of the inputs at these positions."""
+        return replace(
+            self,
+            inputs=tuple(self.inputs[place] for place in places),
+            references=tuple(self.references[place] for place in places if self.references),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +94,7 @@ class Answer:
             0.0 for the label that the model wrote, `LOG_ZERO` for all others; ``reference``: one
             value for the whole reference text; ``text``: an empty tuple.
         usage: Actual usage. Its ``queries`` are 0; the caller counts them.
-        cached: Whether the answer came from a cache.
+        cached: Number of inputs whose answer came from a cache.
         texts: Per input, the generated text (``text``).
         censored: Number of log-probabilities that are upper bounds, because the model's interface
             did not show that label.
@@ -93,7 +104,7 @@ class Answer:
 
     log_probs: tuple[tuple[float, ...] | None, ...]
     usage: Usage
-    cached: bool = False
+    cached: int = 0
     texts: tuple[str | None, ...] = ()
     censored: int = 0
     model: str | None = None
@@ -112,6 +123,8 @@ class LLMBackend(ABC):
         answers: The supported kinds of queries.
         max_inputs: Maximum number of inputs per request; None sends a whole query at once.
             `ModelClient` splits queries, so that each call of `score` is one request.
+        apart: Whether the answer to an input does not depend on the other inputs of its query, so
+            that `ModelClient` asks only for the inputs whose answer it does not know.
         metered: Whether each request is charged to the query's payer (done by `ModelClient`).
         censors: Whether log-probabilities of labels may be upper bounds.
         local: Whether the model runs in this process at no cost, so that a plan may time it.
@@ -120,6 +133,7 @@ class LLMBackend(ABC):
     bounds: frozenset[str] = frozenset({"queries", "requests"})
     answers: frozenset[Want] = frozenset({"labels"})
     max_inputs: int | None = None
+    apart: bool = True
     metered: bool = False
     censors: bool = False
     local: bool = False
@@ -182,19 +196,19 @@ class LLMBackend(ABC):
         """Upper bound on the usage of this query; at most its `worst_case`."""
         return self.worst_case(len(query.inputs), query.max_tokens)
 
-    async def shortened(self, query: Query) -> object | None:
-        """Return the truncated form of inputs that are too long, for a cache key.
+    async def shortened(self, query: Query) -> Sequence[object]:
+        """Return the truncated form of each input that is too long, for a cache key.
 
         Truncation may depend on more than the fingerprint, for example on the installed tokeniser.
 
         Returns:
-            A JSON value that is equal for equal texts or token ids; None if nothing is truncated,
-            or if the fingerprint determines the truncation.
+            Per input, a JSON value that is equal for equal texts or token ids; None if it is not
+            truncated, or if the fingerprint determines the truncation.
 
         Raises:
             BackendError: An input does not fit the model.
         """
-        return None
+        return (None,) * len(query.inputs)
 
     @property
     def trouble(self) -> str | None:
@@ -225,6 +239,7 @@ class Wrapper(LLMBackend):
         self.bounds = self.inner.bounds
         self.answers = self.inner.answers
         self.max_inputs = self.inner.max_inputs
+        self.apart = self.inner.apart
         self.metered = self.inner.metered
         self.censors = self.inner.censors
         self.local = self.inner.local
@@ -259,7 +274,7 @@ class Wrapper(LLMBackend):
         """Return the inner backend's."""
         return await self.inner.quote(query)
 
-    async def shortened(self, query: Query) -> object | None:
+    async def shortened(self, query: Query) -> Sequence[object]:
         """Return the inner backend's."""
         return await self.inner.shortened(query)
 
@@ -281,15 +296,15 @@ class Prepared(Protocol):
     """A query that is tokenised and truncated.
 
     Attributes:
-        shortened: The truncated form of inputs that are too long; None if nothing is truncated, or
-            if the fingerprint determines the truncation.
+        shortened: Per input its truncated form, or None; empty if none is truncated, or if the
+            fingerprint determines the truncation.
     """
 
     @property
     def worst(self) -> Usage: ...
 
     @property
-    def shortened(self) -> object | None: ...
+    def shortened(self) -> Sequence[object]: ...
 
 
 P = TypeVar("P", bound=Prepared)
@@ -322,9 +337,9 @@ class PreparingBackend(LLMBackend, Generic[P]):
         """Return the counted tokens of the inputs, and the bound on the generated ones."""
         return (await self._prepared(query)).worst
 
-    async def shortened(self, query: Query) -> object | None:
-        """Return the truncated form of inputs that are too long."""
-        return (await self._prepared(query)).shortened
+    async def shortened(self, query: Query) -> Sequence[object]:
+        """Return the truncated form of each input that is too long."""
+        return (await self._prepared(query)).shortened or (None,) * len(query.inputs)
 
     async def aclose(self) -> None:
         """Stop the thread after its pending queries."""

@@ -33,7 +33,7 @@ class _Plan(NamedTuple):
     starts: list[list[int]]
     labels: list[tuple[int, ...]]
     worst: Usage
-    shortened: None = None  # The fingerprint determines it.
+    shortened: tuple[()] = ()  # The fingerprint determines it.
 
 
 class LlamaCppBackend(LocalBackend[_Plan]):

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
-from functools import reduce
+from functools import partial
 from itertools import chain
 
 import structlog
 
-from fedone_sdk.backends.answers import AnswerCache, query_key
+from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
 from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.retries import Retries
+from fedone_sdk.backends.surplus import Surplus
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BudgetExhausted
 from fedone_sdk.spec import LimitsSpec, RetrySpec
@@ -32,27 +33,29 @@ Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 class ModelClient(Wrapper):
     """Sends queries to a model through stages, in one order.
 
-    1. split: divides a query into requests of at most `LLMBackend.max_inputs` inputs;
-    2. cache: returns known answers, and joins equal pending requests (`AnswerCache`);
+    1. cache: answers known inputs, and joins equal pending ones (`AnswerCache`);
+    2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`;
     3. retries: repeats a request after temporary failures, until a circuit breaker opens
        (`Retries`);
     4. rate limits: delays each attempt (`RateLimiter`);
     5. budget: reserves each attempt before it is sent, and settles it after the answer;
     6. watch, for metrics and traces; then the adapter sends the request.
 
+    **Cache.** Inputs are equal if their texts, the truncated form of one that is too long
+    (`LLMBackend.shortened`), and the query's scope, kind and label words are equal; the payer and
+    the other inputs of the query do not matter (but see `LLMBackend.apart`).
+
     **Split.** The requests of a query are sent concurrently. After a failure no further one starts,
     pending ones complete, and the most severe error is raised with the usage of all (`ask_each`).
-
-    **Cache.** Requests are equal if their contents and the truncated forms of inputs that are too
-    long (`LLMBackend.shortened`) are equal; the payer does not matter.
 
     **Budget.** The query's payer is charged, and an optional second budget. The upper bound of a
     request's cost is reserved before it is sent; a request that does not fit is not sent. The
     actual cost is charged after the answer, and the rest is released. A request of unknown cost (a
     timeout, a cancelled caller) is charged in full. Logical queries are counted by the caller,
-    because a retry is the same query. The bound is the adapter's `quote`, which must be above the
-    bill. If a provider bills more, the actual cost is charged, a cap may be exceeded by the
-    difference, and a warning is logged.
+    because a retry is the same query. The bound is the adapter's `quote`. If a provider bills more,
+    the actual cost is charged, and a warning is logged; later quotes are raised by what was learnt
+    (`Surplus`). A cap may be exceeded by the surplus of one request: the first request of each
+    kind, and the next one after each surprise, is sent alone, if the client has retries.
 
     Args:
         inner: The adapter.
@@ -80,6 +83,7 @@ class ModelClient(Wrapper):
         self._price = price
         self._guard = guard
         self._watch = watch
+        self._surplus = Surplus()
         self._concurrency = CONCURRENCY if limits is None else limits.concurrency
         self._limiter: RateLimiter | None = None
         if limits is not None:
@@ -87,7 +91,11 @@ class ModelClient(Wrapper):
             self._limiter = RateLimiter(**limits.model_dump(), max_wait_s=max_wait_s)
         self._retries: Retries | None = None
         if retry is not None:
-            self._retries = Retries(**retry.model_dump(), on_open=self._refuse_waiting)
+            self._retries = Retries(
+                **retry.model_dump(),
+                on_open=self._refuse_waiting,
+                alone=lambda: self._surplus.unsure,
+            )
         super().__init__(inner)
 
     def _describe(self) -> None:
@@ -105,9 +113,9 @@ class ModelClient(Wrapper):
         """Answers one query with as many requests as needed.
 
         Returns:
-            The rows in the order of the inputs, the sums of `usage` and `censored`, `cached` if all
-            parts are, `limits` of the last part, and the `model` of the first part, or of one that
-            differs from it. `usage` includes the cost in money.
+            The rows in the order of the inputs, `usage` of all requests with the cost in money,
+            the sums of `censored` and `cached`, `limits` of the last request, and the `model` of
+            the first input, or of one that differs from it.
 
         Raises:
             BackendBlocked: The breaker is open, or a setting, key or quota must change, or the
@@ -117,13 +125,28 @@ class ModelClient(Wrapper):
             BackendError: A request was refused; third in precedence.
             BackendUnavailable: Temporary failure; answered requests are paid.
         """
-        parts = self._parts(query)
-        if len(parts) == 1:
-            return await self._cached(parts[0])
-        answers, errors = await ask_each(self._cached, parts, concurrency=self._concurrency)
-        if errors:
-            raise _with_usage(errors[0], _total(answers.values(), errors))
-        return _merged([answers[index] for index in range(len(parts))])
+        sent: list[Answer] = []
+        keys = await self._keys(query)
+        places = {key: place for place, key in reversed([*enumerate(keys)])}
+
+        async def ask(wanted: Sequence[bytes], keep: Keep) -> None:
+            async def send(part: Sequence[int]) -> None:
+                answer = await self._retried(query.part(part))
+                rows = _rows(answer, len(part))
+                await keep(
+                    dict(zip((keys[place] for place in part), rows, strict=True)), answer.usage
+                )
+                sent.append(answer)
+
+            parts = self._parts([places[key] for key in wanted])
+            if len(parts) == 1:
+                return await send(parts[0])
+            _, errors = await ask_each(send, parts, concurrency=self._concurrency)
+            if errors:
+                raise _with_usage(errors[0], _total(sent, errors))
+
+        cache = AnswerCache(max_entries=0) if self.cache is None else self.cache
+        return _merged(await cache.rows(keys, self.fingerprint, ask), sent)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
         """Return the bound of all requests of `batch_size` inputs, as one query, with its cost."""
@@ -132,19 +155,21 @@ class ModelClient(Wrapper):
         usage = NOTHING
         for size, times in ((most, full), (rest, min(rest, 1))):
             if times:
-                usage += self._priced(self.inner.worst_case(size, max_tokens)) * times
+                usage += self._bound(self.inner.worst_case(size, max_tokens), size) * times
         return _as_one_query(usage)
 
     async def quote(self, query: Query) -> Usage:
         """Return the quote of all requests of the query, as one query, with its cost in money.
 
-        A cached request costs nothing, so that a resumed run near its cap can replay paid answers.
+        A known input costs nothing, so that a resumed run near its cap can replay paid answers.
         """
-        quotes = []
-        for part in self._parts(query):
-            known = self.cache is not None and await self.cache.holds(await self._key(part))
-            quotes.append(NOTHING if known else self._priced(await self.inner.quote(part)))
-        return _as_one_query(reduce(Usage.__add__, quotes))
+        new: Sequence[int] = range(len(query.inputs))
+        if self.cache is not None:
+            new = await self.cache.unknown(await self._keys(query))
+        usage = NOTHING
+        for part in self._parts(new):
+            usage += self._bound(await self.inner.quote(query.part(part)), len(part))
+        return _as_one_query(usage)
 
     @property
     def trouble(self) -> str | None:
@@ -165,35 +190,19 @@ class ModelClient(Wrapper):
         finally:
             await self.inner.aclose()
 
-    # Split
+    # Cache, split, retries, rate limits
 
-    def _parts(self, query: Query) -> list[Query]:
-        most = self.inner.max_inputs
-        if most is None or len(query.inputs) <= most:
-            return [query]
-        return [
-            replace(
-                query,
-                inputs=query.inputs[start : start + most],
-                references=query.references[start : start + most],
-            )
-            for start in range(0, len(query.inputs), most)
-        ]
-
-    # Cache, retries, rate limits
-
-    async def _cached(self, query: Query) -> Answer:
+    async def _keys(self, query: Query) -> list[bytes]:
         if self.cache is None:
-            return await self._retried(query)
-        key = await self._key(query)
-        return await self.cache.answer(key, self.fingerprint, lambda: self._retried(query))
-
-    async def _key(self, query: Query) -> bytes:
+            return [b"%d" % place for place in range(len(query.inputs))]
         shortened = await self.inner.shortened(query)
+        work = partial(row_keys, self.fingerprint, query, shortened, apart=self.inner.apart)
         size = sum(len(part.text) for parts in query.inputs for part in parts)
-        if size < _SMALL:
-            return query_key(self.fingerprint, query, shortened)
-        return await asyncio.to_thread(query_key, self.fingerprint, query, shortened)
+        return work() if size < _SMALL else await asyncio.to_thread(work)
+
+    def _parts(self, places: Sequence[int]) -> list[Sequence[int]]:
+        most = self.inner.max_inputs or max(len(places), 1)
+        return [places[start : start + most] for start in range(0, len(places), most)]
 
     async def _retried(self, query: Query) -> Answer:
         if self._retries is None:
@@ -201,12 +210,13 @@ class ModelClient(Wrapper):
         return await self._retries.run(query.want, lambda: self._limited(query))
 
     async def _limited(self, query: Query) -> Answer:
-        worst = self._priced(await self.inner.quote(query)).without_queries()
+        quoted = await self.inner.quote(query)
         if self._limiter is None:
-            return await self._paid(query, worst)
+            return await self._paid(query, quoted)
         payer = "" if query.payer is None else query.payer.name
+        worst = self._surplus.raised(quoted, len(query.inputs))
         tokens = worst.prompt_tokens + worst.completion_tokens
-        return await self._limiter.run(payer, tokens, lambda: self._paid(query, worst))
+        return await self._limiter.run(payer, tokens, lambda: self._paid(query, quoted))
 
     def _refuse_waiting(self, reason: BackendBlocked) -> None:
         if self._limiter is not None:
@@ -214,7 +224,9 @@ class ModelClient(Wrapper):
 
     # Budget
 
-    async def _paid(self, query: Query, worst: Usage) -> Answer:
+    async def _paid(self, query: Query, quoted: Usage) -> Answer:
+        worst = self._bound(quoted, len(query.inputs)).without_queries()
+        settle = partial(self._settle, quoted, len(query.inputs))
         async with AsyncExitStack() as stack:
             leases = await self._reserve(stack, query.payer, worst)
             try:
@@ -222,14 +234,12 @@ class ModelClient(Wrapper):
                     answer = await self.inner.score(query)
             except BackendError as exc:
                 if exc.usage is not None:
-                    self._settle(leases, worst, self._priced(exc.usage))
+                    settle(leases, exc.usage)
                 raise
             except BudgetExhausted as exc:  # From another account, behind this model.
-                self._settle(leases, worst, self._priced(exc.usage or NOTHING))
+                settle(leases, exc.usage or NOTHING)
                 raise
-            usage = self._priced(answer.usage)
-            self._settle(leases, worst, usage)
-            return answer if usage is answer.usage else replace(answer, usage=usage)
+            return replace(answer, usage=settle(leases, answer.usage))
 
     async def _reserve(
         self, stack: AsyncExitStack, payer: Payer | None, worst: Usage
@@ -247,9 +257,9 @@ class ModelClient(Wrapper):
             raise
         return leases
 
-    def _settle(self, leases: list[Lease], worst: Usage, usage: Usage) -> None:
-        used = usage.without_queries()
-        over = used.beyond(worst)
+    def _settle(self, quoted: Usage, num_inputs: int, leases: list[Lease], billed: Usage) -> Usage:
+        worst = self._bound(quoted, num_inputs)
+        over = self._priced(self._surplus.learn(quoted, billed, num_inputs))
         if over != NOTHING:
             _log.warning(
                 "the provider counted more than the request was bounded by",
@@ -257,8 +267,13 @@ class ModelClient(Wrapper):
                 quoted=worst.exact(),
                 beyond=over.exact(),
             )
+        usage = self._priced(billed)
         for lease in leases:
-            lease.settle(used)
+            lease.settle(usage.without_queries())
+        return usage
+
+    def _bound(self, quoted: Usage, num_inputs: int) -> Usage:
+        return self._priced(self._surplus.raised(quoted, num_inputs))
 
     def _priced(self, usage: Usage) -> Usage:
         return usage if self._price is None else self._price.priced(usage)
@@ -268,21 +283,40 @@ def _as_one_query(usage: Usage) -> Usage:
     return usage.without_queries() + Usage(queries=1)
 
 
-def _merged(answers: Sequence[Answer]) -> Answer:
+def _rows(answer: Answer, num_inputs: int) -> list[Answer]:
+    """Return the answer to each input of a request, at no cost."""
+    found = len(answer.log_probs)
+    if found != num_inputs or len(answer.texts) not in (0, num_inputs):
+        raise ValueError(f"{found} answers were given to {num_inputs} inputs")
+    return [
+        replace(
+            answer,
+            log_probs=(row,),
+            texts=answer.texts[place : place + 1],
+            usage=NOTHING,
+            # Its share is not known.
+            censored=0 if place else answer.censored,
+            cached=0 if place else answer.cached,
+        )
+        for place, row in enumerate(answer.log_probs)
+    ]
+
+
+def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
     return Answer(
-        log_probs=tuple(chain.from_iterable(answer.log_probs for answer in answers)),
-        usage=reduce(Usage.__add__, (answer.usage for answer in answers)),
-        cached=all(answer.cached for answer in answers),
-        texts=tuple(chain.from_iterable(answer.texts for answer in answers)),
-        censored=sum(answer.censored for answer in answers),
+        log_probs=tuple(chain.from_iterable(row.log_probs for row in rows)),
+        usage=sum((answer.usage for answer in sent), NOTHING),
+        cached=sum(row.cached for row in rows),
+        texts=tuple(chain.from_iterable(row.texts for row in rows)),
+        censored=sum(row.censored for row in rows),
         # A run must detect that answers came from different models.
-        model=next((a.model for a in answers if a.model != answers[0].model), answers[0].model),
-        limits=answers[-1].limits,
+        model=next((row.model for row in rows if row.model != rows[0].model), rows[0].model),
+        limits=sent[-1].limits if sent else None,
     )
 
 
 def _total(answers: Iterable[Answer], errors: Iterable[Exception]) -> Usage | None:
-    usage = reduce(Usage.__add__, (answer.usage for answer in answers), NOTHING)
+    usage = sum((answer.usage for answer in answers), NOTHING)
     for error in errors:
         if isinstance(error, BackendError):
             if error.usage is None:

@@ -31,7 +31,7 @@ class _Plan(NamedTuple):
     clozes: list[Cloze]
     labels: list[int]
     worst: Usage
-    shortened: list[list[int]] | None
+    shortened: list[list[int] | None]
 
 
 class OnnxBackend(LocalBackend[_Plan]):
@@ -47,6 +47,8 @@ class OnnxBackend(LocalBackend[_Plan]):
     ``attention_mask`` and ``mask_index``, and the output ``logits`` at the mask;
     ``tokenizer_config.json`` or ``config.json`` has the maximum length.
     """
+
+    apart = False
 
     def __init__(self, model: str | Path | None = None, *, threads: int | None = None) -> None:
         if any(find_spec(name) is None for name in ("numpy", "onnxruntime", "tokenizers")):
@@ -93,9 +95,10 @@ class OnnxBackend(LocalBackend[_Plan]):
         encoder = self._loaded_encoder()
         labels = [token for (token,) in encoder.label_ids(query.label_words)]
         clozes = [encoder.encode(parts) for parts in query.inputs]
-        ids = [cloze.ids for cloze in clozes]
-        worst = Usage(queries=1, requests=1, prompt_tokens=sum(map(len, ids)))
-        return _Plan(clozes, labels, worst, None if all(one.whole for one in clozes) else ids)
+        num_tokens = sum(len(cloze.ids) for cloze in clozes)
+        worst = Usage(queries=1, requests=1, prompt_tokens=num_tokens)
+        shortened = [None if cloze.whole else cloze.ids for cloze in clozes]
+        return _Plan(clozes, labels, worst, shortened)
 
     def _run(self, query: Query, plan: _Plan) -> Answer:
         log_probs = self._loaded().log_probs(plan.clozes, plan.labels)

@@ -61,12 +61,14 @@ class _Prepared(NamedTuple):
     """A query as messages.
 
     Attributes:
-        shortened: The contents, if an input was too long; else None.
+        least: Prompt tokens that each input has at least.
+        shortened: Per input its contents if it was too long, else None.
     """
 
     contents: list[Content]
+    least: list[int]
     worst: Usage
-    shortened: list[Content] | None
+    shortened: list[Content | None]
 
 
 class OpenAIBackend(ServerBackend[_Prepared]):
@@ -176,7 +178,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if query.want == "labels":
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
-        return await self._asked(query, prepared.contents[0], words, prepared.worst)
+        return await self._asked(query, prepared, words)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check label words, form, and that the server lists the model, at no cost."""
@@ -255,7 +257,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     def _counted(self, query: Query, counter: TokenCounter) -> _Prepared:
         contents: list[Content] = []
-        worst, whole = Usage(queries=1), True
+        least: list[int] = []
+        shortened: list[Content | None] = []
+        worst = Usage(queries=1)
         for parts in query.inputs:
             self._check_form(parts)
             messages = messages_of(parts) if is_chat(parts) else [Message("user", parts)]
@@ -263,19 +267,20 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             around = self._around(query) + (len(messages) - 1) * OPENAI_CHAT_OVERHEAD
             texts = [message.parts for message in messages]
             fitted, num_tokens = counter.fit(texts, self._max_input_tokens - around)
-            whole = whole and fitted == texts
             contents.append(
                 [
                     (message.role, "".join(part.text for part in text))
                     for message, text in zip(messages, fitted, strict=True)
                 ]
             )
+            least.append(counter.least(num_tokens))
+            shortened.append(None if fitted == texts else contents[-1])
             worst += Usage(
                 requests=1,
                 prompt_tokens=num_tokens + around + self._overhead,
                 completion_tokens=_most_written(query),
             )
-        return _Prepared(contents, worst, None if whole else contents)
+        return _Prepared(contents, least, worst, shortened)
 
     def _around(self, query: Query) -> int:
         """Upper bound on the tokens of the JSON schema, which counts as input."""
@@ -293,15 +298,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             "additionalProperties": False,
         }
 
-    async def _asked(
-        self, query: Query, sent: Content, words: Sequence[str], quoted: Usage
-    ) -> Answer:
+    async def _asked(self, query: Query, prepared: _Prepared, words: Sequence[str]) -> Answer:
         import openai
 
         with self._server.translated():
             try:
                 async with asyncio.timeout(self._server.timeout_s):
-                    raw = await self._create(**self._body(query, sent))
+                    raw = await self._create(**self._body(query, prepared.contents[0]))
             except openai.APIStatusError as exc:
                 if str(exc.code) in _FILTERED:
                     return _answer(query.want, None, usage=_ONE_REQUEST)
@@ -318,12 +321,17 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 "base_url and api)",
                 url=self._url,
             ) from None
-        usage = usage_of(found.usage, quoted)
+        choice = found.choices[0]
+        num_written = 1 if choice.written else 0
+        if query.want == "text":
+            counter = await self._loaded()
+            num_written = counter.least(counter.count(choice.written or ""))
+        least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
+        usage = usage_of(found.usage, prepared.worst, least)
         model = ":".join(filter(None, (found.model, found.system_fingerprint))) or None
         row: tuple[float, ...] | None = None
         written: str | None = None
         censored = 0
-        choice = found.choices[0]
         if not choice.withheld:
             if query.want == "labels":
                 top = choice.top()

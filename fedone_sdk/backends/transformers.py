@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     rows: list[Row]
     spans: list[list[tuple[int, int, int]]]
     worst: Usage
-    shortened: None = None  # The fingerprint determines it.
+    shortened: tuple[()] = ()  # The fingerprint determines it.
 
     @property
     def paid(self) -> Usage:

@@ -53,14 +53,14 @@ class _Request(NamedTuple):
     """One request, and the parser of its answer.
 
     Attributes:
-        shortened: The truncated token ids, if an input was too long; else None.
+        shortened: Per input its truncated token ids if it was too long, else None.
     """
 
     path: str
     body: dict[str, Any]
     worst: Usage
     read: Callable[[Any], _Found]
-    shortened: list[list[int]] | None = None
+    shortened: Sequence[list[int] | None]
 
 
 class VllmBackend(ServerBackend[_Request]):
@@ -156,7 +156,7 @@ class VllmBackend(ServerBackend[_Request]):
         usage = answer["data"] if "data" in answer else answer.get("usage")
         return Answer(
             log_probs=log_probs,
-            usage=usage_of(usage, request.worst),
+            usage=usage_of(usage, request.worst, Usage(prompt_tokens=request.worst.prompt_tokens)),
             texts=texts,
             model=said if isinstance(said, str) else f"vllm-{self._checked().version}",
         )
@@ -219,7 +219,7 @@ class VllmBackend(ServerBackend[_Request]):
             },
             worst=_usage(ids, 0),
             read=read,
-            shortened=None if all(cloze.whole for cloze in clozes) else ids,
+            shortened=[None if cloze.whole else cloze.ids for cloze in clozes],
         )
 
     async def _label_request(self, query: Query, labels: list[int]) -> _Request:
@@ -275,7 +275,7 @@ class VllmBackend(ServerBackend[_Request]):
         ids: list[list[int]],
         read: Callable[[Any], _Found],
         *,
-        shortened: list[list[int]] | None,
+        shortened: Sequence[list[int] | None],
         max_tokens: int = 1,
         **options: object,
     ) -> _Request:
@@ -351,11 +351,11 @@ class VllmBackend(ServerBackend[_Request]):
 
     async def _encoded(
         self, query: Query, reserve: Sequence[int]
-    ) -> tuple[list[list[int]], list[list[int]] | None]:
+    ) -> tuple[list[list[int]], list[list[int] | None]]:
         """Return the token ids of a causal model's inputs, with positions left free after each.
 
         Returns:
-            The ids; and the same ids again if an input was truncated, else None.
+            The ids per input; and the same again if it was truncated, else None.
         """
         calls = [
             partial(self._causal.fitted, parts, reserve=room)
@@ -365,8 +365,7 @@ class VllmBackend(ServerBackend[_Request]):
             found = list(await asyncio.gather(*map(self._with_tokenised, calls)))
         else:
             found = await self._in(self._token_thread, lambda: [call() for call in calls])
-        ids = [one for one, _ in found]
-        return ids, None if all(whole for _, whole in found) else ids
+        return [ids for ids, _ in found], [None if whole else ids for ids, whole in found]
 
     async def _with_tokenised(self, call: Callable[[], R]) -> R:
         """Repeats a call until the server has tokenised all texts that it needs."""

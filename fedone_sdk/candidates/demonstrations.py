@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
@@ -10,13 +9,13 @@ from typing import NamedTuple
 from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.task import Example, TaskSpec
+from fedone_sdk.task import Example, TaskSpec, label_index, pieces_of
 from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS
 
 _TRIES = 50
 
-_Pieces = list[tuple[str, str | None]]
-"""A parsed template: pieces of text, each with the name that follows it."""
+_Pieces = list[tuple[str, str | None, int | None]]
+"""A template as `fedone_sdk.task.pieces_of` returns it."""
 
 
 def demonstration_candidates(
@@ -92,21 +91,23 @@ class _Form(NamedTuple):
 
     @classmethod
     def of(cls, task: TaskSpec, slot_name: str, slots: frozenset[str]) -> _Form:
-        messages = [_parsed(template) for _, template in task.messages]
-        names = [{name for _, name in pieces} for pieces in messages]
+        messages = [list(pieces_of(template)) for _, template in task.messages]
+        names = [{name for _, name, _ in pieces} for pieces in messages]
         mark = slot_name if any(slot_name in found for found in names) else "prompt"
         at = next((index for index, found in enumerate(names) if mark in found), None)
         if at is None:
             raise SpecError(f"task: has neither {{{slot_name}}} nor {{prompt}}")
-        begin = next(i for i, (_, name) in enumerate(messages[at]) if name == mark) + 1
+        begin = next(i for i, (_, name, _) in enumerate(messages[at]) if name == mark) + 1
         rest = [messages[at][begin:], *messages[at + 1 :]]
         # An answer without a prefix is on its own line too.
         rest = [*filter(_is_there, rest[:-1]), rest[-1]]
-        pieces = [piece for message in rest for piece in [("\n", None), *message]][1:]
+        pieces = [piece for message in rest for piece in [("\n", None, None), *message]][1:]
         no_fields = {None, mark, "prompt", "mask", *slots}
-        fields = tuple(dict.fromkeys(name for _, name in pieces if name and name not in no_fields))
+        fields = tuple(
+            dict.fromkeys(name for _, name, _ in pieces if name and name not in no_fields)
+        )
         missing = set().union(*names) - no_fields - set(fields)
-        if "mask" in set().union(*names) - {name for _, name in pieces}:
+        if "mask" in set().union(*names) - {name for _, name, _ in pieces}:
             missing.add("mask")
         if missing or not fields:
             which = ", ".join(f"{{{name}}}" for name in sorted(filter(None, missing)))
@@ -119,7 +120,7 @@ class _Form(NamedTuple):
     def shot(self, example: Example, answer: str) -> str:
         written: list[str] = []
         answered = False
-        for text, name in self.pieces:
+        for text, name, most in self.pieces:
             written.append(text)
             if name == "mask":
                 written.append(answer)
@@ -127,22 +128,19 @@ class _Form(NamedTuple):
             elif name in self.slots:
                 written.append(f"{{{name}}}")
             elif name in self.fields:
-                written.append(example[name])
+                written.append(example[name][:most])
         if not answered:
             written.append(answer)
         return "".join(written).rstrip("\n")
 
 
-def _parsed(template: str) -> _Pieces:
-    return [(text, name) for text, name, _, _ in string.Formatter().parse(template)]
-
-
 def _is_there(pieces: _Pieces) -> bool:
-    return any(text.strip() or name for text, name in pieces)
+    return any(text.strip() or name for text, name, _ in pieces)
 
 
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
-    found: dict[str, dict[str, None]] = {label: {} for label in task.labels}
+    labels = list(task.labels)
+    found: dict[str, dict[str, None]] = {label: {} for label in labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
     for number, example in enumerate(examples, 1):
@@ -151,12 +149,12 @@ def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str
                 raise DataError(f"row {number}: field {field!r} {problem}")
         if task.label_field not in example:
             raise DataError(f"row {number}: field {task.label_field!r} is missing")
-        label = str(example[task.label_field])
-        if label not in found:
+        if (index := label_index(task, value := example[task.label_field])) is None:
             raise DataError(
-                f"row {number}: field {task.label_field!r} is {label!r:.80}, "
+                f"row {number}: field {task.label_field!r} is {str(value)!r:.80}, "
                 f"not one of: {', '.join(task.labels)}"
             )
+        label = labels[index]
         if not any(mark in example[field] for field in form.fields for mark in reserved):
             found[label][form.shot(example, label_placeholder(label))] = None
     return {label: list(shots) for label, shots in found.items()}

@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
+from fedone_sdk import assets
 from fedone_sdk.candidates.sources import LabelSet
 from fedone_sdk.errors import SpecError
-
-_SENTIMENT = (
-    ("terrible", "great"),
-    ("negative", "positive"),
-    ("bad", "good"),
-    ("awful", "wonderful"),
-    ("boring", "brilliant"),
-    ("horrible", "excellent"),
-    ("poor", "amazing"),
-    ("worse", "better"),
-)
-_SENTIMENT_3 = (
-    ("negative", "neutral", "positive"),
-    ("bad", "okay", "good"),
-    ("terrible", "average", "great"),
-    ("poor", "fair", "excellent"),
-)
-_NO_YES = (("no", "yes"), ("false", "true"), ("wrong", "right"), ("incorrect", "correct"))
-_NLI = (
-    ("yes", "maybe", "no"),
-    ("true", "unknown", "false"),
-    ("always", "sometimes", "never"),
-    ("right", "perhaps", "wrong"),
-    ("so", "also", "but"),
-)
-_TOPIC = (
-    ("world", "sports", "business", "technology"),
-    ("politics", "sports", "business", "science"),
-    ("international", "sport", "economy", "tech"),
-    ("news", "games", "money", "computers"),
-)
-
-SHIPPED_LABEL_SETS = (_SENTIMENT, _SENTIMENT_3, _NO_YES, _NLI, _TOPIC)
-"""The shipped sets, without leading spaces, by kind of task. Words are unique per meaning, so that
-the words alone identify the set."""
 
 _MAX_WORD_CHARS = 200
 
@@ -99,8 +67,14 @@ def shipped_label_sets(task_labels: Mapping[str, str]) -> tuple[tuple[str, ...],
     )
 
 
+@cache
+def label_families() -> tuple[list[list[str]], ...]:
+    """Return the shipped sets by kind of task; words are unique per meaning."""
+    return tuple(tomllib.loads(assets.path("label_sets.toml").read_text("utf-8")).values())
+
+
 def _known(own: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    for family in SHIPPED_LABEL_SETS:
+    for family in label_families():
         for known in family:
             if sorted(known) == sorted(own):
                 order = [known.index(word) for word in own]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -18,13 +17,6 @@ if TYPE_CHECKING:
     from fedone_sdk.trackers import Tracking
 
 T = TypeVar("T")
-
-
-class TransportName(StrEnum):
-    """Transports of messages."""
-
-    http = "http"
-    memory = "memory"
 
 
 def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
@@ -98,9 +90,6 @@ Trackers = Annotated[
         metavar="NAME",
         help="Report the run to mlflow, tensorboard, wandb or a custom tracker; repeatable.",
     ),
-]
-Transport = Annotated[
-    TransportName, typer.Option(help="HTTP over loopback, or the same messages without sockets.")
 ]
 
 

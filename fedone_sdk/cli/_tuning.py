@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -37,7 +37,6 @@ async def run_here(
     source: Path,
     backend: LLMBackend,
     proposer: LLMBackend | None = None,
-    transport: Literal["http", "memory"] = "memory",
     store: Store | None = None,
     state_dir: Path | None = None,
     tracking: Tracking | None = None,
@@ -70,7 +69,6 @@ async def run_here(
         result = await simulate(
             federation,
             backend=backend,
-            transport=transport,
             store=store,
             state_dir=state_dir,
             watch=watch,

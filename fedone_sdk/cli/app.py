@@ -12,6 +12,7 @@ from fedone_sdk.cli import (
     client,
     compare,
     db,
+    init,
     models,
     prompt,
     report,
@@ -52,7 +53,7 @@ def _root(
 
 
 app.command(epilog="Example: fedone quickstart --json result.json")(start.quickstart)
-app.command(epilog="Example: fedone init tickets.csv --model smollm2-135m-instruct")(start.init)
+app.command(epilog="Example: fedone init tickets.csv --model smollm2-135m-instruct")(init.init)
 app.command(epilog="Example: fedone tune run.yaml --cap 500 --report run.html")(tune.tune)
 app.command(epilog="Example: fedone plan run.yaml")(tune.plan)
 app.command(

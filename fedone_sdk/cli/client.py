@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
 
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import BackendFile, header_value
 from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.data import load_examples
-from fedone_sdk.errors import ArgumentError
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
 
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 
-class UnitName(StrEnum):
-    """Units of privacy."""
-
-    label = "label"
-    example = "example"
-    device = "device"
-
-
 def client(
     server: Annotated[str, typer.Option(metavar="URL", help="The aggregator.")],
     data: Annotated[
@@ -43,6 +34,25 @@ def client(
             metavar="FILE", help="This client's labelled examples; a gateway gets their texts."
         ),
     ],
+    label: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            envvar="FEDONE_LABEL",
+            show_default="label",
+            help="The column with the label.",
+        ),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            envvar="FEDONE_FIELDS",
+            show_default="all but the label",
+            help="A column that runs may render, once per column. With the label column among "
+            "them, reference texts of loss nll are sent.",
+        ),
+    ] = None,
     token: Annotated[
         str | None,
         typer.Option(
@@ -62,33 +72,31 @@ def client(
     run_id: Annotated[
         str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
     ] = None,
-    max_epsilon: Annotated[
-        float | None,
+    privacy: Annotated[
+        str | None,
         typer.Option(
-            metavar="E",
-            envvar="FEDONE_MAX_EPSILON",
+            metavar="UNIT:EPSILON",
+            envvar="FEDONE_PRIVACY",
             help="Decline work of runs without differential privacy, and work that raises this "
-            "client's total epsilon (delta 1e-5) above this value; --state keeps the total. "
-            "Without --backend only with --privacy-unit label.",
+            "client's total epsilon (delta 1e-5) above this value; --state keeps the total. UNIT "
+            "is what it protects: label, example or device. Needs --label and --field; without "
+            "--backend only label.",
         ),
     ] = None,
-    privacy_unit: Annotated[
-        UnitName | None,
+    budget: Annotated[
+        list[str] | None,
         typer.Option(
-            envvar="FEDONE_PRIVACY_UNIT",
-            show_default="example",
-            help="What --max-epsilon protects: labels only, single examples, or all of the data.",
+            metavar="UNIT:AMOUNT",
+            envvar="FEDONE_BUDGET",
+            help="Cap all work of this client, once per unit: queries, and with --backend "
+            "requests, tokens or usd. --state keeps the count.",
         ),
-    ] = None,
-    ca: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Trust these authorities (PEM), not the system's."),
     ] = None,
     cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This device's certificate (PEM), for mTLS.")
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its private key (PEM), if not in --cert.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="This device's certificate with its private key (PEM), for mTLS."
+        ),
     ] = None,
     check: Annotated[
         bool,
@@ -101,13 +109,14 @@ def client(
     """Tune prompts as an edge client with this machine's data, until the run has ended.
 
     Ctrl-C or SIGTERM completes the pending work; a second one aborts it. Logs are JSON lines on
-    standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy.
+    standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy, SSL_CERT_FILE the trusted
+    authorities.
     """
     if check:
         quiet_logs()
     else:
         json_logs()
-    required = _required(max_epsilon, privacy_unit)
+    required, caps = _required(privacy), _capped(budget)
     examples = load_examples(data)
     own = None if backend_path is None else backend_of(backend_path)
 
@@ -117,24 +126,32 @@ def client(
         server,
         token=token,
         data=examples,
+        label=label,
+        fields=field,
         backend=own,
         state_dir=state,
-        policy=WorkPolicy(run_id=run_id, privacy=required),
+        policy=WorkPolicy(run_id=run_id, privacy=required, budget=caps),
         hooks=Hooks(on_event=_EventLog()),
-        network=Network(ca_file=ca, cert_file=cert, key_file=key),
+        network=Network(cert_file=cert),
     )
     if check:
         raise typer.Exit(asyncio.run(_check(edge, own, server)))
     asyncio.run(_work(edge, own))
 
 
-def _required(max_epsilon: float | None, unit: UnitName | None) -> RequiredPrivacy | None:
-    if max_epsilon is None:
-        if unit is not None:
-            raise ArgumentError("--privacy-unit: goes with --max-epsilon")
+def _required(given: str | None) -> RequiredPrivacy | None:
+    if given is None:
         return None
-    given = {"max_epsilon": max_epsilon} | ({} if unit is None else {"unit": unit.value})
-    return validate_spec(RequiredPrivacy, given, source="arguments")
+    unit, _, epsilon = given.rpartition(":")
+    found = {"unit": unit, "max_epsilon": epsilon}
+    return validate_spec(RequiredPrivacy, found, source="--privacy")
+
+
+def _capped(given: list[str] | None) -> Budget | None:
+    if not given:
+        return None
+    caps = {unit: amount for unit, _, amount in (one.partition(":") for one in given)}
+    return validate_spec(Budget, caps, source="--budget")
 
 
 class _EventLog:

@@ -79,10 +79,18 @@ def _store(config_path: Path | None, url: str | None) -> SqlStore:
         return _store_at(url)
     from fedone_sdk.aggregator.config import ServeConfig
 
+    if config_path is not None and _is_database(config_path):
+        raise ArgumentError(f"{config_path}: is a database, not a CONFIG.yaml: name it by --store")
     config = ServeConfig.load(config_path)
     folder = Path() if config_path is None else config_path.parent
     with naming(str(config_path or "environment")):
         return config.store.build(folder)
+
+
+def _is_database(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(16) == b"SQLite format 3\0"
+    return False
 
 
 def _store_at(where: str) -> SqlStore:

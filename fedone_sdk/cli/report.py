@@ -27,8 +27,8 @@ def report(
         str,
         typer.Argument(
             metavar="RUN",
-            help="An export (`fedone runs export`) or result file (--json); or the id of a run "
-            "in --store, --server or this folder's .fedone.",
+            help="An export (`fedone runs export`); or the id of a run in --store, --server or "
+            "this folder's .fedone.",
         ),
     ],
     target: Annotated[
@@ -37,18 +37,10 @@ def report(
             "--output",
             "-o",
             metavar="FILE",
-            help="RUN.html by default; FILE.md is Markdown, with the figure as FILE.svg.",
+            help="RUN.html by default.",
         ),
     ] = None,
-    run_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--run",
-            metavar="RUN.yaml",
-            help="The run of a result file, which does not contain the task, and of a run with a "
-            "method of your own.",
-        ),
-    ] = None,
+    run_path: OwnRun = None,
     store: RunStore = None,
     server: OptionalServer = None,
     token: OptionalToken = None,
@@ -68,49 +60,27 @@ def report(
     if stored:
         run = stored_run(source, server=server, token=token, store=store)
     else:
-        run = _of_file(Path(source), run_path)
-    for file in write_report("--output", target, run):
-        typer.echo(f"{file}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
+        from fedone_sdk.reports import read_run
 
-
-def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
-    from fedone_sdk.reports import read_run
-
-    spec = None if run_path is None else RunFile.load(run_path).spec
-    with naming(str(run_path)):
-        return read_run(source, spec)
+        run = read_run(Path(source))
+    write_report("--output", target, run)
+    typer.echo(f"{target}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
 
 
 def check_report(option: str, target: Path) -> None:
     """Check, before the work, that a report can be written."""
-    if target.suffix not in (".html", ".md"):
-        raise ArgumentError(f"{option}: {target} must end in .html or .md")
+    if target.suffix != ".html":
+        raise ArgumentError(f"{option}: {target} must end in .html")
     check_target(option, target)
     if any(find_spec(name) is None for name in ("jinja2", "matplotlib")):
         raise MissingExtraError("a report", extra="report")
 
 
-def check_page(option: str, target: Path) -> None:
-    """`check_report` for pages that exist only as HTML."""
-    if target.suffix != ".html":
-        raise ArgumentError(f"{option}: {target} must end in .html")
-    check_report(option, target)
-
-
-def write_report(option: str, target: Path, run: ReportedRun) -> list[Path]:
+def write_report(option: str, target: Path, run: ReportedRun) -> None:
     """Write a report."""
-    from fedone_sdk.reports.render import html_report, markdown_report
+    from fedone_sdk.reports.render import html_report
 
-    if target.suffix == ".html":
-        write_file(option, target, html_report(run))
-        return [target]
-    figure = target.with_suffix(".svg")
-    text, svg = markdown_report(run, figure.name)
-    write_file(option, target, text)
-    if svg is None:
-        return [target]
-    write_file(option, figure, svg)
-    return [target, figure]
+    write_file(option, target, html_report(run))
 
 
 class ExportName(StrEnum):

@@ -15,7 +15,7 @@ from fedone_sdk.cli._output import Output, check_target, exit_code, money, note,
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import KnownRun, RunFile, RunState
 from fedone_sdk.cli._tuning import KeptRun, abortable, next_steps, run_here
-from fedone_sdk.cli.report import check_page
+from fedone_sdk.cli.report import check_report
 from fedone_sdk.cli.tune import print_plan
 from fedone_sdk.spec import load_backend
 
@@ -86,7 +86,7 @@ def retune(
     target = target or path.with_name(f"{name}.prompt.json")
     check_target("--output", target)
     if html is not None:
-        check_page("--html", html)
+        check_report("--html", html)
     given = RunFile.load(run_path, seed=seed, cap=cap)
     with naming(str(run_path)):
         spec = retune_spec(artefact, backend, given.spec, name=name)

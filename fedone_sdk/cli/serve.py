@@ -138,7 +138,7 @@ async def _serve(
         await aggregator.open()
         json_logs(config.log.level, replica=store.replica)
         for warning in config.warnings:
-            _log.warning("insecure setting", reason=warning)
+            _log.warning("check the configuration", reason=warning)
         # Listen first, so that probes and people get responses while stored runs are read.
         with _listening("listen", config.listen):
             host, port = config.address

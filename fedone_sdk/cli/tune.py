@@ -16,8 +16,6 @@ from fedone_sdk.cli._options import (
     RunPath,
     Seed,
     Trackers,
-    Transport,
-    TransportName,
     tracking_of,
 )
 from fedone_sdk.cli._output import (
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 
 def tune(
     run_path: RunPath,
-    transport: Transport = TransportName.http,
     seed: Seed = None,
     cap: Cap = None,
     raised: Annotated[
@@ -84,7 +81,7 @@ def tune(
         ),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report: FILE.html or FILE.md.")
+        Path | None, typer.Option(metavar="FILE", help="Write a report as one HTML page.")
     ] = None,
     trackers: Trackers = None,
     json_file: JsonFile = None,
@@ -123,7 +120,7 @@ def tune(
         note(f"raising {', '.join(known.raised)} after round {known.round}")
     kept = KeptRun(None if state is None else state.store)
     with tracking, abortable(state):
-        result = asyncio.run(_tune(run, federation, transport, state, kept, tracking))
+        result = asyncio.run(_tune(run, federation, state, kept, tracking))
     # These results are paid for, so a failure to write one must not prevent the others.
     with ExitStack() as last_first:
         last_first.callback(print_result, output, result, num_clients=len(federation.shards))
@@ -156,7 +153,6 @@ def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | Non
 async def _tune(
     run: RunFile,
     federation: Federation,
-    transport: TransportName,
     state: RunState | None,
     kept: KeptRun,
     tracking: Tracking,
@@ -176,7 +172,6 @@ async def _tune(
             source=run.path,
             backend=backend,
             proposer=proposer,
-            transport=transport.value,
             store=kept.store,
             state_dir=None if state is None else state.clients,
             tracking=tracking,

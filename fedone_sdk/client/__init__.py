@@ -6,7 +6,7 @@
 from typing import TYPE_CHECKING
 
 from fedone_sdk._lazy import lazy
-from fedone_sdk.client.edge_client import EdgeClient, EdgeClientThread
+from fedone_sdk.client.edge_client import EdgeClient
 from fedone_sdk.client.options import (
     ClientEvent,
     EventKind,
@@ -31,7 +31,6 @@ __all__ = [
     "AdminClient",
     "ClientEvent",
     "EdgeClient",
-    "EdgeClientThread",
     "EventKind",
     "Hooks",
     "HttpTransport",

@@ -11,9 +11,9 @@ from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.budget import BudgetGuard, Usage
 from fedone_sdk.candidates import prompt_of
-from fedone_sdk.client.examples import Declining, reason_of
+from fedone_sdk.client.examples import Declining, Unfit, reason_of
 from fedone_sdk.client.work import Step
-from fedone_sdk.errors import BackendError, BudgetError
+from fedone_sdk.errors import BackendError, BudgetError, BudgetExhausted
 from fedone_sdk.task import TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -23,7 +23,8 @@ _log = structlog.get_logger(__name__)
 class BackendOracle:
     """Scores prompts with a backend on the device, each query after `ready`.
 
-    A prompt that occurs twice is sent once, and counts as two queries.
+    A prompt that occurs twice is sent once, and counts as two queries. While the oracle works, it
+    alone charges `budget`.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class BackendOracle:
         *,
         vocabulary: Vocabulary,
         ready: Callable[[], Awaitable[None]],
+        budget: BudgetGuard | None,
     ) -> None:
         # Counts every attempt, including those of failed calls, for the reported usage.
         self._backend = backend if backend.metered else ModelClient(backend)
         self._vocabulary = vocabulary
         self._ready = ready
+        self._bill = budget or BudgetGuard(None, name="client")
 
     async def ask(self, step: Step, missing: Sequence[int]) -> None:
         """Send all queries concurrently; the journal gets the losses of each as it is answered.
@@ -46,7 +49,6 @@ class BackendOracle:
             SpecError: The backend cannot answer what the task's loss needs.
         """
         rows = step.prompts.rows()
-        bill = BudgetGuard(None, name="client")
         places: dict[TextPrompt, list[str]] = {}
         for place in missing:
             prompt = prompt_of(step.task, self._vocabulary, [int(index) for index in rows[place]])
@@ -58,18 +60,19 @@ class BackendOracle:
                 step.batch.texts,
                 backend=self._backend,
                 references=step.batch.references,
-                payer=bill,
+                payer=self._bill,
             )
             for prompt in places
         ]
         keys = {id(query): found for query, found in zip(queries, places.values(), strict=True)}
-        recorded = _Recorded(self._backend, step, keys, bill, self._ready)
+        recorded = _Recorded(self._backend, step, keys, self._bill, self._ready)
         await recorded.begin(queries)
         try:
             await score_all(recorded, queries)
         except (BackendError, BudgetError) as exc:
             _log.warning("the device's model failed", reason=str(exc))
-            raise Declining(reason_of(exc)) from exc
+            kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
+            raise kind(reason_of(exc)) from exc
         finally:
             await recorded.end()
 
@@ -103,22 +106,23 @@ class _Recorded(Wrapper):
         for query in queries:
             self._at_risk[id(query)] = (await self.inner.quote(query)).without_queries()
         self._bound = sum(self._at_risk.values(), self._before)
+        self._start = await self._bill.account()
         self._step.journal.charge(self._step.number, self._bound)
 
     async def score(self, query: Query) -> Answer:
         await self._ready()
-        answer = await self.inner.score(query)
         try:
+            answer = await self.inner.score(query)
             check_answer(query, answer)
         except ValueError as exc:  # Before the journal has it: a restart would read it again.
             raise BackendError(f"the model's answer cannot be used: {exc}") from exc
         found = rows_of(query, answer)
         self._bound = self._bound.beyond(self._at_risk.pop(id(query)))
-        spent = self._bound + (await self._bill.account()).spent
+        spent = self._bound + ((await self._bill.account()).spent - self._start.spent)
         self._step.keep([(self._keys[id(query)], found)], self.inner.fingerprint, spent)
         return answer
 
     async def end(self) -> None:
         """Replace the bound in the journal by the cost."""
-        held = (await self._bill.account()).held
+        held = (await self._bill.account()).held - self._start.held
         self._step.journal.charge(self._step.number, self._before + held)

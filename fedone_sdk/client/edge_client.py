@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -12,6 +11,7 @@ from typing import Self
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.client.consent import Consent
 from fedone_sdk.client.examples import Data, Source, Unfit
 from fedone_sdk.client.options import (
     Capabilities,
@@ -20,6 +20,7 @@ from fedone_sdk.client.options import (
     RunFit,
     Turn,
     WorkPolicy,
+    budget_guard,
     check_arguments,
     token_of,
 )
@@ -60,16 +61,21 @@ class EdgeClient:
 
     Through the gateway (the default) the texts of a mini-batch leave the device, after
     `Hooks.before_send`. Labels are not sent, but the server can compute them from exact losses.
-    With loss ``nll`` the reference texts are part of the query, and pass `Hooks.before_send` too.
     A run with `privacy` hides labels in noise; a `backend` of the device sends nothing of a row.
-    If no row fits a run, the server's operators see the most frequent label that the run does not
-    have, if it looks like a label; not with a `WorkPolicy` that requires privacy.
 
-    A client belongs to one event loop. `EdgeClientThread` runs it next to an app without one.
+    The device declines a run that renders another column than `fields`, that takes another column
+    for the label, or whose labels do not cover those of the rows. With a `WorkPolicy` that requires
+    privacy it does not say why, and reports one example.
+
+    A client belongs to one event loop at a time; `stop` may be called from any thread.
 
     Args:
-        data: The examples: an iterable; an async iterator, read as it yields; or a callable
-            (plain or async) that returns the current examples before each assignment.
+        data: The examples: an iterable; or a callable (plain or async) that returns the current
+            examples before each assignment.
+        label: The label column, ``label`` by default. It stays on the device.
+        fields: Columns that a run may render; None is every column but the label. With the label
+            among them, reference texts of loss ``nll`` go to the gateway, after
+            `Hooks.before_send`. Rows without one of them take part in no run.
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
             is removed.
         backend: The device's own model; None scores through the gateway.
@@ -81,7 +87,8 @@ class EdgeClient:
         DataError: `data` is empty, the state folder cannot be created, or its count of epsilon
             cannot be read.
         MissingExtraError: `policy` requires privacy without the extra ``privacy``.
-        SpecError: The URL, the proxy, a certificate or another argument cannot be used.
+        SpecError: `policy` requires privacy without `label` and `fields`; or the URL, the proxy, a
+            certificate or another argument cannot be used.
     """
 
     def __init__(
@@ -89,6 +96,8 @@ class EdgeClient:
         server: str,
         *,
         data: Data,
+        label: str | None = None,
+        fields: Collection[str] | None = None,
         token: str | None = None,
         backend: LLMBackend | None = None,
         state_dir: str | Path | None = None,
@@ -116,7 +125,12 @@ class EdgeClient:
             if policy.privacy is None
             else PrivacyAccount(policy.privacy, state, own_model=backend is not None)
         )
-        self._capabilities = Capabilities(backend=backend, hooks=hooks, privacy=self._privacy)
+        self._capabilities = Capabilities(
+            backend=backend,
+            hooks=hooks,
+            privacy=self._privacy,
+            consent=Consent.of(label, fields, policy.labels, private=policy.privacy is not None),
+        )
         self._session = Session(
             network.transport or HttpTransport(server, network=network),
             Identity(state),
@@ -129,6 +143,7 @@ class EdgeClient:
             session=self._session,
             state=state,
             capabilities=self._capabilities,
+            budget=budget_guard(policy.budget, state_dir, backend),
             condition=self._condition,
             events=self._events,
             # A process that simulates many clients has compared their rows already.
@@ -148,11 +163,9 @@ class EdgeClient:
         return f"EdgeClient({self._server!r}, client_id={self._session.identity.client_id!r})"
 
     async def __aenter__(self) -> Self:
-        self._source.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._source.aclose()
         await self._session.aclose()
         self._state.close()
 
@@ -175,12 +188,10 @@ class EdgeClient:
                 await self._stop.sleep(turn.next_turn_s)
 
     def stop(self) -> None:
-        """Make `run_forever` return, after the work in progress.
+        """Make `run_forever` return, after the work in progress; from any thread.
 
         It can be called again afterwards. If nothing is running, the next call of `run_forever`
         returns at once, or the next `run_once` does not wait.
-
-        From another thread: ``loop.call_soon_threadsafe(client.stop)``, or an `EdgeClientThread`.
         """
         self._stop.set()
 
@@ -232,7 +243,6 @@ class EdgeClient:
     async def _turn(self) -> Turn:
         if not await self._condition.holds():
             return Turn(outcome="paused", next_turn_s=CONDITION_POLL_S)
-        self._source.open()  # for an app without `async with`
         await self._session.enrol()
         await self._worker.send_unsent()
         try:
@@ -261,7 +271,7 @@ class EdgeClient:
     async def _claim(self, held: Sequence[Example]) -> Assigned | Turn:
         """Claim work; return the turn that ends without any."""
         message = Claim(
-            num_examples=len(held),
+            num_examples=len(held) if self._privacy is None else 1,
             wait_s=self._wait_s,
             run_id=self._run_id,
             own_model=self._backend is not None,
@@ -354,129 +364,3 @@ class EdgeClient:
                 else:
                     found.append(self._capabilities.fit(run_id, run, held))
             return tuple(found)
-
-
-class EdgeClientThread:
-    """Runs an edge client in a daemon thread with its own event loop.
-
-    Example:
-        ```python
-        with EdgeClientThread(EdgeClient(server, token=token, data=rows, state_dir=folder)):
-            app.main_loop()
-        ```
-
-    The app's functions (`data` and `Hooks`) are called in that thread. All methods may be called
-    from any thread.
-
-    Args:
-        client: The client; only the thread may use it until the thread has ended.
-        stop_timeout_s: How long the end of the ``with`` block waits for work in progress, seconds.
-    """
-
-    def __init__(self, client: EdgeClient, *, stop_timeout_s: float = 10.0) -> None:
-        self._client = client
-        self._stop_timeout_s = stop_timeout_s
-        self._thread = threading.Thread(target=self._run, name="fedone edge client", daemon=True)
-        # Instead of `Thread.join` and `is_alive`: after a Ctrl-C in `join`, CPython 3.11 reports a
-        # running thread as ended.
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._working: asyncio.Task[None] | None = None
-        self._stopping = False
-        self._is_working = False
-        self._error: BaseException | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop(self._stop_timeout_s)
-
-    @property
-    def running(self) -> bool:
-        """Whether the client works or waits for work."""
-        return self._thread.ident is not None and not self._ended.is_set()
-
-    @property
-    def error(self) -> BaseException | None:
-        """The exception that ended the client, for instance of an invalid token."""
-        return self._error
-
-    def start(self) -> None:
-        """Start the client.
-
-        Raises:
-            RuntimeError: It was started already.
-        """
-        self._thread.start()
-
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """Stop the client; idempotent.
-
-        Work in progress is finished first. After `timeout_s` it is cancelled; with a state folder
-        it resumes at the next start.
-
-        Returns:
-            Whether the client ended in time; False if one of the app's functions calls this.
-        """
-        with self._lock:
-            self._stopping = True
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._stop_client)
-        if self._thread is threading.current_thread():
-            return False
-        if self.join(timeout_s):
-            return True
-        with self._lock:
-            if self._loop is not None and self._working is not None:
-                self._loop.call_soon_threadsafe(self._working.cancel)
-        self.join()
-        return False
-
-    def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the client.
-
-        Returns:
-            Whether it has ended.
-        """
-        if self.running and self._thread is not threading.current_thread():
-            self._ended.wait(timeout_s)
-        return not self.running
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._work())
-        except asyncio.CancelledError:
-            pass  # the timeout of `stop`
-        except BaseException as exc:
-            self._error = exc
-            # Only the type of an app's exception: its text may quote private data.
-            reason = str(exc) if isinstance(exc, FedOneError) else None
-            _log.error("edge client ended", error=type(exc).__name__, reason=reason)
-        finally:
-            self._ended.set()
-
-    def _stop_client(self) -> None:
-        # In the client's thread. A signal after the end would stop the next `run_forever`.
-        if self._is_working:
-            self._client.stop()
-
-    async def _work(self) -> None:
-        with self._lock:
-            self._loop = asyncio.get_running_loop()
-            self._working = asyncio.current_task()
-            if self._stopping:
-                return
-        try:
-            async with self._client:
-                self._is_working = True
-                try:
-                    await self._client.run_forever()
-                finally:
-                    self._is_working = False
-        finally:
-            # From here on the loop may be closed at any time.
-            with self._lock:
-                self._loop = None

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import itertools
 import json
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +25,10 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
 from fedone_sdk.task import Example, TaskSpec, references_of
 
-Data = (
-    Iterable[Example]
-    | AsyncIterable[Example]
-    | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
-)
+Data = Iterable[Example] | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
 
 _MOST = 100_000
-"""Examples that a device holds at most; of a stream, the latest ones."""
+"""Examples that a device holds at most."""
 
 
 class Source:
@@ -53,49 +40,22 @@ class Source:
 
     def __init__(self, data: Data) -> None:
         self._data = data
-        self._examples: list[Example] = []
-        self._reader: asyncio.Task[None] | None = None
-        if not callable(data) and not isinstance(data, AsyncIterable):
-            self._examples = _examples(data)
-            if not self._examples:
-                raise DataError("data: this client has no examples; it needs at least one")
-
-    def open(self) -> None:
-        """Start to read an async iterable; idempotent."""
-        if isinstance(self._data, AsyncIterable) and self._reader is None:
-            reading = self._read(aiter(self._data))
-            self._reader = asyncio.create_task(reading, name="edge client data")
-
-    async def aclose(self) -> None:
-        """Stop reading."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-            self._reader = None
+        self._examples = [] if callable(data) else _examples(data)
+        if not callable(data) and not self._examples:
+            raise DataError("data: this client has no examples; it needs at least one")
 
     async def held(self) -> Sequence[Example]:
         """Return the current examples.
 
         Raises:
-            Exception: Any exception of the app's own iterator or function.
+            Exception: Any exception of the app's own function.
         """
-        self.open()
-        if self._reader is not None and not self._examples:
-            await asyncio.sleep(0)  # lets the reader start
         if not callable(self._data):
-            if self._reader is not None and self._reader.done() and not self._reader.cancelled():
-                self._reader.result()
             return self._examples
         found: Any = self._data()
         if inspect.isawaitable(found):
             found = await found
         return _examples(found)
-
-    async def _read(self, examples: AsyncIterator[Example]) -> None:
-        async for example in examples:
-            self._examples.append(_example(example, len(self._examples)))
-            # Bounds the memory of an endless stream.
-            del self._examples[:-_MOST]
 
 
 def _examples(data: Any) -> list[Example]:
@@ -123,11 +83,15 @@ An exception vetoes."""
 
 
 class Declining(FedOneError):
-    """The work cannot be done well enough, and is declined."""
+    """The work cannot be done well enough, and is declined.
 
-    def __init__(self, reason: str) -> None:
+    Attributes:
+        reason: Why, for the server.
+    """
+
+    def __init__(self, reason: str, *, shown: str | None = None) -> None:
         self.reason = reason
-        super().__init__(reason)
+        super().__init__(reason if shown is None else shown)
 
 
 class Unfit(Declining):
@@ -139,7 +103,7 @@ _KINDS: dict[type[Exception], str] = {
     BackendBlocked: "the client's model cannot be queried until its configuration changes",
     BackendUnavailable: "the client's model is not available now",
     BackendError: "the client's model failed",
-    BudgetError: "the budget of the client's model has nothing left for this",
+    BudgetError: "the client's budget has nothing left for this",
 }
 """By error type; the first match counts."""
 
@@ -154,7 +118,7 @@ def reason_of(failure: Exception) -> str:
             return words
     if not isinstance(failure, FedOneError):
         return f"the client failed with {type(failure).__name__}"
-    return str(failure)
+    return failure.reason if isinstance(failure, Declining) else str(failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,16 +130,24 @@ class Minibatch:
         references: Reference text of each, after the hook, for loss ``nll``; else none.
         examples: The same examples with all fields; a query to the gateway has no labels.
         vetoed: Number of examples that the hook held back, or left without a sendable text.
+        private: Whether the server learns the number of examples only, and not what became of
+            them.
     """
 
     texts: tuple[dict[str, str], ...]
     references: tuple[str, ...]
     examples: tuple[Example, ...]
     vetoed: int
+    private: bool
 
     @classmethod
     async def of(
-        cls, task: TaskSpec, examples: Sequence[Example], before_send: BeforeSend | None
+        cls,
+        task: TaskSpec,
+        examples: Sequence[Example],
+        before_send: BeforeSend | None,
+        *,
+        private: bool = False,
     ) -> Minibatch:
         """Apply the hook to the examples of a step.
 
@@ -189,7 +161,7 @@ class Minibatch:
             kept = dict(example)
             if before_send is not None:
                 kept |= {name: await _passed(before_send, example[name]) for name in names}
-            if usable(task, kept):
+            if misfit_of(task, kept, most_chars=MAX_TEXT_CHARS) is None:
                 texts.append({name: kept[name] for name in task.fields})
                 kept_examples.append(kept)
         batch = cls(
@@ -197,6 +169,7 @@ class Minibatch:
             references=references_of(task, kept_examples),
             examples=tuple(kept_examples),
             vetoed=len(examples) - len(texts),
+            private=private,
         )
         batch.check(frozenset())
         return batch
@@ -213,13 +186,15 @@ class Minibatch:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
     def check(self, failed: frozenset[int]) -> Scored:
-        """Count scored, failed and vetoed examples.
+        """Count scored, failed and vetoed examples; private ones count as scored.
 
         Raises:
             Declining: Too few were scored.
         """
         total = len(self.texts) + self.vetoed
         scored = len(self.texts) - len(failed)
+        if self.private and scored:
+            return Scored(scored=total)
         if not scored or scored < MIN_SCORED_SHARE * total:
             raise Declining(
                 f"only {scored} of {total} examples could be scored "
@@ -241,8 +216,3 @@ async def _passed(before_send: BeforeSend, text: Any) -> str | None:
     # A single text that no message can carry must not end the client.
     _log.warning("before_send returned no text that can be sent", kind=type(passed).__name__)
     return None
-
-
-def usable(task: TaskSpec, example: Mapping[str, Any]) -> bool:
-    """Return whether an example has sendable text fields of the task, and what its loss needs."""
-    return misfit_of(task, example, most_chars=MAX_TEXT_CHARS) is None

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
+from fedone_sdk.budget import Budget
+from fedone_sdk.client.consent import Admitted, Consent
 from fedone_sdk.client.examples import BeforeSend, Unfit
 from fedone_sdk.client.privacy import PrivacyAccount
-from fedone_sdk.data.misfit import Rows
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import MAX_TEXT_CHARS, Claim, Enrol, RunTask, is_sendable
+from fedone_sdk.messages import Claim, Enrol, RunTask, is_sendable
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
 from fedone_sdk.task import Example, ScoreFunction
+
+if TYPE_CHECKING:
+    from fedone_sdk.budget import BudgetGuard
 
 _log = structlog.get_logger(__name__)
 
@@ -146,10 +151,41 @@ class WorkPolicy:
         privacy: Declines work with less noise than this, and work that would exceed its
             `max_epsilon`. The count of epsilon is kept in the client's `state_dir` (extra
             ``privacy``). None accepts work without noise.
+        budget: Caps of all work of the device, of all runs and servers; work beyond them is
+            declined. Without a `backend` only `queries` has a meaning. The count is kept in the
+            client's `state_dir`. None is no cap.
+        labels: Values of the label column, which a run has to cover; rows with another one take
+            part in no run. None is those of the rows: whether a run fits then shows which occur.
     """
 
     run_id: str | None = None
     privacy: RequiredPrivacy | None = None
+    budget: Budget | None = None
+    labels: Collection[str] | None = None
+
+
+def budget_guard(
+    budget: Budget | None, folder: str | Path | None, backend: LLMBackend | None
+) -> BudgetGuard | None:
+    """Return the device's own budget, if any; its count is a file in the state folder.
+
+    Raises:
+        SpecError: A cap is in a unit that the device cannot bound.
+    """
+    if budget is None:
+        return None
+    # Imported here: few devices need it.
+    from fedone_sdk.budget import BudgetGuard, SqliteLedger
+
+    bounded = frozenset({"queries"}) if backend is None else backend.bounds
+    for unit in budget.model_dump(exclude_none=True):
+        if unit not in bounded:
+            names = ", ".join(sorted(bounded))
+            raise ArgumentError(f"policy.budget.{unit}: cannot be bounded here; allowed: {names}")
+    ledger = None
+    if folder is not None:
+        ledger = SqliteLedger(Path(folder) / "budget.sqlite3", program="edge client")
+    return BudgetGuard(budget, ledger=ledger, name="client")
 
 
 def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> None:
@@ -199,11 +235,12 @@ class RunFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a device can do, apart from its rows, and what it requires of runs (`privacy`)."""
+    """What a device can do, requires of runs (`privacy`), and lets them use of its rows."""
 
     backend: LLMBackend | None
     hooks: Hooks
     privacy: PrivacyAccount | None
+    consent: Consent
 
     def check(self, run: RunTask) -> None:
         """Check that the device can work for a run.
@@ -224,10 +261,9 @@ class Capabilities:
             self.check(run)
         except Unfit as exc:
             return RunFit(run_id=run_id, rows=len(rows), fit=0, reason=exc.reason)
-        found = self.compare(run, rows)
-        return RunFit(run_id=run_id, rows=found.total, fit=found.fit, reason=found.reason)
+        found = self.admit(run, rows)
+        return RunFit(run_id=run_id, rows=len(rows), fit=len(found.rows), reason=found.reason)
 
-    def compare(self, run: RunTask, rows: Sequence[Example]) -> Rows:
-        """Count the rows that fit a run's task."""
-        quotes = self.privacy is None
-        return Rows.of(run.task, rows, most_chars=MAX_TEXT_CHARS, quotes=quotes)
+    def admit(self, run: RunTask, rows: Sequence[Example]) -> Admitted:
+        """Return the rows that take part in a run."""
+        return self.consent.admit(run, rows, gateway=self.backend is None)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import random
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -43,10 +44,16 @@ class StopSignal:
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self._num_inside = 0
+        self._inside: tuple[int, asyncio.AbstractEventLoop] | None = None
 
     def set(self) -> None:
-        """Request the stop."""
-        self._event.set()
+        """Request the stop, from any thread."""
+        event, inside = self._event, self._inside
+        if inside is None or inside[0] == threading.get_ident():
+            event.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                inside[1].call_soon_threadsafe(event.set)
 
     def is_set(self) -> bool:
         """Return whether a stop is requested."""
@@ -56,11 +63,13 @@ class StopSignal:
     def scope(self) -> Iterator[None]:
         """Mark a task that returns soon after the signal; the last one to exit clears it."""
         self._num_inside += 1
+        self._inside = threading.get_ident(), asyncio.get_running_loop()
         try:
             yield
         finally:
             self._num_inside -= 1
             if not self._num_inside:
+                self._inside = None
                 # A new event instead of `clear`: an event is bound to the loop that waited for
                 # it, and the next task may run in another loop.
                 self._event = asyncio.Event()

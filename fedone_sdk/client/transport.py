@@ -46,7 +46,7 @@ from fedone_sdk.messages import (
 )
 
 if TYPE_CHECKING:
-    from fedone_sdk.messages import RunSummary
+    from fedone_sdk.messages import RunEntry
 
 
 def server_url(text: str) -> URL:
@@ -292,7 +292,7 @@ class Transport(Protocol):
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Claim work."""
 
-    async def runs(self, credential: str) -> Sequence[RunSummary]:
+    async def runs(self, credential: str) -> Sequence[RunEntry]:
         """List the runs that the client may work for."""
 
     async def task(self, credential: str, run_id: str) -> RunTask:
@@ -359,12 +359,12 @@ class HttpTransport:
             return Idle(retry_after_s=_retry_after_s(headers))
         return _parse(ASSIGNMENT.validate_json, content)
 
-    async def runs(self, credential: str) -> Sequence[RunSummary]:
+    async def runs(self, credential: str) -> Sequence[RunEntry]:
         """List the runs that the client may work for."""
         # Imported on use: reports of runs need modules that work does not.
-        from fedone_sdk.messages import RunSummary
+        from fedone_sdk.messages import RunEntry
 
-        parse = TypeAdapter(tuple[RunSummary, ...]).validate_json
+        parse = TypeAdapter(tuple[RunEntry, ...]).validate_json
         return await self._call(parse, "GET", "/v1/runs", credential)
 
     async def task(self, credential: str, run_id: str) -> RunTask:

@@ -16,8 +16,8 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import MAX_LABELS, class_losses
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
+from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.options import Hooks
-from fedone_sdk.client.privacy import private_losses
 from fedone_sdk.client.session import Session
 from fedone_sdk.client.state import Change
 from fedone_sdk.data.splitmix import draw_minibatch
@@ -173,6 +173,9 @@ async def score_step(
         for row in rows
     ]
     if privacy is not None and privacy.target == "losses":
+        # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
+        # count depends on what became of it.
+        losses = [row + [0.0] * (counts.scored - len(row)) for row in losses]
         try:
             values = step.journal.release(keys, partial(private_losses, losses, privacy), charge)
         except OSError as exc:
@@ -379,6 +382,11 @@ class Work:
             )
         if not fits:
             raise Declining("the assignment does not fit its run")
+        if self.num_prompts > assignment.leased_queries:
+            raise Declining(
+                f"the assignment names {self.num_prompts} prompts, and leases "
+                f"{assignment.leased_queries} queries"
+            )
         if self._noises_alpha and isinstance(assignment, LossesAssignment):
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
         if self._by_class:
@@ -423,7 +431,7 @@ class Work:
             )
             from fedone_sdk.algorithms.method import clip_losses
             from fedone_sdk.algorithms.space import Space
-            from fedone_sdk.client.privacy import private_step
+            from fedone_sdk.client.noise import private_step
             from fedone_sdk.messages.array import from_wire, prompts_to_wire, to_wire
         run = self.run
         before = from_wire(assignment.alpha)
@@ -464,7 +472,7 @@ class Work:
             mean_loss = 0.0  # the mean of the losses would be a release without noise
         self.memory = dump_memory(state.memory) if state.memory else b""
         return AlphaUpdate(
-            num_examples=len(self.examples),
+            num_examples=self._num_examples,
             scored=scored,
             usage=usage,
             model=scores.model,
@@ -478,6 +486,11 @@ class Work:
         return self.run.privacy is not None and self.run.privacy.target == "alpha"
 
     @property
+    def _num_examples(self) -> int:
+        """The device's weight; private devices have the same."""
+        return len(self.examples) if self.run.privacy is None else 1
+
+    @property
     def _by_class(self) -> bool:
         """Whether the update has losses by class and label bias."""
         return self.run.calibration.kind == "labels"
@@ -489,7 +502,9 @@ class Work:
         step = Step(
             number=number,
             task=task,
-            batch=await Minibatch.of(task, examples, self.hooks.before_send),
+            batch=await Minibatch.of(
+                task, examples, self.hooks.before_send, private=self.run.privacy is not None
+            ),
             prompts=prompts,
             journal=self.journal,
             on_scored=self._scored,
@@ -500,7 +515,7 @@ class Work:
             step,
             self.ask,
             self.run.privacy,
-            num_examples=len(self.examples),
+            num_examples=self._num_examples,
             charge=self.charge,
         )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from fedone_sdk.backends.base import LLMBackend
 from fedone_sdk.budget import Usage
-from fedone_sdk.client.examples import Declining, Unfit, reason_of, usable
+from fedone_sdk.client.consent import WITHHELD
+from fedone_sdk.client.examples import Declining, Unfit, reason_of
 from fedone_sdk.client.journal import CurrentWork, Unsent
 from fedone_sdk.client.options import Capabilities, EventSink, Turn
 from fedone_sdk.client.session import (
@@ -23,8 +24,9 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
-from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Work
+from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Step, Work
 from fedone_sdk.errors import (
+    BudgetExhausted,
     FedOneError,
     LabelWordError,
     MessageError,
@@ -35,8 +37,11 @@ from fedone_sdk.errors import (
     is_retryable,
 )
 from fedone_sdk.messages import Decline, RunTask
-from fedone_sdk.task import Example, TaskSpec, form_of
+from fedone_sdk.task import Example, form_of
 from fedone_sdk.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from fedone_sdk.budget import BudgetGuard
 
 _MOST = 8
 """Runs in the cache, which is cleared when it is full."""
@@ -109,7 +114,7 @@ class KnownRuns:
 
 _log = structlog.get_logger(__name__)
 
-_UNFIT = (Unfit, LabelWordError, MissingExtraError, SpecError)
+_UNFIT = (BudgetExhausted, LabelWordError, MissingExtraError, SpecError, Unfit)
 """Failures that the next work of the same run would meet again."""
 
 _NOT_DECLINED = (
@@ -134,6 +139,7 @@ class Worker:
         session: Session,
         state: DeviceState,
         capabilities: Capabilities,
+        budget: BudgetGuard | None,
         condition: Condition,
         events: EventSink,
         logs_fit: bool,
@@ -143,11 +149,12 @@ class Worker:
         self._backend = capabilities.backend
         self._hooks = capabilities.hooks
         self._privacy = capabilities.privacy
+        self._budget = budget
         self._condition = condition
         self._events = events
         self._current = CurrentWork(state)
         self._runs = KnownRuns(session, self._backend)
-        self._unfit: dict[str, TaskSpec] = {}
+        self._unfit: dict[str, RunTask] = {}
         self._logs_fit = logs_fit
         self._logged = set[str]()
 
@@ -163,8 +170,8 @@ class Worker:
         """Return whether the examples fit a run that no earlier ones did."""
         fitting = [
             run_id
-            for run_id, task in self._unfit.items()
-            if any(usable(task, example) for example in held)
+            for run_id, run in self._unfit.items()
+            if self._capabilities.admit(run, held).rows
         ]
         for run_id in fitting:
             del self._unfit[run_id]
@@ -183,19 +190,24 @@ class Worker:
         facts = _facts(assignment)
         self._events.emit("assigned", **facts)
         transport = self._session.transport
+        run: RunTask | None = None
         try:
             async with Lease(
                 assignment.deadline_s,
                 lambda: self._session.call(transport.renew, assignment.assignment_id),
             ) as lease:
                 try:
-                    unsent = await self._done(assignment, held, lease)
+                    unsent = self._current.unsent
+                    if unsent is None or unsent.assignment_id != assignment.assignment_id:
+                        run = await self._checked_run(assignment, held)
+                        unsent = await self._done(run, assignment, held, lease)
                 except (MessageError, Paused, TransportError):
                     raise
                 except Exception as exc:
                     if isinstance(exc, ProblemError) and _is_kept(exc):
                         raise
-                    return await self._decline(assignment, exc)
+                    private = run is not None and run.privacy is not None
+                    return await self._decline(assignment, exc, private=private)
                 return await self._send(unsent)
         except ProblemError as exc:
             if is_retryable(exc) or exc.code == "unauthorized":
@@ -208,8 +220,12 @@ class Worker:
             self._events.emit("refused", reason=str(exc), **facts)
             return Turn(outcome="refused", reason=str(exc), **facts)
 
-    async def _decline(self, work: Assigned | Unsent, failure: Exception) -> Turn:
+    async def _decline(
+        self, work: Assigned | Unsent, failure: Exception, *, private: bool = False
+    ) -> Turn:
         """Return an assignment undone; the server then offers its seat to another client.
+
+        With `private`, the reason may depend on rows, and stays on the device.
 
         Raises:
             ProblemError: The assignment has ended, or its run is paused and keeps it.
@@ -222,22 +238,19 @@ class Worker:
             # restart, as long as it has the same seat.
             log.error("the work failed", traceback="".join(traceback.format_exception(failure)))
         log.warning("assignment declined", reason=str(failure))
+        reason = reason_of(failure)[:500]
         message = Decline(
-            reason=reason_of(failure)[:500],
+            reason=WITHHELD if private else reason,
             usage=self._reported(self._current.spent(work.assignment_id)),
             unfit=isinstance(failure, _UNFIT),
         )
         await self._session.call(self._session.transport.decline, work.assignment_id, message)
         self._current.drop(work.assignment_id)
-        self._events.emit("declined", reason=message.reason, **facts)
-        return Turn(outcome="declined", reason=message.reason, **facts)
+        self._events.emit("declined", reason=reason, **facts)
+        return Turn(outcome="declined", reason=reason, **facts)
 
-    async def _done(self, assignment: Assigned, held: Sequence[Example], lease: Lease) -> Unsent:
-        """Score what the assignment contains, and store the update until it is sent."""
-        unsent = self._current.unsent
-        if unsent is not None and unsent.assignment_id == assignment.assignment_id:
-            return unsent
-        journal = self._current.journal(assignment.assignment_id)
+    async def _checked_run(self, assignment: Assigned, held: Sequence[Example]) -> RunTask:
+        """Return an assignment's run after the checks that do not depend on rows."""
         try:
             run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
         except MessageError as exc:
@@ -250,11 +263,18 @@ class Worker:
             (_log.info if fit.reason is None else _log.warning)(f"your rows fit {fit}")
         self._capabilities.check(run)
         if self._privacy is not None:
+            journal = self._current.journal(assignment.assignment_id)
             self._privacy.check(run, assignment, journal)
-        examples = [example for example in held if usable(run.task, example)]
-        if not examples:
-            self._unfit[assignment.run_id] = run.task
-            raise Unfit(f"no row fits: {self._capabilities.compare(run, held).public_reason}")
+        return run
+
+    async def _done(
+        self, run: RunTask, assignment: Assigned, held: Sequence[Example], lease: Lease
+    ) -> Unsent:
+        """Score what the assignment contains, and store the update until it is sent."""
+        admitted = self._capabilities.admit(run, held)
+        if admitted.refusal is not None:
+            self._unfit[assignment.run_id] = run
+            raise Unfit(admitted.refusal, shown=admitted.reason)
         facts = _facts(assignment)
 
         def charge() -> Sequence[Change]:
@@ -265,9 +285,9 @@ class Worker:
         work = Work(
             run=run,
             assignment=assignment,
-            examples=examples,
-            journal=journal,
-            ask=await self._ask(run, assignment, lease),
+            examples=admitted.rows,
+            journal=self._current.journal(assignment.assignment_id),
+            ask=self._paid(await self._ask(run, assignment, lease)),
             hooks=self._hooks,
             memory=self._current.memory(assignment.run_id) or b"",
             charge=charge,
@@ -295,13 +315,27 @@ class Worker:
             vocabulary = await self._runs.vocabulary(
                 assignment.run_id, assignment.vocabulary_version
             )
-            return BackendOracle(self._backend, vocabulary=vocabulary, ready=ready).ask
+            return BackendOracle(
+                self._backend, vocabulary=vocabulary, ready=ready, budget=self._budget
+            ).ask
         return GatewayOracle(
             assignment.assignment_id,
             self._session,
             ready=ready,
             known=assignment.exchange == "losses",
         ).ask
+
+    def _paid(self, ask: Ask) -> Ask:
+        """Return `ask` with its queries charged to the device's own budget."""
+        budget = self._budget
+        if budget is None:
+            return ask
+
+        async def paid(step: Step, missing: Sequence[int]) -> None:
+            async with budget.reserve(Usage(queries=len(missing))):
+                await ask(step, missing)
+
+        return paid
 
     # Updates
 
@@ -320,6 +354,8 @@ class Worker:
         except ProblemError as exc:
             if is_retryable(exc) or exc.code == "unauthorized":
                 raise
+            if exc.code == "run_conflict":
+                return  # The run may be resumed, and then takes it.
             self._current.drop(unsent.assignment_id)
             self._events.emit("refused", reason=str(exc), **_facts(unsent))
 

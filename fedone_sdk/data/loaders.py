@@ -1,19 +1,17 @@
-"""Labelled rows: reading and checking them, their columns, and a dev set of them."""
+"""Labelled rows: reading and checking them."""
 
 from __future__ import annotations
 
 import codecs
-import csv
 import importlib
 import json
-import random
 import re
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fedone_sdk.data.misfit import misfit_of
+from fedone_sdk.data.tables import read_table
 from fedone_sdk.errors import DataError, needs_extra
 from fedone_sdk.task import Example, TaskSpec
 
@@ -28,12 +26,12 @@ def load_examples(source: str | Path, *, split: str = "train") -> list[dict[str,
     """Read labelled rows.
 
     Args:
-        source: A UTF-8 file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``) or a
-            ``.parquet`` file; or ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
+        source: A file (``.jsonl``, ``.ndjson``, ``.json``, ``.csv``, ``.tsv``, ``.parquet``); or
+            ``hf:glue/TASK``, or ``hf:ORG/NAME`` with an optional ``/CONFIG``.
         split: The split of a hub data set; a file has only one.
 
     Returns:
-        One dictionary per row. CSV and TSV values are text; a TSV has no quoting, as in GLUE.
+        One dictionary per row. CSV and TSV values are text (`read_table`).
 
     Raises:
         DataError: The source is empty or malformed; names the file and the line.
@@ -64,7 +62,7 @@ def check_examples(task: TaskSpec, examples: Iterable[Example], source: str | Pa
             raise DataError(f"{source}: row {number}: {misfit}")
 
 
-def _file_rows(path: Path) -> _Rows:
+def _file_rows(path: Path) -> Iterator[_Row]:
     read = _READERS.get(path.suffix.lower())
     if read is None:
         allowed = ", ".join(_READERS)
@@ -134,38 +132,6 @@ def _kind(value: object) -> str:
     return "null" if value is None else names.get(type(value), "a number")
 
 
-def _csv(path: Path) -> _Rows:
-    reader = csv.reader(_lines(path), strict=True)
-
-    def records() -> Iterator[tuple[int, list[str]]]:
-        try:
-            for record in reader:
-                yield reader.line_num, record
-        except csv.Error as exc:
-            raise DataError(f"{path}:{reader.line_num}: bad CSV: {exc}") from exc
-
-    return _table(path, records())
-
-
-def _tsv(path: Path) -> _Rows:
-    # Not csv.QUOTE_NONE, which fails on a carriage return inside a field.
-    lines = enumerate(_lines(path), 1)
-    return _table(path, ((number, line.rstrip("\r\n").split("\t")) for number, line in lines))
-
-
-def _table(path: Path, records: Iterator[tuple[int, list[str]]]) -> _Rows:
-    filled = ((number, record) for number, record in records if record not in ([], [""]))
-    number, header = next(filled, (0, []))
-    if len(set(header)) < len(header):
-        raise DataError(f"{path}:{number}: two columns share one name in the header {header}")
-    for number, record in filled:
-        if len(record) != len(header):
-            raise DataError(
-                f"{path}:{number}: has {len(record)} columns, the header has {len(header)}"
-            )
-        yield dict(zip(header, record, strict=True))
-
-
 def _parquet(path: Path) -> _Rows:
     arrow = _import("pyarrow", "reading Parquet")
     parquet = _import("pyarrow.parquet", "reading Parquet")
@@ -198,76 +164,11 @@ def _import(module: str, feature: str) -> Any:
         return importlib.import_module(module)
 
 
-_READERS: dict[str, Callable[[Path], _Rows]] = {
+_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
     ".json": _json,
-    ".csv": _csv,
-    ".tsv": _tsv,
+    ".csv": read_table,
+    ".tsv": read_table,
     ".parquet": _parquet,
 }
-
-
-_TEXT_NAMES = ("text", "sentence", "message", "body", "content", "review", "question", "comment")
-_LABEL_NAMES = ("label", "class", "category", "target", "intent", "sentiment", "topic", "priority")
-_MAX_LABELS = 50
-_MAX_LABEL_CHARS = 60
-
-
-def label_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that may hold labels, the likeliest first.
-
-    A label is a short text or a number, of 2 to 50 kinds, each in two rows on average.
-    """
-    kinds = {name: {_as_text(row.get(name)) for row in rows} for name in rows[0]}
-    most = min(_MAX_LABELS, max(len(rows) // 2, 2))
-    found = [
-        name
-        for name, values in kinds.items()
-        if 2 <= len(values) <= most and all(v and len(v) <= _MAX_LABEL_CHARS for v in values)
-    ]
-    if not found:
-        raise DataError(
-            f"no column can be the label ({', '.join(rows[0])}): one with 2 to {most} different "
-            "short values is needed"
-        )
-    return sorted(found, key=lambda name: (_rank(name, _LABEL_NAMES), len(kinds[name])))
-
-
-def text_columns(rows: Sequence[Mapping[str, Any]], label: str) -> list[str]:
-    """Return the columns that may hold the texts, the likeliest first."""
-    sizes = {
-        name: sum(len(row[name]) for row in rows)
-        for name in rows[0]
-        if name != label and all(isinstance(row.get(name), str) for row in rows)
-    }
-    found = [name for name, size in sizes.items() if size]
-    if not found:
-        raise DataError(f"no column but the label {label!r} holds a text in every row")
-    return sorted(found, key=lambda name: (_rank(name, _TEXT_NAMES), -sizes[name]))
-
-
-def split_dev(
-    rows: Sequence[Mapping[str, Any]], label: str, *, share: float, seed: int = 0
-) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Split a share of each label off, at least one row of each, in the order of the rows."""
-    by_label = defaultdict[str, list[int]](list)
-    for number, row in enumerate(rows):
-        by_label[_as_text(row[label])].append(number)
-    draw, held_out = random.Random(seed), set[int]()
-    for value, numbers in by_label.items():
-        if len(numbers) < 2:
-            raise DataError(f"label {value!r} of column {label!r} has one row; two are needed")
-        count = min(max(1, round(share * len(numbers))), len(numbers) - 1)
-        held_out.update(draw.sample(numbers, count))
-    train = [row for number, row in enumerate(rows) if number not in held_out]
-    return train, [row for number, row in enumerate(rows) if number in held_out]
-
-
-def _as_text(value: Any) -> str:
-    return "" if value is None or isinstance(value, float | dict | list) else str(value)
-
-
-def _rank(name: str, known: Sequence[str]) -> int:
-    lowered = name.casefold().rstrip("s")
-    return known.index(lowered) if lowered in known else len(known)

@@ -1,34 +1,67 @@
-"""Bootstrap intervals of a metric over the examples that it was measured on."""
+"""Bootstrap intervals of a metric, over the examples and the seeds that it was measured on."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fedone_sdk.evaluation.outcomes import Outcomes
-from fedone_sdk.metrics import METRICS
 
 _DRAWS = 10_000
 _CHUNK = 2**22
 """Maximal number of values per batch of draws."""
 
+_NORMAL = 1.959964
+_STUDENT = (
+    *(12.70620, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157),
+    *(2.228139, 2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922),
+)
+"""The 0.975 quantiles of the normal distribution, and of Student's t by degrees of freedom."""
+
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 
+RESAMPLED = ("accuracy", "f1", "matthews", "loss")
+"""Metrics with an interval: functions of answer counts, or of losses."""
+
+
+class Measured(Protocol):
+    """What one prompt answered per example, as in `Outcomes`."""
+
+    @property
+    def predicted(self) -> Sequence[int | None]:
+        """Index of the predicted label, -1 for none of them; None if the model failed."""
+
+    @property
+    def targets(self) -> Sequence[int]:
+        """Index of the true label."""
+
+    @property
+    def losses(self) -> Sequence[float | None]:
+        """The task's loss; None if the model failed."""
+
 
 class Interval(NamedTuple):
-    """A value and the bounds of its 95 % interval."""
+    """A value and the bounds of its 95 % interval.
+
+    Attributes:
+        pairs: The number of measurements behind it, one per seed.
+    """
 
     value: float
     low: float
     high: float
+    pairs: int
+
+    @property
+    def verdict(self) -> Literal["more", "less", "open"]:
+        """Whether the interval excludes 0, and on which side."""
+        return "more" if self.low > 0 else "less" if self.high < 0 else "open"
 
 
-def interval(metric: str, outcomes: Outcomes, num_labels: int) -> Interval | None:
+def interval(metric: str, measured: Measured, num_labels: int) -> Interval | None:
     """Return the percentile bootstrap interval of a prompt's metric over examples.
 
     Examples are resampled with replacement (Efron and Tibshirani 1993, chapter 13) with a fixed
@@ -39,75 +72,107 @@ def interval(metric: str, outcomes: Outcomes, num_labels: int) -> Interval | Non
         The interval; None if nothing was scored or the metric is a user function, which reports do
         not import.
     """
-    if metric == "loss":
-        losses = [value for value in outcomes.losses if value is not None]
-        return (
-            _percentile_interval(math.fsum(losses) / len(losses), _means(losses))
-            if losses
-            else None
-        )
-    pairs = _rows_with_answers(outcomes.targets, outcomes.predicted)
-    if metric not in METRICS or not pairs:
-        return None
-    value, drawn = _resample(metric, np.array(pairs), num_labels, (1,))
-    return _percentile_interval(float(value[0]), drawn[0])
+    return _interval(metric, [measured], [], num_labels)
 
 
-def difference(metric: str, first: Outcomes, second: Outcomes, num_labels: int) -> Interval | None:
-    """Return the paired bootstrap interval of the difference of two prompts' metrics.
+def difference(
+    metric: str, first: Sequence[Measured], second: Sequence[Measured], num_labels: int
+) -> Interval | None:
+    """Return a metric minus that of other prompts, paired by seed and by example.
+
+    Seeds and examples are resampled with replacement, independently of each other and with the same
+    draws for both sides (Owen 2007, "The pigeonhole bootstrap"). The interval covers other seeds
+    and other examples of the same kind. The part of the spread that comes from the seeds is
+    multiplied by ``sqrt(S / (S - 1)) t / z``, with the 0.975 quantiles of Student's t with S - 1
+    degrees of freedom and of the normal distribution, because the interval of few repeats is too
+    narrow otherwise (Hesterberg 2015, "expanded percentile interval"). With one seed, the interval
+    is over the examples only.
+
+    `first` and `second` have one measurement per seed, of the same seeds.
 
     Returns:
-        The interval of first minus second; None as for `interval`, or for different dev splits.
+        The interval; None as for `interval`, without pairs, or for different dev splits.
     """
-    if metric == "loss":
-        if len(first.losses) != len(second.losses):
+    for a, b in zip(first, second, strict=True):
+        if a.targets != b.targets or len(a.losses) != len(b.losses):
             return None
-        both = zip(first.losses, second.losses, strict=True)
-        apart = [a - b for a, b in both if a is not None and b is not None]
-        return _percentile_interval(math.fsum(apart) / len(apart), _means(apart)) if apart else None
-    if metric not in METRICS or first.targets != second.targets:
-        return None
-    rows = _rows_with_answers(first.targets, first.predicted, second.predicted)
-    if not rows:
-        return None
-    value, drawn = _resample(metric, np.array(rows), num_labels, (1, 2))
-    return _percentile_interval(float(value[0] - value[1]), drawn[0] - drawn[1])
+    return _interval(metric, first, second, num_labels)
 
 
-def confusion(outcomes: Outcomes, num_labels: int) -> list[list[int]]:
+def confusion(outcomes: Measured, num_labels: int) -> list[list[int]]:
     """Return the confusion matrix: true labels in rows, predictions in columns, "none" last."""
     counts = [[0] * (num_labels + 1) for _ in range(num_labels)]
-    for target, predicted in _rows_with_answers(outcomes.targets, outcomes.predicted):
-        counts[target][predicted] += 1
+    for target, predicted in zip(outcomes.targets, outcomes.predicted, strict=True):
+        if predicted is not None:
+            counts[target][predicted] += 1
     return counts
 
 
-def _rows_with_answers(*columns: Sequence[int | None]) -> list[tuple[int, ...]]:
-    rows = zip(*columns, strict=True)
-    return [tuple(int(v) for v in row if v is not None) for row in rows if None not in row]
+def _interval(
+    metric: str, first: Sequence[Measured], second: Sequence[Measured], num_labels: int
+) -> Interval | None:
+    if metric not in RESAMPLED or not first:
+        return None
+    records, seeds = [*first, *second], len(first)
+    if metric == "loss":
+        columns = [one.losses for one in records]
+    else:
+        columns = [first[0].targets, *(one.predicted for one in records)]
+    table = np.array(columns, dtype=np.float64)
+    table = table[:, ~np.isnan(table).any(axis=0)]  # Only examples with all answers count.
+    if not table.size:
+        return None
+    # A metric depends only on how often each combination of answers occurs.
+    cells, counts = np.unique(table, axis=1, return_counts=True)
+
+    def by_seed(drawn: _Ints) -> _Floats:
+        """Return the metric with each seed, shape (draws, S), from counts of the cells."""
+        values: _Floats = (
+            drawn @ cells.T / counts.sum()
+            if metric == "loss"
+            else _of_answers(metric, cells.astype(np.int64), drawn, num_labels)
+        )
+        return values[:, :seeds] - values[:, seeds:] if second else values
+
+    once = by_seed(counts[np.newaxis])[0]
+    rng = np.random.Generator(np.random.Philox(0))  # Fixed, so that reports are reproducible.
+    size = max(1, _CHUNK // len(counts))
+    more, ends = _stretch(seeds) - 1.0, []
+    for at in range(0, _DRAWS, size):
+        count = min(size, _DRAWS - at)
+        # The multiplicity of each seed in a draw, and of each cell.
+        chosen = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
+        examples = rng.multinomial(counts.sum(), counts / counts.sum(), size=count)
+        drawn = (chosen * by_seed(examples)).sum(axis=1) / seeds
+        ends.append(drawn + more * (chosen @ once / seeds - once.mean()))
+    low, high = np.quantile(np.concatenate(ends), (0.025, 0.975))
+    return Interval(float(once.mean()), float(low), float(high), seeds)
 
 
-def _resample(
-    metric: str, rows: _Ints, num_labels: int, columns: Sequence[int]
-) -> tuple[_Floats, _Floats]:
-    """Return each prompt's metric, shape (P,), and its bootstrap draws, shape (P, draws).
-
-    Metrics depend only on the counts of each combination of answers, so the bootstrap draws these
-    counts from a multinomial.
-    """
-    cells, counts = np.unique(rows, axis=0, return_counts=True)
-    rng = np.random.Generator(np.random.Philox(0))
-    draws = rng.multinomial(counts.sum(), counts / counts.sum(), size=_DRAWS)
+def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Floats:
+    """Return the metric of each row of predictions, the targets being the first row of `cells`."""
+    targets, *predictions = cells
     width = num_labels + 1  # The last column, index -1, is "no label".
-    values, drawn = [], []
-    for column in columns:
-        place = cells[:, 0] * width + cells[:, column] % width
-        into = np.zeros((len(cells), num_labels * width))
-        into[np.arange(len(cells)), place] = 1.0
-        shape = (-1, num_labels, width)
-        values.append(metrics_of_tables(metric, (counts @ into).reshape(shape))[0])
-        drawn.append(metrics_of_tables(metric, (draws @ into).reshape(shape)))
-    return np.array(values), np.array(drawn)
+    values = []
+    for predicted in predictions:
+        into = np.zeros((len(targets), num_labels * width))
+        into[np.arange(len(targets)), targets * width + predicted % width] = 1.0
+        tables = (drawn @ into).reshape(-1, num_labels, width)
+        values.append(metrics_of_tables(metric, tables))
+    return np.stack(values, axis=1)
+
+
+def _stretch(num_seeds: int) -> float:
+    if num_seeds == 1:
+        return 1.0
+    freedom = num_seeds - 1
+    # Beyond the table: the first terms of the expansion in 1 / freedom (Fisher and Cornish 1960).
+    t = (
+        _STUDENT[freedom - 1]
+        if freedom <= len(_STUDENT)
+        else _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)
+    )
+    return math.sqrt(num_seeds / freedom) * t / _NORMAL
 
 
 def metrics_of_tables(name: str, tables: _Floats) -> _Floats:
@@ -133,21 +198,3 @@ def metrics_of_tables(name: str, tables: _Floats) -> _Floats:
 
 def _quotient(above: _Floats, below: _Floats) -> _Floats:
     return np.divide(above, below, out=np.zeros_like(above, dtype=np.float64), where=below > 0)
-
-
-def _means(values: Sequence[float]) -> _Floats:
-    numbers = np.array(values, dtype=np.float64)
-    rng = np.random.Generator(np.random.Philox(0))
-    size = max(1, _CHUNK // len(numbers))
-    chunks = [min(size, _DRAWS - at) for at in range(0, _DRAWS, size)]
-    return np.concatenate(
-        [
-            numbers[rng.integers(len(numbers), size=(count, len(numbers)))].mean(axis=1)
-            for count in chunks
-        ]
-    )
-
-
-def _percentile_interval(value: float, drawn: _Floats) -> Interval:
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return Interval(value, float(low), float(high))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.evaluation.statistics import RESAMPLED, Estimate, difference
+from fedone_sdk.evaluation.intervals import RESAMPLED, Interval, difference
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import TaskSpec
@@ -21,9 +21,6 @@ BASELINES: Mapping[str, str] = {
     "no-prompt-bias": "No prompt, fitted label bias",
 }
 """Baselines, by name, and their labels."""
-
-INSTRUCTION = "instruction"
-"""RUN.yaml's own method, with the shipped instructions as its only slot choice."""
 
 _HEADER = (
     "method",
@@ -57,8 +54,6 @@ class Entrant:
     @property
     def label(self) -> str:
         """The display name."""
-        if self.name == INSTRUCTION:
-            return "Instruction alone"
         return BASELINES.get(self.name, self.name)
 
     def seeded(self, seed: int) -> RunSpec:
@@ -130,8 +125,8 @@ class Standing:
 
     entrant: Entrant
     trials: Mapping[int, TrialRecord]
-    difference: Estimate | None
-    loss_difference: Estimate | None
+    difference: Interval | None
+    loss_difference: Interval | None
     reached: Mapping[int, int | None]
 
     @property
@@ -305,7 +300,7 @@ class Results:
                 parts.append(f"of {_names(found)} is {word}")
         return f" The loss {' and that '.join(parts)}." if parts else ""
 
-    def _side(self, estimate: Estimate) -> str:
+    def _side(self, estimate: Interval) -> str:
         if estimate.verdict == "open":
             return "open"
         more_is_better = self.judged != "loss"
@@ -343,7 +338,7 @@ def results_of(
                 entrant=entrant,
                 trials=own,
                 difference=difference(task.metric, *pair, len(task.labels)),
-                loss_difference=difference("loss", *pair),
+                loss_difference=difference("loss", *pair, len(task.labels)),
                 reached={
                     seed: _reached(record, bar, lower=lower)
                     for seed, record in own.items()
@@ -422,5 +417,5 @@ def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _estimate(found: Estimate | None) -> str:
-    return "-" if found is None else f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
+def _estimate(found: Interval | None) -> str:
+    return "-" if found is None else f"{found.value:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"

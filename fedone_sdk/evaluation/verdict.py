@@ -216,8 +216,8 @@ def measured(
 
 def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
     """Return the paired gain of one prompt over another; positive is better."""
-    pair = (worse, better) if task.metric == "loss" else (better, worse)
-    found = difference(task.metric, *pair, len(task.labels))
+    more, less = (worse, better) if task.metric == "loss" else (better, worse)
+    found = difference(task.metric, [more], [less], len(task.labels))
     return found and Spread(value=found.value, low=found.low, high=found.high)
 
 

@@ -1,4 +1,4 @@
-"""Federations in one process, over loopback HTTP or in memory."""
+"""Federations in one process, without sockets."""
 
 from fedone_sdk.local.federation import (
     Ask,

@@ -7,11 +7,9 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from fedone_sdk.candidates import InstructionsSource
 from fedone_sdk.errors import ArgumentError, SpecError
-from fedone_sdk.evaluation.results import BASELINES, INSTRUCTION, Entrant
-from fedone_sdk.spec import MethodSpec, RunSpec, SlotSpec, validate_spec
-from fedone_sdk.vocabulary import LABELS
+from fedone_sdk.evaluation.results import BASELINES, Entrant
+from fedone_sdk.spec import MethodSpec, RunSpec, validate_spec
 
 _PEERS = ("random", "gs-bdpl")
 """Default opponents of RUN.yaml's own method."""
@@ -28,7 +26,7 @@ METHODS = tuple(_MODELS)
 
 def default_names(spec: RunSpec) -> tuple[str, ...]:
     """Return RUN.yaml's own method, its peers, and the baselines that the task allows."""
-    names = [spec.method.name, *(name for name in _PEERS if name in METHODS), *BASELINES]
+    names = [spec.method.name, *_PEERS, *BASELINES]
     if _against_bias(spec):
         names.remove("no-prompt-bias")
     return tuple(dict.fromkeys(names))
@@ -50,10 +48,8 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         if name == "no-prompt-bias" and (problem := _against_bias(base)):
             raise ArgumentError(f"--methods: {name} {problem}")
         return Entrant(name=name, kind="baseline", spec=base)
-    if name == INSTRUCTION:
-        return _instruction(document, base)
     if name not in METHODS:
-        known = ", ".join((*METHODS, INSTRUCTION, *BASELINES))
+        known = ", ".join((*METHODS, *BASELINES))
         raise ArgumentError(f"--methods: {name!r} is not known; allowed: {known}")
     if name == base.method.name:
         return Entrant(name=name, kind="method", spec=base)
@@ -70,25 +66,6 @@ def _entrant(document: Mapping[str, Any], base: RunSpec, name: str) -> Entrant:
         if note.split(" ")[0].partition(".")[0] not in ("method", "seed")
     )
     return Entrant(name=name, kind="method", spec=spec, notes=tuple(notes))
-
-
-def _instruction(document: Mapping[str, Any], base: RunSpec) -> Entrant:
-    slots = [slot for slot in base.prompt.slots if slot.name != LABELS]
-    chosen = next((s for s in slots if isinstance(s.candidates, InstructionsSource)), None)
-    chosen = chosen or (slots[0] if slots else None)
-    name = chosen.name if chosen else "instruction"
-    varied = {"name": name, "candidates": {"kind": "instructions"}}
-    prompt = {"slots": [varied if s is chosen else _plain(s) for s in slots] or [varied]}
-    kept = {key: value for key, value in document.items() if key != "prompt"}
-    budget = base.budget and base.budget.model_dump()
-    changed = {**kept, "prompt": prompt, "seed": base.seed, "budget": budget}
-    return Entrant(name=INSTRUCTION, kind="method", spec=_valid(changed, INSTRUCTION))
-
-
-def _plain(slot: SlotSpec) -> dict[str, Any]:
-    """Return a slot with one candidate: blank, or its first if blank is not listed."""
-    listed = getattr(slot.candidates, "candidates", ("",))
-    return {"name": slot.name, "candidates": ["" if "" in listed else listed[0]]}
 
 
 def _settings(own: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import structlog
 
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.algorithms import load_method
-from fedone_sdk.backends import Answer, LLMBackend, Query
-from fedone_sdk.client import EdgeClient, HttpTransport
+from fedone_sdk.backends import Answer, LLMBackend, Query, Wrapper
+from fedone_sdk.budget import Usage
 from fedone_sdk.data import Partition, check_examples, load_examples, partition_clients
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.local.population import Between, Devices, Population
@@ -26,7 +25,7 @@ from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.objects import load_object
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.task import Example, ScoreFunction, TaskSpec
+from fedone_sdk.task import Example, ScoreFunction, TaskSpec, target_of
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
@@ -96,7 +95,7 @@ class Federation:
             partition: Partition = partition_clients(
                 train,
                 # Without labels, all rows form one class.
-                label_of=lambda row: "" if task.generates else str(row[task.label_field]),
+                label_of=lambda row: "" if task.generates else str(target_of(task, row)),
                 num_clients=data.num_clients,
                 shots=data.shots,
                 kind="iid" if data.dirichlet is None else "dirichlet",
@@ -119,6 +118,16 @@ class Federation:
             score=score or load_score(task, base_dir),
             measure=measure or load_measure(task, base_dir),
         )
+
+
+class _OneOwner(Wrapper):
+    """Shares cached answers between all devices and runs, which belong to one person."""
+
+    async def score(self, query: Query) -> Answer:
+        return await super().score(replace(query, scope=()))
+
+    async def quote(self, query: Query) -> Usage:
+        return await super().quote(replace(query, scope=()))
 
 
 def load_score(task: TaskSpec, base_dir: str | Path = ".") -> ScoreFunction | None:
@@ -158,7 +167,6 @@ async def simulate(
     federation: Federation,
     *,
     backend: LLMBackend,
-    transport: Literal["http", "memory"] = "http",
     store: Store | None = None,
     state_dir: str | Path | None = None,
     watch: Watcher | None = None,
@@ -172,7 +180,6 @@ async def simulate(
     Args:
         federation: The run and its data.
         backend: The model behind the gateway; the caller closes it.
-        transport: ``http`` over loopback, or ``memory``.
         store: The aggregator's store; in memory by default. A run that it already holds is
             resumed, also after a stop.
         state_dir: Folder of the clients' state, so that a stored run resumes with the same
@@ -194,7 +201,9 @@ async def simulate(
     token = secrets.token_urlsafe(32)
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(
-            backend=backend, store=store or MemoryStore(), enrolment_tokens=[token]
+            backend=None if backend is None else _OneOwner(backend),
+            store=store or MemoryStore(),
+            enrolment_tokens=[token],
         )
         await stack.enter_async_context(aggregator)
         known = await aggregator.service.registry.get_or_load(federation.spec.name)
@@ -212,27 +221,14 @@ async def simulate(
         devices = Devices(
             shards=federation.shards,
             token=token,
+            task=federation.spec.task,
             score=federation.score,
             state_dir=None if state_dir is None else Path(state_dir),
             between=between,
         )
         # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
-        if transport == "memory":
-            population = Population(aggregator.service, devices)
-            await stack.enter_async_context(population)
-            await population.enrol()
-            working = population.working()
-        else:
-            url, nonces = await aggregator.listen(), devices.nonces()
-            clients = [
-                await stack.enter_async_context(
-                    devices.client(number, HttpTransport(url), nonces[number])
-                )
-                for number in range(len(devices))
-            ]
-            for client in clients:
-                await client.enrol()
-            working = _serving_clients(clients)
+        population = await stack.enter_async_context(Population(aggregator.service, devices))
+        await population.enrol()
         # The first query comes after enrolment. A process killed while its clients enrol may enrol
         # different ones later, with different draws, but has not spent anything.
         await aggregator.add_run(
@@ -243,24 +239,10 @@ async def simulate(
             measure=federation.measure,
             proposer=proposer,
         )
-        async with working:
+        async with population.working():
             await _ended(aggregator.service, run, stop, keep=state_dir is not None)
         await run.wait()
         return run.result()
-
-
-@asynccontextmanager
-async def _serving_clients(clients: Sequence[EdgeClient]) -> AsyncIterator[None]:
-    """Run the clients' request loops within the ``async with``."""
-    async with asyncio.TaskGroup() as group:
-        working = [
-            group.create_task(client.run_forever(), name=f"client {number}")
-            for number, client in enumerate(clients)
-        ]
-        yield
-        for task in working:
-            # A client that still waits for work gets the end at its next request.
-            task.cancel()
 
 
 async def _ended(

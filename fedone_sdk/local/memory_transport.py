@@ -28,7 +28,7 @@ from fedone_sdk.messages import (
     Receipt,
     Renewal,
     Rotated,
-    RunSummary,
+    RunEntry,
     RunTask,
     Score,
     Scores,
@@ -74,14 +74,11 @@ class MemoryTransport:
         _count(self._service.traffic_run(run_id=claimed.run_id), encode(message), answer)
         return ASSIGNMENT.validate_json(answer)
 
-    async def runs(self, credential: str) -> Sequence[RunSummary]:
+    async def runs(self, credential: str) -> Sequence[RunEntry]:
         """List the runs that the client may work for."""
         client = await self._service.access.client(credential)
-        return [
-            s.for_devices
-            for s in self._service.registry.summaries
-            if may_see(client.runs, s.run_id)
-        ]
+        known = self._service.registry.summaries
+        return [one.entry for one in known if may_see(client.runs, one.run_id)]
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""

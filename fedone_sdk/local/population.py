@@ -22,7 +22,7 @@ from fedone_sdk.errors import DataError, ProblemError
 from fedone_sdk.files import replace_file
 from fedone_sdk.local.memory_transport import MemoryTransport
 from fedone_sdk.messages import Enrol, Enrolled
-from fedone_sdk.task import Example, ScoreFunction
+from fedone_sdk.task import Example, ScoreFunction, TaskSpec
 
 Between = Callable[[int, Transport], Transport]
 """Wraps the transport of client number k; returns the transport that the client uses."""
@@ -39,6 +39,7 @@ class Devices:
     """The clients of a federation, one per shard.
 
     Attributes:
+        task: The run's task, whose columns the clients let out.
         score: The user's function, for loss ``score``.
         state_dir: Holds one state folder per client; None keeps state in memory.
         between: Wraps each client's transport; None leaves it as it is.
@@ -46,6 +47,7 @@ class Devices:
 
     shards: Sequence[Sequence[Example]]
     token: str
+    task: TaskSpec
     score: ScoreFunction | None = None
     state_dir: Path | None = None
     between: Between | None = None
@@ -74,6 +76,8 @@ class Devices:
             _SERVER,
             token=self.token,
             data=self.shards[number],
+            label=self.task.label_field,
+            fields=(*self.task.fields, self.task.label_field),
             state_dir=self._folder(number),
             hooks=Hooks(score=self.score),
             network=Network(transport=line if self.between is None else self.between(number, line)),

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     )
     from fedone_sdk.messages.base import (
         MAX_MODEL_CHARS,
-        OLDEST_PROTOCOL,
         PROTOCOL_HEADER,
         PROTOCOL_VERSION,
         Message,
@@ -69,9 +68,11 @@ if TYPE_CHECKING:
         Quarantine,
         Removal,
         RollBack,
+        RunEntry,
         RunSummary,
     )
     from fedone_sdk.messages.update import (
+        MAX_LOSS,
         MIN_SCORED_SHARE,
         UPDATE,
         AlphaUpdate,
@@ -101,7 +102,7 @@ else:
                 "Step VocabularyList"
             ),
             "base": (
-                "MAX_MODEL_CHARS OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
+                "MAX_MODEL_CHARS PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
                 "Problem check_protocol encode first_error is_sendable"
             ),
             "enrolment": (
@@ -115,9 +116,10 @@ else:
             ),
             "schema": "json_schemas",
             "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
-            "steering": "About Check Health Quarantine Removal RollBack RunSummary",
+            "steering": "About Check Health Quarantine Removal RollBack RunEntry RunSummary",
             "update": (
-                "MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored Update"
+                "MAX_LOSS MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored "
+                "Update"
             ),
             "verdict": "COMPARED Compared Spread Standing Verdict",
             "watch": (
@@ -153,6 +155,7 @@ __all__ = [
     "LossesUpdate",
     "LostWork",
     "MAX_ELEMENTS",
+    "MAX_LOSS",
     "MAX_MODEL_CHARS",
     "MAX_TEXT_CHARS",
     "MAX_WRITTEN_CHARS",
@@ -161,7 +164,6 @@ __all__ = [
     "Message",
     "MetricReport",
     "NewToken",
-    "OLDEST_PROTOCOL",
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
     "Parse",
@@ -177,6 +179,7 @@ __all__ = [
     "Rotated",
     "RoundReport",
     "RunDevices",
+    "RunEntry",
     "RunEvent",
     "RunResult",
     "RunStatus",

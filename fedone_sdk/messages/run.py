@@ -65,7 +65,7 @@ class Traffic(Message):
 
 
 class CacheReport(Message):
-    """Queries answered from a cache."""
+    """Inputs answered from a cache."""
 
     hits: int = 0
 
@@ -234,17 +234,17 @@ class RunResult(Billed):
 
     Attributes:
         status: ``running``, or how it ended.
-        reason: Reason for the status. Devices get none; the provider's text in the reason of a
-            pause is for operators only.
-        spent: Usage of training and evaluation (`queries`: training only).
-        leased: Usage reserved for open work.
+        reason: Reason for the status; a provider's or a device's own words are for operators only.
+        spent: Usage of training and evaluation (`queries`: training only), with what open work has
+            sent to the gateway so far.
+        leased: Usage that is reserved for open work beyond that.
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         communication: Traffic of federated messages.
         verdict: Whether tuning improved the metric; absent while the run is running.
         model: Fingerprint of the model that scored, once known.
         models: Model names that the provider reported.
-        devices: Available devices while the run is running; not sent to devices.
+        devices: Available devices while the run is running.
         wall_s: Seconds from the first assignment to the end (or now).
     """
 

@@ -10,7 +10,7 @@ from fedone_sdk import messages
 
 _MESSAGES = (
     "Enrol Enrolled Rotated Claim AlphaAssignment LossesAssignment Renewal RunTask VocabularyList "
-    "Score Scores AlphaUpdate LossesUpdate Decline Receipt RunSummary RunResult Seats "
+    "Score Scores AlphaUpdate LossesUpdate Decline Receipt RunEntry RunSummary RunResult Seats "
     "TokenProbabilities RollBack Quarantine Removal Me NewToken CreatedToken TokenInfo TokenList "
     "ClientInfo ClientList Problem Health About"
 )

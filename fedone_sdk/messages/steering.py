@@ -33,25 +33,32 @@ class Quarantine(Message):
     reason: Reason
 
 
-class RunSummary(Billed):
-    """An entry of ``GET /v1/runs``.
+class RunEntry(Message):
+    """An entry of ``GET /v1/runs`` for devices.
 
     Attributes:
         status: ``running``, or how it ended.
-        spent: Usage of training and evaluation (`queries`: training only).
-        ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
-        metric: Newest value of the metric on the dev split; null if not measured.
-        active_at: Time of the last update, seconds since the epoch; null for none since the server
-            started.
-        devices: Available devices while it is running, without reasons.
-
-    Devices do not get the last four.
+        round: Number of rounds done.
     """
 
     run_id: RunName
     status: RunStatus
     round: int
     rounds: int
+
+
+class RunSummary(RunEntry, Billed):
+    """An entry of ``GET /v1/runs`` for people.
+
+    Attributes:
+        spent: Usage of training and evaluation (`queries`: training only).
+        ended_at: Time of the end or pause, seconds since the epoch; null while it is running.
+        metric: Newest value of the metric on the dev split; null if not measured.
+        active_at: Time of the last update, seconds since the epoch; null for none since the server
+            started.
+        devices: Available devices while it is running, without reasons.
+    """
+
     cap: Cap
     spent: Usage
     created_at: float | None = None
@@ -62,11 +69,9 @@ class RunSummary(Billed):
     devices: RunDevices | None = Field(default=None, exclude_if=is_none)
 
     @property
-    def for_devices(self) -> RunSummary:
-        """Return the summary without the fields that devices do not get."""
-        return self.model_copy(
-            update=dict.fromkeys(("metric", "metric_name", "active_at", "devices"))
-        )
+    def entry(self) -> RunEntry:
+        """The part that devices read."""
+        return RunEntry(**{name: getattr(self, name) for name in RunEntry.model_fields})
 
 
 class Removal(Message):

@@ -14,8 +14,10 @@ from fedone_sdk.messages.base import MAX_MODEL_CHARS, ONE_LINE, Id, Message
 MIN_SCORED_SHARE = 0.8
 """Minimal share of the mini-batch that must be scored for a valid update."""
 
-_Loss = Annotated[float, Field(ge=-1e6, le=1e6)]
-# Far above real losses, yet small enough that sums and gradients stay finite.
+MAX_LOSS = 1e6
+"""Far above real losses, yet small enough that sums and gradients stay finite."""
+
+_Loss = Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS)]
 
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 

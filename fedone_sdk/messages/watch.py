@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedone_sdk.messages.base import Message
+from fedone_sdk.messages.base import Message, is_none
 
 
 class Me(Message):
@@ -40,11 +40,17 @@ class SeatReport(Message):
 
 
 class LostWork(Message):
-    """An assignment that ended without an update; its seat passed to another client."""
+    """An assignment that ended without an update; its seat passed to another client.
+
+    Attributes:
+        said: Own words of the client that declined, or of the operator who put it in quarantine;
+            for operators only.
+    """
 
     round: Annotated[int, Field(ge=0)]
     client_id: str
     reason: str
+    said: str | None = Field(default=None, exclude_if=is_none)
     at: float
 
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import fedone_sdk
 from fedone_sdk.backends import LLMBackend, Prediction, query_for, score_all
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import ResultError, SpecError
+from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.intervals import interval
-from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict
+from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict, first_error
 from fedone_sdk.messages.bill import Billed
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.task import Example, TaskSpec, biased, form_of, predicted
@@ -109,16 +109,8 @@ class PromptArtefact(_Part):
 
 
 def artefact_of(run: ReportedRun) -> PromptArtefact:
-    """Return the artefact of a run in its current state.
-
-    Raises:
-        ResultError: The run is from a result file, which is incomplete.
-    """
+    """Return the artefact of a run in its current state."""
     result, spec = run.result, run.spec
-    if spec is None:
-        raise ResultError(
-            f"run {result.run_id!r}: a result file has no task; take the run's export or store"
-        )
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
     return PromptArtefact(
@@ -171,17 +163,12 @@ def read_artefact(path: Path) -> PromptArtefact:
     if document.get("version") != 1:
         found = document.get("version")
         raise SpecError(f"version: is {found!r}, this fedone-sdk reads 1", source=str(path))
-    try:
-        artefact = PromptArtefact.model_validate_json(data)
-    except ValidationError as exc:
-        problems = [
-            f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
-            for error in exc.errors(include_url=False, include_input=False)
-        ]
-        raise SpecError(problems, source=str(path)) from exc
-    if artefact.sha256 != artefact.digest:
+    if document.pop("sha256", None) != hashlib.sha256(_canonical(document)).hexdigest():
         raise SpecError("sha256: is another one: the file was changed", source=str(path))
-    return artefact
+    try:
+        return PromptArtefact.model_validate_json(data)
+    except ValidationError as exc:
+        raise SpecError(first_error(exc), source=str(path)) from exc
 
 
 def _canonical(value: object) -> bytes:

@@ -27,12 +27,12 @@ def _messages(
 
     def filled(template: str) -> str:
         parts, fields = [""], []
-        for text, name, _, _ in string.Formatter().parse(template):
+        for text, name, cut, _ in string.Formatter().parse(template):
             parts[-1] += text
             if name in texts:
                 parts[-1] += texts[name]
             elif name is not None:
-                fields.append(field % name)
+                fields.append(field % {"name": name, "cut": cut and f":{cut}"})
                 parts.append("")
         pairs = zip(map(plain, parts), [*fields, ""], strict=True)
         return "".join(each for pair in pairs for each in pair)
@@ -47,7 +47,9 @@ def ready_messages(task: TaskSpec, prompt: TextPrompt) -> list[dict[str, str]]:
     A template becomes one user message. System and assistant messages without content are omitted.
     Braces in the prompt are doubled.
     """
-    return _messages(task, prompt, lambda text: text.replace("{", "{{").replace("}", "}}"), "{%s}")
+    return _messages(
+        task, prompt, lambda text: text.replace("{", "{{").replace("}", "}}"), "{%(name)s%(cut)s}"
+    )
 
 
 def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
@@ -64,8 +66,8 @@ def ready_text(task: TaskSpec, prompt: TextPrompt) -> str:
 def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
     """Return the arguments of ``mlflow.genai.register_prompt``.
 
-    The template has ``{{name}}`` for a text field. MLflow sends only the text: it does not apply a
-    label bias, which is in the tags.
+    The template has ``{{name}}`` for a text field. MLflow sends only the text: it neither cuts a
+    text at the template's length nor applies a label bias, which is in the tags.
 
     Raises:
         SpecError: A text contains what MLflow parses as a variable or a statement.
@@ -77,7 +79,7 @@ def mlflow_prompt(artefact: PromptArtefact) -> dict[str, Any]:
                 raise SpecError(f"the prompt holds {mark!r}, which MLflow does not keep as text")
         return text
 
-    messages = _messages(artefact.asked, artefact.prompt.prompt, plain, "{{%s}}")
+    messages = _messages(artefact.asked, artefact.prompt.prompt, plain, "{{%(name)s}}")
     metric, task, bias = artefact.evaluation.metric, artefact.asked, artefact.prompt.bias
     words = {label: word.strip() for label, word in task.labels.items()}
     said = f"FedOne run {artefact.run_id}, {artefact.rounds} rounds"

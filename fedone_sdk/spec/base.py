@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -23,6 +24,8 @@ class Spec(BaseModel):
 
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
+_TRUTH = re.compile(r"(?:true|True|TRUE|false|False|FALSE)$")
+
 
 def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
     """Validate a mapping, with readable errors.
@@ -31,13 +34,33 @@ def validate_spec(model: type[SpecT], value: object, *, source: str) -> SpecT:
         SpecError: One line per mistake: source, key, what is allowed.
     """
     try:
-        return model.model_validate(value)
+        found = model.model_validate(value)
     except ValidationError as exc:
-        raise SpecError(list(_problems(exc, model)), source=source) from None
+        raise SpecError(_merged(_problems(exc, model, value)), source=source) from None
+    if numbers := [".".join(keys) for keys in _booleans(value, found)]:
+        problems = [f"{key}: must be a number, not true or false" for key in numbers]
+        raise SpecError(problems, source=source)
+    return found
+
+
+def _booleans(given: Any, found: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the keys of booleans that pydantic has read as the numbers 0 and 1."""
+    if isinstance(given, bool) and not isinstance(found, bool):
+        if isinstance(found, int | float | Decimal):
+            yield keys
+    elif isinstance(given, Mapping):
+        for key, one in given.items():
+            held = found.get(key) if isinstance(found, Mapping) else getattr(found, str(key), None)
+            yield from _booleans(one, held, (*keys, str(key)))
+    elif isinstance(given, list | tuple) and isinstance(found, list | tuple):
+        for number, pair in enumerate(zip(given, found, strict=False)):
+            yield from _booleans(*pair, (*keys, str(number)))
 
 
 def load_yaml(path: str | Path) -> Any:
     """Read a YAML file; duplicate keys are an error.
+
+    ``yes``, ``no``, ``on`` and ``off`` are texts, as in YAML 1.2: they are names of labels.
 
     Raises:
         SpecError: The file is missing or not YAML.
@@ -57,6 +80,12 @@ def load_yaml(path: str | Path) -> Any:
                     )
             return super().construct_mapping(node, deep)
 
+    truth = "tag:yaml.org,2002:bool"
+    Loader.yaml_implicit_resolvers = {
+        first: [one for one in resolvers if one[0] != truth]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_implicit_resolver(truth, _TRUTH, list("tTfF"))
     try:
         text = Path(path).read_text(encoding="utf-8")
         return yaml.load(text, Loader)
@@ -68,10 +97,36 @@ def load_yaml(path: str | Path) -> Any:
         raise SpecError(f"is not YAML: {' '.join(str(exc).split())}", source=str(path)) from exc
 
 
-def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
+def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
+    """Return the lines; a union's members, which fail together, give the deepest problem."""
+    by_key: dict[str, dict[str, None]] = {}
+    for key, message in problems:
+        by_key.setdefault(key, {})[message] = None
+    return [
+        f"{key}: {' or '.join(messages)}" if key else "; ".join(messages)
+        for key, messages in by_key.items()
+        if not key or not any(other.startswith(f"{key}.") for other in by_key)
+    ]
+
+
+def _as_written(keys: Iterable[str | int], given: Any) -> Iterator[str]:
+    """Leave out the keys that a short form does not have: a name, or a list."""
+    for key in keys:
+        if isinstance(given, str) or (isinstance(given, list | tuple) and isinstance(key, str)):
+            continue
+        yield str(key)
+        if isinstance(given, list | tuple):
+            given = given[int(key)] if int(key) < len(given) else None
+        else:
+            given = given.get(key) if isinstance(given, Mapping) else None
+
+
+def _problems(
+    error: ValidationError, model: type[BaseModel], given: Any
+) -> Iterator[tuple[str, str]]:
     for item in error.errors(include_url=False):
         place = _place(model.__pydantic_core_schema__, item["loc"], {})
-        key = ".".join(map(str, item["loc"] if place is None else place.keys))
+        keys = item["loc"] if place is None else place.keys
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             allowed = "" if place is None else ", ".join(sorted(place.allowed))
@@ -83,16 +138,20 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> Iterator[str]:
             message = "is required"
             if "tag" in context:
                 message = f"{context['tag']!r} is not one of {context.get('expected_tags')}"
-            key = f"{key}.{str(context.get('discriminator')).strip(chr(39))}"
-        elif item["type"] == "value_error":
+            keys = (*keys, str(context.get("discriminator")).strip("'"))
+        key = ".".join(_as_written(keys, given))
+        if item["type"] == "value_error":
             # A check of several keys names the one that is wrong.
             if key and (named := _KEY.match(message)):
                 key, message = f"{key}.{named[1]}", message[named.end() :]
-        else:
+        elif item["type"] not in _OWN_WORDS:
             message = _PYTHON.sub("", message).replace("tuple", "list")
             message = f"{message[0].lower()}{message[1:]} (got {item['input']!r:.80})"
-        yield f"{key}: {message}" if key else message
+        yield key, message
 
+
+_OWN_WORDS = ("extra_forbidden", "missing", "union_tag_invalid", "union_tag_not_found")
+"""Types of mistakes that have their message above."""
 
 _PYTHON = re.compile(r" or (instance of \w+|object to extract fields from)")
 """What pydantic accepts besides what a file can hold."""

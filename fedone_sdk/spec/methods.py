@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationInfo, field_validator
 
 from fedone_sdk.spec.base import Spec
 
@@ -116,4 +116,11 @@ class OwnMethodSpec(_MethodSpec):
         return self.model_copy(update={"object": None, "options": {}})
 
 
-MethodSpec = Annotated[GradientSpec | SearchSpec | OwnMethodSpec, Field(discriminator="name")]
+def _named(value: object) -> object:
+    return {"name": value} if isinstance(value, str) else value
+
+
+MethodSpec = Annotated[
+    Annotated[GradientSpec | SearchSpec | OwnMethodSpec, Field(discriminator="name")],
+    BeforeValidator(_named),
+]

@@ -70,18 +70,22 @@ class RunSpec(Spec):
         if not isinstance(value, dict):
             return value
         task, prompt = value.get("task"), value.get("prompt")
-        if not (isinstance(task, dict) and isinstance(prompt, dict)) or "slots" in task:
+        if not isinstance(task, dict) or "slots" in task or not {"task", "prompt"} <= value.keys():
             return value
-        slots = prompt.get("slots")
-        if not isinstance(slots, list | tuple):
-            return value
-        names = [slot.get("name") for slot in slots if isinstance(slot, dict)]
-        names = [name for name in names if isinstance(name, str) and name != LABELS]
         chat = task.get("chat")
         written = [task.get("template"), *(chat.values() if isinstance(chat, dict) else ())]
-        if not names or any("{prompt}" in text for text in written if isinstance(text, str)):
+        if any("{prompt}" in text for text in written if isinstance(text, str)):
             return value
-        return {**value, "task": {**task, "slots": names}}
+        if not isinstance(prompt, dict):
+            if isinstance(prompt, PromptSpec):
+                return value
+            raise ValueError(f"prompt: must be a mapping of keys (got {prompt!r:.80})")
+        slots = prompt.get("slots", ())
+        if not isinstance(slots, list | tuple) or not all(isinstance(one, dict) for one in slots):
+            raise ValueError(f"prompt.slots: must be a list of mappings (got {slots!r:.80})")
+        names = [name for slot in slots if isinstance(name := slot.get("name"), str)]
+        names = [name for name in names if name != LABELS]
+        return {**value, "task": {**task, "slots": names}} if names else value
 
     @model_validator(mode="after")
     def _exchange_follows_method(self) -> Self:

@@ -145,6 +145,8 @@ class DefenceSpec(Spec):
 class PrivacySpec(Spec):
     """Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
 
+    The bounds keep the noise between a tenth of the sensitivity and what a message can carry.
+
     Attributes:
         target: ``losses`` clips each example's loss and adds noise to each prompt's mean loss,
             which protects one example. ``alpha`` clips the step of alpha and adds noise to each
@@ -156,8 +158,8 @@ class PrivacySpec(Spec):
     """
 
     target: Literal["losses", "alpha"] = "losses"
-    clip: _Positive
-    noise_multiplier: Annotated[float, Field(ge=0.01, le=1e6)]
+    clip: Annotated[float, Field(ge=1e-3, le=1e3)]
+    noise_multiplier: Annotated[float, Field(ge=0.1, le=1e3)]
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     max_epsilon: _Positive | None = None
 

@@ -78,10 +78,10 @@ class Store(Replica, Protocol):
     # Tokens and clients
 
     async def put_token(self, token: TokenRecord) -> None:
-        """Add a token, or replace the one of this name; a duplicate secret is a ``ValueError``.
+        """Add a token, or change ``runs`` and ``expires_at`` of the one with the same secret.
 
-        A replacement keeps ``created_at``, ``revoked_at`` and, for the same secret, ``uses_left``,
-        so that a restart with the same configuration does not reset it.
+        Raises:
+            ValueError: Another token has this name.
         """
         ...
 

@@ -62,12 +62,13 @@ class MemoryStore(Alone, Store):
     # Tokens and clients
 
     async def put_token(self, token: TokenRecord) -> None:
-        for other in self._tokens.values():
-            if other.token_sha256 == token.token_sha256 and other.name != token.name:
-                raise ValueError(f"token {other.name!r} has the same secret")
-        known = self._tokens.get(token.name)
-        if known is not None:
-            token = token.replacing(known)
+        for known in self._tokens.values():
+            if known.token_sha256 == token.token_sha256:
+                token = replace(known, runs=token.runs, expires_at=token.expires_at)
+                break
+        else:
+            if token.name in self._tokens:
+                raise ValueError(f"there is an enrolment token {token.name!r} already")
         self._tokens[token.name] = token
 
     async def tokens(self) -> list[TokenRecord]:

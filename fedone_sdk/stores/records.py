@@ -45,16 +45,6 @@ class TokenRecord:
     created_at: float
     revoked_at: float | None = None
 
-    def replacing(self, known: TokenRecord) -> TokenRecord:
-        """Return this token in place of the one of its name; see `Store.put_token`."""
-        same = known.token_sha256 == self.token_sha256
-        return replace(
-            self,
-            created_at=known.created_at,
-            revoked_at=known.revoked_at,
-            uses_left=known.uses_left if same else self.uses_left,
-        )
-
     def check(self, now: float) -> None:
         """Refuse a token that was revoked or has expired; a `TokenRefused` has the reason."""
         if self.revoked_at is not None:

@@ -11,7 +11,10 @@ import typer
 
 from fedone_sdk import assets
 from fedone_sdk.backends.local_models import local_model, model_file
-from fedone_sdk.cli import start
+from fedone_sdk.candidates import Description
+from fedone_sdk.cli import init
+from fedone_sdk.data import load_examples
+from fedone_sdk.errors import BackendError
 from fedone_sdk.spec import RunSpec
 from tests.console import Fedone
 
@@ -37,36 +40,61 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     # Words of the labels that are one token of the model.
     assert spec.task.labels == {"Good": " good", "unsatisfactory_service": " service"}
     assert (spec.budget and spec.budget.queries, spec.rounds) == (12, 20)
-    rows = [json.loads(line) for line in Path("my-tickets.dev.jsonl").read_text().splitlines()]
-    assert len(rows) == 16
-    assert {row["label"] for row in rows} == set(spec.task.labels)
-    train = Path("my-tickets.train.jsonl").read_text().splitlines()
-    assert len(train) == 64
-    assert not {json.loads(line)["text"] for line in train} & {row["text"] for row in rows}
-    assert fedone("tune", "run.yaml", "--transport", "memory").code == 0
+    parts = [load_examples(f"my-tickets.{part}.jsonl") for part in ("train", "dev", "public")]
+    assert list(map(len, parts)) == [40, 32, 8]
+    assert all({row["label"] for row in part} == set(spec.task.labels) for part in parts)
+    assert len({row["text"] for part in parts for row in part}) == 80
+    assert fedone("plan", "run.yaml").code == 0
+    assert fedone("tune", "run.yaml").code == 0
     # What the file says of a higher number is true.
     text = Path("run.yaml").read_text()
     Path("run.yaml").write_text(text.replace("queries: 12", "queries: 18"))
-    code, _, err = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+    code, _, err = fedone("tune", "run.yaml", "--json", "r.json")
     assert (code, json.loads(Path("r.json").read_bytes())["spent"]["queries"]) == (0, 18)
     assert "raising queries 12 -> 18 after round 2" in err
-    # Nothing is overwritten.
+    # Nothing is overwritten without --fresh, and equal rows are no obstacle to another file.
     before = Path("run.yaml").read_bytes()
-    outcome = fedone("init", "my tickets.csv", "--model", "roberta-mini")
+    again = ("init", "my tickets.csv", "--model", "roberta-mini")
+    outcome = fedone(*again)
     assert outcome.code == 2
-    assert outcome.err == "arguments: run.yaml exists, and is not overwritten\n"
+    assert outcome.err.startswith("arguments: run.yaml exists: --fresh replaces it")
     assert Path("run.yaml").read_bytes() == before
+    assert fedone(*again, "-o", "other.yaml").code == 0
+    assert fedone(*again, "--fresh", "--queries", 12).code == 0
+    assert Path("run.yaml").read_bytes() == before.replace(b"queries: 18", b"queries: 12")
 
 
-def test_an_unavailable_model_is_reported(
+def test_words_and_nouns_can_be_given(fedone: Fedone, folder: Path) -> None:
+    given = ("--words", "Good=great, unsatisfactory_service=terrible", "--about", "note:mood")
+    outcome = fedone("init", "my tickets.csv", "--model", "roberta-mini", *given)
+    assert outcome.code == 0
+    task = RunSpec.load("run.yaml").task
+    assert task.labels == {"Good": " great", "unsatisfactory_service": " terrible"}
+    assert task.description == Description(text="note", aspect="mood")
+
+
+def test_a_failure_leaves_no_file(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(path: Path) -> None:
+        raise BackendError(f"{path.name} does not suit the model")
+
+    monkeypatch.setattr(init, "_check", refuse)
+    outcome = fedone("init", "my tickets.csv", "--model", "roberta-mini")
+    assert (outcome.code, [file.name for file in folder.iterdir()]) == (2, ["my tickets.csv"])
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    assert fedone("init", "my tickets.csv", "--model", "roberta-mini").code == 0
+
+
+def test_a_hosted_model_needs_its_key(
     fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    code, out, _ = fedone("init", "my tickets.csv", "--model", "gpt-6-luna")
-    assert code == 0
-    assert "not checked:" in out
-    backend = RunSpec.load("run.yaml").backend
-    assert (backend.kind, getattr(backend, "model", None)) == ("openai", "gpt-6-luna")
+    outcome = fedone("init", "my tickets.csv", "--model", "gpt-6-luna")
+    assert outcome.code == 2
+    assert "the environment variable OPENAI_API_KEY is not set" in outcome.err
+    assert [file.name for file in folder.iterdir()] == ["my tickets.csv"]
 
 
 def test_three_questions_at_most(
@@ -78,7 +106,7 @@ def test_three_questions_at_most(
         asked.append(question)
         return default
 
-    monkeypatch.setattr(start, "_interactive", lambda: True)
+    monkeypatch.setattr(init, "_interactive", lambda: True)
     monkeypatch.setattr(typer, "prompt", prompt)
     assert fedone("init", "my tickets.csv").code == 0
     assert asked == [
@@ -88,7 +116,7 @@ def test_three_questions_at_most(
     ]
     asked.clear()
     given = ("--label", "Sentiment", "--text", "body", "--model", "roberta-mini")
-    assert fedone("init", "my tickets.csv", *given, "-o", "run.yaml").code == 2
+    assert fedone("init", "my tickets.csv", *given, "-o", "other.yaml").code == 0
     assert asked == []
 
 
@@ -96,7 +124,7 @@ def test_three_questions_at_most(
     ("arguments", "said"),
     [
         (["--label", "kind"], "--label: 'kind' is no column; likely: Sentiment, device"),
-        (["--text", "Sentiment"], "--text: 'Sentiment' does not hold one in every row"),
+        (["--text", "Sentiment"], "--text: 'Sentiment' does not hold any"),
         (["-o", "nowhere/run.yaml"], "--output: there is no folder nowhere"),
     ],
 )
@@ -111,7 +139,7 @@ def test_a_wrong_argument_is_one_line(
 
 
 def test_a_fetched_instruct_model_is_the_default(
-    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("xllamacpp")
     monkeypatch.setenv("FEDONE_CACHE", str(folder / "cache"))
@@ -119,6 +147,4 @@ def test_a_fetched_instruct_model_is_the_default(
     file.parent.mkdir(parents=True)
     with file.open("wb") as content:  # Of the model's size, without its weights.
         content.truncate(local_model("smollm2-135m-instruct").num_bytes)
-    assert fedone("init", "my tickets.csv").code == 0
-    text = Path("run.yaml").read_text()
-    assert 'backend: {"kind": "llama_cpp", "model": "smollm2-135m-instruct"}' in text
+    assert init._model(None) == "smollm2-135m-instruct"

@@ -67,7 +67,7 @@ def test_what_was_paid_for_is_written_before_it_is_shown(
     folder: Path, where: Callable[[], AbstractContextManager[int]], code: int
 ) -> None:
     result, prompt, report = FILES
-    tune = ("tune", "run.yaml", "--transport", "memory", "--artefact", prompt, "--report", report)
+    tune = ("tune", "run.yaml", "--artefact", prompt, "--report", report)
     with where() as stdout:
         done = fedone_into(stdout, folder, *tune, "--json", result)
     assert RunResult.model_validate_json((folder / result).read_bytes()).rounds == 4
@@ -85,7 +85,7 @@ def test_a_file_that_fails_costs_none_of_the_others(
         raise SpecError("--json: the disk is full", source="arguments")
 
     monkeypatch.setattr("fedone_sdk.cli._output.write_file", fail)
-    command = ("tune", "run.yaml", "--transport", "memory", "--artefact", "prompt.json")
+    command = ("tune", "run.yaml", "--artefact", "prompt.json")
     code, out, err = fedone(*command, "--json", "r.json")
     assert code == 2
     assert "alpha_sha256" in out
@@ -183,7 +183,7 @@ def test_an_answer_of_another_server_is_reported(
 def test_only_the_runs_export_replaces_an_export(fedone: Fedone, folder: Path) -> None:
     for name in "tiny", "other":
         (folder / "run.yaml").write_text(RUN.replace("tiny", name))
-        fedone("tune", "run.yaml", "--transport", "memory", "--store", f"{name}.db")
+        fedone("tune", "run.yaml", "--store", f"{name}.db")
         assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
     good, other = (folder / f"{name}.jsonl" for name in ("tiny", "other"))
     before = good.read_bytes()

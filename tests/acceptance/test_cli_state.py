@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def tune(fedone: Fedone) -> Fedone:
     def run(*arguments: object) -> Outcome:
-        return fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json", *arguments)
+        return fedone("tune", "run.yaml", "--json", "r.json", *arguments)
 
     return run
 
@@ -190,8 +190,8 @@ async def test_two_processes_do_not_tune_one_run(folder: Path) -> None:
 
 def test_other_commands_find_a_kept_run(fedone: Fedone, tune: Fedone, folder: Path) -> None:
     tune()
-    assert fedone("report", "tiny", "-o", "tiny.md").code == 0
-    assert "tiny" in (folder / "tiny.md").read_text()
+    assert fedone("report", "tiny", "-o", "tiny.html").code == 0
+    assert "tiny" in (folder / "tiny.html").read_text()
     assert fedone("runs", "export", "tiny", "--as", "prompt").code == 0
     assert fedone("prompt", "use", "tiny.prompt.json").code == 0
     assert fedone("runs", "export", "nope").err == "arguments: give one of --server, --store\n"
@@ -203,7 +203,7 @@ def test_the_place_is_the_folder_of_the_file(
     elsewhere = tmp_path_factory.mktemp("with a blank")
     for name in "run.yaml", "train.jsonl":
         shutil.copy(folder / name, elsewhere / name)
-    _, _, err = fedone("tune", elsewhere / "run.yaml", "--transport", "memory")
+    _, _, err = fedone("tune", elsewhere / "run.yaml")
     assert (elsewhere / ".fedone" / "tiny.db").is_file()
     assert not (folder / ".fedone").exists()
     command = err.splitlines()[-1].partition("a report: ")[2]

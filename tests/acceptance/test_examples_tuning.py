@@ -160,7 +160,7 @@ async def test_a_metric_of_scikit_learn() -> None:
     document["task"]["metric"] = "sklearn.metrics:balanced_accuracy_score"
     spec = RunSpec.model_validate(document)
     federation = Federation.load(spec, EXAMPLES / "own_metric")
-    result = await simulate(federation, backend=ScriptedBackend(), transport="memory")
+    result = await simulate(federation, backend=ScriptedBackend())
     true = [row["label"] for row in federation.dev]
     words = spec.task.label_words
     said = []

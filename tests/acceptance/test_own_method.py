@@ -145,7 +145,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def tuned(fedone: Fedone, *arguments: str) -> RunResult:
-    options = ("--transport", "memory", "--json", "r.json", *arguments)
+    options = ("--json", "r.json", *arguments)
     code, _, err = fedone("tune", "run.yaml", *options)
     assert code == 0, err
     return RunResult.model_validate_json(Path("r.json").read_bytes())
@@ -177,7 +177,7 @@ class TestTuned:
         for *command, done in (
             ("runs", "export", "climb", "-o", "c.jsonl", "run climb"),
             ("runs", "export", "climb", "--as", "prompt", "-o", "p.json", "prompt of run climb"),
-            ("report", "climb", "-o", "c.md", "run climb"),
+            ("report", "climb", "-o", "c.html", "run climb"),
         ):
             forget()
             code, _, err = fedone(*command)
@@ -207,7 +207,7 @@ class TestTuned:
     ) -> None:
         straight = tuned(fedone, "--no-store")
         write_module(fails="if told[0] > 6: raise RuntimeError('out of memory')")
-        code, out, _ = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+        code, out, _ = fedone("tune", "run.yaml", "--json", "r.json")
         result = RunResult.model_validate_json(Path("r.json").read_bytes())
         assert (code, result.status, result.rounds) == (1, "failed", 3)
         reason = f"method {OBJECT}: tell raises RuntimeError: out of memory"
@@ -264,6 +264,30 @@ class TestServed:
         ended = await self.serve(config, 6, unused_tcp_port)
         assert (ended.status, ended.rounds) == ("completed", 6)
         assert ended.history[: partial.rounds] == partial.history
+
+    async def test_an_update_outlives_the_method_s_failure(self, folder: Path) -> None:
+        write_module(fails="if SEEN[-1] == 'broken': raise RuntimeError('out of memory')")
+        config = self.config()
+        assert config.backend is not None
+        ((given,), _) = config.load_runs(Path())
+        rows = [{"text": f"row {n}", "label": n % 2} for n in range(8)]
+        seen = sys.modules["fedone_test_climb"].SEEN
+        async with (
+            build_backend(config.backend, Path()) as backend,
+            Aggregator(backend=backend, enrolment_tokens=[TOKEN]) as aggregator,
+        ):
+            url = await aggregator.listen()
+            run = await aggregator.add_run(given.spec, given.vocabulary)
+            async with EdgeClient(url, token=TOKEN, data=rows, state_dir="device") as client:
+                seen.append("broken")
+                turn = await client.run_once()
+                assert (turn.outcome, run.state.status) == ("refused", "failed")
+                assert turn.reason == "run_conflict: the run has failed; the work is kept"
+                seen.append("mended")
+                await aggregator.service.steering.resume(run)
+                assert (await client.run_once()).outcome == "worked"
+                # The kept update, and one more round: nothing is asked twice.
+                assert (run.state.round, run.state.account.spent.requests) == (2, 2 * 4)
 
     def test_check(self, fedone: Fedone, folder: Path) -> None:
         self.config()

@@ -62,7 +62,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def tuned(fedone: Fedone) -> RunResult:
-    code, _, err = fedone("tune", "run.yaml", "--transport", "memory", "--json", "r.json")
+    code, _, err = fedone("tune", "run.yaml", "--json", "r.json")
     assert code == 0, err
     return RunResult.model_validate_json(Path("r.json").read_bytes())
 

@@ -270,7 +270,6 @@ async def outcome(setting: Setting, seed: int, backend: TableBackend) -> Outcome
     result = await simulate(
         federation,
         backend=backend,
-        transport="memory",
         between=between,
         watch=lambda run, effect: runs.append(run) if effect is None else None,
     )

@@ -82,7 +82,7 @@ def with_words(spec: RunSpec) -> RunSpec:
 
 
 async def one_seed(spec: RunSpec, folder: Path, seed: int) -> Scored:
-    """Run once over HTTP, and score its prompts on the dev split."""
+    """Run once, and score its prompts on the dev split."""
     spec = spec.model_copy(update={"seed": seed})
     federation = Federation.load(spec, folder)
     async with build_backend(spec.backend, folder) as backend:
@@ -90,7 +90,6 @@ async def one_seed(spec: RunSpec, folder: Path, seed: int) -> Scored:
         result = await simulate(
             federation,
             backend=backend,
-            transport="http",
             watch=lambda run, _: served.append(run),
         )
         run, bare = served[-1], no_prompt(spec.task, federation.vocabulary)

@@ -71,7 +71,7 @@ async def measure(num_clients: int, rounds: int, exchange: str) -> dict[str, flo
 
     federation = federation_of(num_clients, rounds, exchange)
     began, began_cpu = time.perf_counter(), time.process_time()
-    result = await simulate(federation, backend=ScriptedBackend(), transport="memory", watch=watch)
+    result = await simulate(federation, backend=ScriptedBackend(), watch=watch)
     assert result.status == "completed", result
     took = sorted(after[0] - before[0] for before, after in itertools.pairwise(ended))
     busy = [after[1] - before[1] for before, after in itertools.pairwise(ended)]

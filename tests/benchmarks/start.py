@@ -93,7 +93,6 @@ async def played(rounds: int, cut_at: int | None = None) -> tuple[RunRecord, Com
         simulate(
             federation_of(rounds),
             backend=ScriptedBackend(),
-            transport="memory",
             store=store,
             watch=watch,
         )

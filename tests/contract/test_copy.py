@@ -45,7 +45,6 @@ async def tune(store: Store, *, rounds: int | None = None, state: Path | None = 
     result = await simulate(
         federation,
         backend=backend,
-        transport="memory",
         store=store,
         state_dir=state,
         watch=watch,

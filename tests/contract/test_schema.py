@@ -116,11 +116,13 @@ class TestCommand:
             assert fedone("db", "upgrade", "--store", url) == (0, f"{said}\n", "")
 
     def test_mistakes_are_one_line(self, fedone: Fedone, tmp_path: Path) -> None:
-        config = tmp_path / "config.yaml"
+        config, database = tmp_path / "config.yaml", tmp_path / "fedone.db"
+        assert fedone("db", "upgrade", "--store", str(database))[0] == 0
         for arguments, said in [
             (["--store", "postgresql://me:sesame@127.0.0.1:1/db"], "store 127.0.0.1/db cannot"),
             (["--store", "mysql://me:sesame@host/db"], "mysql is not supported"),
             ([str(config), "--store", "x"], "not both"),
+            ([str(database)], "is a database, not a CONFIG.yaml: name it by --store"),
         ]:
             code, out, err = fedone("db", "upgrade", *arguments)
             assert code == 2

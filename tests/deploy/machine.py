@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
-from fedone_sdk.client import EdgeClientThread
 from tests.deploy.images import CONTAINERS
 from tests.deploy.units import SYSTEMD, Unit
 from tests.edge import edge_client
@@ -158,21 +160,31 @@ class Machine:
 
     # Devices
 
-    def device(self, number: int) -> EdgeClientThread:
-        """An edge client, to be used with ``with``: the same one each time."""
+    @contextmanager
+    def device(self, number: int) -> Iterator[Future[None]]:
+        """An edge client at work: the same one each time."""
         rows = [
             {"text": text, "label": label}
             for text, label in [("Works like a charm.", 1), ("It broke after a day.", 0)] * 8
         ]
-        return EdgeClientThread(
-            edge_client(
-                self.url,
-                token=self.enrolment,
-                data=rows,
-                name=f"device-{number}",
-                state_dir=self._folder / f"device-{number}",
-            )
+        client = edge_client(
+            self.url,
+            token=self.enrolment,
+            data=rows,
+            name=f"device-{number}",
+            state_dir=self._folder / f"device-{number}",
         )
+
+        async def work() -> None:
+            async with client:
+                await client.run_forever()
+
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(asyncio.run, work())
+            try:
+                yield working
+            finally:
+                client.stop()
 
     def work(self, rounds: int) -> None:
         """Lets two devices work until the run has done so many rounds more."""
@@ -180,7 +192,7 @@ class Machine:
         with ExitStack() as stack:
             devices = [stack.enter_context(self.device(number)) for number in range(2)]
             until(lambda: self.run()["rounds"] >= goal, self._processes["fedone-aggregator"])
-            assert all(device.error is None for device in devices)
+        assert all(device.exception() is None for device in devices)
 
     def run(self) -> dict[str, Any]:
         """Where the run stands."""

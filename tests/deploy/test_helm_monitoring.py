@@ -214,6 +214,18 @@ def test_an_alert_tells_that_a_budget_is_nearly_spent(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("values", ["0x20 1x10", "_x21 1x10"], ids=["command", "start"])
+def test_an_alert_tells_that_access_changed(tmp_path: Path, values: str) -> None:
+    check_firing(
+        tmp_path,
+        {
+            'fedone_access_changes_total{change="token_revoked",instance="a"}': values,
+            'fedone_access_changes_total{change="token_created",instance="a"}': "0x5 90x25",
+        },
+        {"19m": set(), "23m": {"FedOneAccessChanged"}},
+    )
+
+
 @pytest.mark.parametrize("expression", ["rate(fedone_updates_total)", "sum by (", "max(x[5m]"])
 def test_the_parser_would_see_a_mistake(expression: str) -> None:
     with pytest.raises(ValueError, match=r"."):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -21,9 +19,9 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.backends import LLMBackend
-from fedone_sdk.client import ClientEvent, EdgeClientThread, Idle
+from fedone_sdk.client import ClientEvent, Idle
 from fedone_sdk.client.session import MAX_WAIT_S, Backoff
-from fedone_sdk.errors import ProblemError, TransportError
+from fedone_sdk.errors import TransportError
 from fedone_sdk.local import MemoryTransport
 from fedone_sdk.messages import (
     Array,
@@ -309,123 +307,51 @@ class TestEnds:
 
 
 class TestThread:
-    async def serve(self, body: Callable[[str, str], Any], **more: Any) -> Any:
-        """A federation in this loop, and a plain synchronous app in a thread."""
-        async with LoopbackFederation(spec_of(**more), WORDS, backend=ScriptedBackend()) as served:
-            found = await asyncio.to_thread(body, served.url, served.token)
-            return found, served.run.state
+    """A plain synchronous app, with the client in a thread that has its own loop."""
 
-    async def test_a_whole_run(self) -> None:
-        events: list[tuple[str, str]] = []
+    @pytest.mark.parametrize("how", ["outside", "inside"])
+    async def test_stop(self, how: str) -> None:
+        def app(url: str, token: str) -> None:
+            began = threading.Event()
 
-        def app(url: str, token: str) -> bool:
             def note(event: ClientEvent) -> None:
-                events.append((event.kind, threading.current_thread().name))
+                began.set()
+                if how == "inside" and event.kind == "assigned":
+                    client.stop()
 
-            working = EdgeClientThread(edge_client(url, token=token, data=DATA, on_event=note))
-            working.start()
-            return working.join(30)
+            client = edge_client(url, token=token, data=DATA, on_event=note, wait_s=30)
+            for _ in range(3):  # each in a new thread, with a new loop
+                began.clear()
+                thread = in_thread(client)
+                assert began.wait(30)
+                if how == "outside":
+                    client.stop()
+                thread.join(10)  # the long poll has 30 seconds
+                assert not thread.is_alive()
 
-        ended, state = await self.serve(app)
-        assert ended
-        assert state.status == "completed"
-        assert {name for _, name in events} == {"fedone edge client"}
-        assert events[-1][0] == "ended"
+        seats = 2 if how == "outside" else 1
+        spec = spec_of(10, min_clients=seats)
+        async with LoopbackFederation(spec, WORDS, backend=ScriptedBackend()) as served:
+            await asyncio.to_thread(app, served.url, served.token)
+            # Work in progress is finished.
+            assert served.run.state.round == (0 if how == "outside" else 3)
 
-    async def test_with_a_block(self) -> None:
-        def app(url: str, token: str) -> None:
-            client = edge_client(url, token=token, data=DATA, wait_s=30)
-            started = time.monotonic()
-            with EdgeClientThread(client) as working:
-                assert working.running
-                with pytest.raises(RuntimeError):
-                    working.start()
-                time.sleep(0.3)  # an app does something else
-            assert not working.running
-            assert working.error is None
-            assert working.stop(1)  # twice does no harm
-            assert time.monotonic() - started < 10  # the long poll was ended
+    async def test_stop_without_a_loop(self) -> None:
+        """The next `run_forever` returns at once; a stop after the end changes nothing."""
+        client = edge_client("http://127.0.0.1:9", token=TOKEN, data=DATA)
+        await asyncio.to_thread(client.stop)
+        await client.run_forever()
+        assert not client._stop.is_set()
 
-        await self.serve(app, min_clients=2)
 
-    async def test_what_is_not_done_in_time_is_broken_off(self, tmp_path: Path) -> None:
-        working_on = threading.Event()
+def in_thread(client: EdgeClient) -> threading.Thread:
+    async def work() -> None:
+        async with client:
+            await client.run_forever()
 
-        def app(url: str, token: str) -> None:
-            async def slow(text: str) -> str:
-                working_on.set()
-                await asyncio.sleep(3600)
-                return text
-
-            client = edge_client(url, token=token, data=DATA, before_send=slow, state_dir=tmp_path)
-            working = EdgeClientThread(client)
-            working.start()
-            assert working_on.wait(30)
-            assert not working.stop(0.2)
-            assert not working.running
-            assert working.error is None
-            again = EdgeClientThread(EdgeClient(url, token=token, data=DATA, state_dir=tmp_path))
-            again.start()
-            assert again.join(30)
-
-        _, state = await self.serve(app)
-        assert state.status == "completed"
-
-    async def test_stopped_by_its_own_function(self) -> None:
-        def app(url: str, token: str) -> None:
-            def enough(event: ClientEvent) -> None:
-                if event.kind == "assigned":
-                    assert not working.stop()
-
-            working = EdgeClientThread(edge_client(url, token=token, data=DATA, on_event=enough))
-            working.start()
-            assert working.join(30)
-            assert working.error is None
-
-        _, state = await self.serve(app)
-        assert state.round == 1  # started work was finished
-
-    async def test_the_end_is_reported(self) -> None:
-        def app(url: str, token: str) -> None:
-            working = EdgeClientThread(EdgeClient(url, token="wrong", data=DATA))
-            working.start()
-            assert working.join(30)
-            assert isinstance(working.error, ProblemError)
-            assert working.error.code == "unauthorized"
-
-        await self.serve(app)
-
-    def test_stopped_before_it_was_started(self) -> None:
-        working = EdgeClientThread(EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA))
-        assert working.stop(1)
-        working.start()
-        assert working.join(30)
-        assert working.error is None
-
-    def test_ctrl_c_in_join_leaves_the_thread_at_work(self) -> None:
-        asked = threading.Event()
-
-        def not_now() -> bool:
-            asked.set()
-            return False
-
-        client = edge_client("http://127.0.0.1:9", token=TOKEN, data=DATA, only_when=not_now)
-        working = EdgeClientThread(client)
-        # Where the tests are a background job, the shell had it ignored.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            with working:
-                assert asked.wait(10)
-                interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-                interrupt.start()
-                with pytest.raises(KeyboardInterrupt):
-                    working.join(10)
-                assert working.running
-                assert not working.join(0)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        assert not working.running
-        assert working.join(0)
+    thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
+    thread.start()
+    return thread
 
 
 LONG_WORDS = Vocabulary(candidates=(" good " * 100, " bad", " fine"))

@@ -298,7 +298,7 @@ async def test_without_a_folder_it_resumes_after_an_outage() -> None:
 class TestPrivacy:
     def spec(self, exchange: str, target: str, clip: float) -> RunSpec:
         document = spec_of(exchange, rounds=1).model_dump(mode="json")
-        noise = {"target": target, "clip": clip, "noise_multiplier": 0.01}
+        noise = {"target": target, "clip": clip, "noise_multiplier": 0.1}
         return RunSpec.model_validate({**document, "privacy": noise})
 
     @pytest.mark.parametrize("exchange", ["losses", "alpha"])
@@ -306,7 +306,7 @@ class TestPrivacy:
         """Nearly every loss is over the clip: what is left of it is the clip and the noise."""
         sent = await self.sent(self.spec(exchange, "losses", 0.05))
         values = sent.losses if exchange == "losses" else (sent.mean_loss,)
-        assert values == pytest.approx([0.05] * len(values), abs=0.01)
+        assert values == pytest.approx([0.05] * len(values), abs=0.1)
         assert all(value != 0.05 for value in values)
 
     async def test_a_step_is_clipped_and_noised(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator import Service
 from fedone_sdk.aggregator.http.requests import listening
 from fedone_sdk.backends import LLMBackend, Query
-from fedone_sdk.client import ClientEvent, EdgeClientThread, HttpTransport
+from fedone_sdk.client import ClientEvent, HttpTransport
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
@@ -195,7 +194,8 @@ class TestOddRows:
         async with serving(spec_of(task=task)) as service:
             watched = RecordingTransport(service)
             options = {"transport": watched, "before_send": lambda text: text.replace("s 3", "")}
-            async with client_of(service, rows, **options) as client:
+            consent = {"label": "summary", "fields": ["text", "summary"]}
+            async with client_of(service, rows, **options, **consent) as client:
                 assert (await client.run_once()).outcome == "worked"
         assert [update.scored.vetoed for update in watched.updates] == [1]
 
@@ -254,7 +254,7 @@ class TestWhatIsTold:
             ),
             (
                 BudgetExhausted(SAID),
-                "the budget of the client's model has nothing left for this",
+                "the client's budget has nothing left for this",
             ),
         ],
         ids=lambda value: type(value).__name__,
@@ -410,51 +410,3 @@ class TestStartAgain:
             client.stop()
             assert (await client.run_once()).outcome in ("idle", "worked")
             assert (await client.run_once()).outcome == "worked"
-
-    async def test_in_another_thread(self) -> None:
-        async with LoopbackFederation(spec_of(1000), WORDS, backend=ScriptedBackend()) as served:
-            state = served.run
-
-            def app() -> None:
-                client = EdgeClient(served.url, token=served.token, data=DATA)
-                for _ in range(3):
-                    before = state.state.round
-                    with EdgeClientThread(client) as working:
-                        while state.state.round < before + 2:
-                            assert working.running
-                        assert working.stop(10)
-                        assert working.stop(10)
-                    assert working.error is None
-
-            await asyncio.to_thread(app)
-
-    async def test_a_stop_that_comes_too_late_is_not_kept_for_the_next_thread(self) -> None:
-        client = EdgeClient("http://127.0.0.1:9", token=TOKEN, data=DATA)
-        working = EdgeClientThread(client)
-        working._stop_client()
-        assert not client._stop.is_set()
-
-    async def test_a_stream_without_a_block(self) -> None:
-        async def stream() -> AsyncIterator[dict[str, Any]]:
-            for row in DATA:
-                yield row
-
-        async with serving() as service:
-            client = client_of(service, stream())
-            async with asyncio.timeout(10):
-                await client.run_forever()
-            assert service.runs["run"].state.status == "completed"
-            await client.__aexit__(None, None, None)
-
-    async def test_a_stream_is_read_before_the_first_turn_asks(self, tmp_path: Path) -> None:
-        """With an identity at hand nothing else gives the reader its turn."""
-
-        async def stream() -> AsyncIterator[dict[str, Any]]:
-            for row in DATA:
-                yield row
-
-        async with serving() as service:
-            async with client_of(service, state_dir=tmp_path) as client:
-                await client.enrol()
-            async with client_of(service, stream(), state_dir=tmp_path) as client:
-                assert (await client.run_once()).outcome == "worked"

@@ -190,7 +190,7 @@ class TestWork:
         assert await server.update(credential, work) == (200, receipt)
         status, problem = await server.update(credential, work, losses=[1, 1, 1, 1])
         assert (status, problem["code"]) == (409, "update_conflict")
-        _, result, _ = await server.call("GET", "/v1/runs/run", token=credential)
+        _, result, _ = await server.call("GET", "/v1/runs/run", token=ADMIN)
         assert result["rounds"] == 1
         assert result["spent"]["queries"] == 4
         assert result["gateway"]["messages"] == 2

@@ -141,7 +141,7 @@ async def noised(exchange: str, target: str, rounds: int, **privacy: Any) -> Run
         score=None,
     )
     async with asyncio.timeout(60):
-        return await simulate(federation, backend=ScriptedBackend(), transport="memory")
+        return await simulate(federation, backend=ScriptedBackend())
 
 
 EXCHANGES = pytest.mark.parametrize(

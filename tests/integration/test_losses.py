@@ -241,7 +241,10 @@ class Bench:
 
     def client(self, data: Sequence[Example] | None, **options: Any) -> EdgeClient:
         rows_of_it = rows(6) if data is None else data
-        return memory_client(self.service, data=rows_of_it, transport=self.transport, **options)
+        label = self.run.spec.task.label_field
+        consent = {"label": label, "fields": ("text", label)}
+        options = {**consent, "transport": self.transport, **options}
+        return memory_client(self.service, data=rows_of_it, **options)
 
     async def work(self, data: Sequence[Example] | None = None, **options: Any) -> RunResult:
         async with asyncio.timeout(20), self.client(data, **options) as client:
@@ -357,7 +360,7 @@ class TestBrokenClients:
         assert result.status == "completed"
         assert not any("9" in text_of(i) for query in model.asked for i in query.inputs)
         async with bench_of(spec_of("nll"), ScriptedBackend()) as bench:
-            assert "no row fits: field 'answer' " in await bench.unfit(data[3:])
+            assert "no row is complete: field 'answer' " in await bench.unfit(data[3:])
 
     async def test_a_score_function_needs_no_label(self) -> None:
         async with bench_of(spec_of("score"), ScriptedBackend()) as bench:
@@ -419,7 +422,7 @@ class TestRefusedAtTheStart:
     async def test_a_model_that_cannot_answer(self, loss: str, answers: Any, output: str) -> None:
         model = ScriptedBackend(answers=answers)
         with pytest.raises(SpecError, match=output) as caught:
-            await simulate(federation_of(spec_of(loss)), backend=model, transport="memory")
+            await simulate(federation_of(spec_of(loss)), backend=model)
         assert caught.value.problems[0].startswith(f"task.loss: {loss} needs ")
         assert model.asked == []
 
@@ -464,9 +467,7 @@ class TestEvaluation:
         model = ScriptedBackend()
         spec = spec_of("score", rounds=1000)
         async with asyncio.timeout(20):
-            result = await simulate(
-                federation_of(spec, score=only_on_dev), backend=model, transport="memory"
-            )
+            result = await simulate(federation_of(spec, score=only_on_dev), backend=model)
         assert result.status == "stopped"
         assert str(result.reason).startswith("paused: ")
         assert output in str(result.reason)

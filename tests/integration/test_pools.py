@@ -48,7 +48,7 @@ async def run(spec: RunSpec, watch: Watcher | None = None) -> RunResult:
         vocabulary=Vocabulary(candidates=WORDS),
         reused_rows=False,
     )
-    return await simulate(federation, backend=ScriptedBackend(), transport="memory", watch=watch)
+    return await simulate(federation, backend=ScriptedBackend(), watch=watch)
 
 
 async def test_several_clients_a_round_feed_one_pool() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from fedone_sdk.local import Federation, simulate
 from fedone_sdk.local.population import Between, Devices
 from fedone_sdk.messages import Claim, RunResult
 from fedone_sdk.stores import MemoryStore, Store
-from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.testing import LoopbackFederation, ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
 from tests.runs import PROMPT, run_spec
 from tests.virtual_time import VirtualTime, on_virtual_time
@@ -80,7 +81,6 @@ class Seen:
 async def run(
     federation: Federation,
     *,
-    transport: Literal["http", "memory"] = "memory",
     between: Between | None = None,
     store: Store | None = None,
     state_dir: Path | None = None,
@@ -91,7 +91,6 @@ async def run(
     result = await simulate(
         federation,
         backend=ScriptedBackend(),
-        transport=transport,
         between=between,
         store=store,
         state_dir=state_dir,
@@ -99,6 +98,23 @@ async def run(
         watch=seen,
     )
     return result, seen
+
+
+async def run_over_http(federation: Federation) -> tuple[RunResult, Seen]:
+    seen = Seen()
+    async with (
+        LoopbackFederation(
+            federation.spec, federation.vocabulary, backend=ScriptedBackend()
+        ) as served,
+        AsyncExitStack() as stack,
+    ):
+        served.aggregator.service.listeners.append(seen)
+        enter = stack.enter_async_context
+        clients = [await enter(served.client(shard)) for shard in federation.shards]
+        for client in clients:
+            await client.enrol()
+        await asyncio.gather(*(client.run_forever() for client in clients))
+        return served.run.result(), seen
 
 
 def story(result: RunResult, seen: Seen) -> tuple[object, ...]:
@@ -117,7 +133,7 @@ async def test_the_same_run_over_http(
     federation = federation_of(
         exchange=exchange, local_steps=local_steps, clients_per_round=clients_per_round
     )
-    http = await run(federation, transport="http")
+    http = await run_over_http(federation)
     memory = await run(federation)
     assert http[0].status == "completed"
     assert story(*memory) == story(*http)
@@ -270,9 +286,7 @@ class TestFaults:
         async def long(query: object) -> None:
             await asyncio.sleep(3600)
 
-        result = await simulate(
-            federation, backend=ScriptedBackend(gate=long), transport="memory", watch=slow
-        )
+        result = await simulate(federation, backend=ScriptedBackend(gate=long), watch=slow)
         assert story(result, slow) == story(*quick)
         assert isinstance(asyncio.get_running_loop(), VirtualTime)
         assert asyncio.get_running_loop().time() > 6 * 3600
@@ -281,7 +295,6 @@ class TestFaults:
 class TestStored:
     """A restarted run continues where it was, with the same clients."""
 
-    @pytest.mark.parametrize("transport", ["memory", "http"])
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     # Of work that is stopped between local steps the first ones count, and the rest is not done.
     @pytest.mark.parametrize(("how", "local_steps"), [("stopped", 1), ("killed", 2)])
@@ -290,7 +303,6 @@ class TestStored:
         how: str,
         local_steps: int,
         exchange: str,
-        transport: Literal["memory", "http"],
         tmp_path: Path,
     ) -> None:
         federation = federation_of(clients=4, rounds=20, local_steps=local_steps, exchange=exchange)
@@ -302,7 +314,6 @@ class TestStored:
             going = asyncio.create_task(
                 run(
                     federation,
-                    transport=transport,
                     store=store,
                     state_dir=tmp_path,
                     stop=stop,
@@ -317,7 +328,7 @@ class TestStored:
             else:
                 assert (await going)[0].status == "stopped"
             parts.chosen += first.chosen
-        result, last = await run(federation, transport=transport, store=store, state_dir=tmp_path)
+        result, last = await run(federation, store=store, state_dir=tmp_path)
         parts.chosen += last.chosen
         assert result.status == "completed"
         assert result.rounds == len(parts.chosen) == 20
@@ -339,10 +350,7 @@ def _at(number: int, wanted: int, event: asyncio.Event) -> None:
         event.set()
 
 
-@pytest.mark.parametrize("transport", ["memory", "http"])
-async def test_a_stop_during_queries_costs_their_cost(
-    transport: Literal["memory", "http"],
-) -> None:
+async def test_a_stop_during_queries_costs_their_cost() -> None:
     stop = asyncio.Event()
 
     class Dear(ScriptedBackend):
@@ -358,7 +366,7 @@ async def test_a_stop_during_queries_costs_their_cost(
 
     backend = Dear(gate=gate)
     federation = federation_of(exchange="losses")
-    result = await simulate(federation, backend=backend, transport=transport, stop=stop)
+    result = await simulate(federation, backend=backend, stop=stop)
     assert result.status == "stopped"
     # The first round's, and the second's, which were under way and count.
     assert (result.rounds, result.spent.queries, len(backend.asked)) == (2, 8, 8)

@@ -19,10 +19,10 @@ import pytest
 from fedone_sdk.backends import OpenAIBackend
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.messages import PromptReport
-from fedone_sdk.reports import artefact_of, label_examples, read_export, read_run
+from fedone_sdk.reports import artefact_of, label_examples, read_export
 from fedone_sdk.reports.contents import MOST_CLIENTS, contents_of
 from fedone_sdk.reports.forms import program_of
-from fedone_sdk.reports.render import html_report, markdown_report
+from fedone_sdk.reports.render import html_report
 from fedone_sdk.reports.source import ReportedRun
 from fedone_sdk.spec import BackendSpec, RunSpec
 from fedone_sdk.trackers import params_of
@@ -173,52 +173,11 @@ async def test_hostile_text_stays_text_in_html() -> None:
     assert "{{7*7}}" in page.text
 
 
-async def test_hostile_text_stays_text_in_markdown() -> None:
-    markdown_it = pytest.importorskip("markdown_it", reason="rich brings markdown-it")
-    run = (await small()).run
-    reader = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
-
-    def kinds(run: ReportedRun) -> list[str]:
-        text, svg = markdown_report(run, "small.svg")
-        assert svg is not None
-        tokens = reader.parse(text)
-        inner = [child for token in tokens for child in token.children or ()]
-        assert [t.type for t in inner if t.type == "image"] == ["image"]
-        assert not [t for t in [*tokens, *inner] if t.type in ("html_block", "html_inline")]
-        shown = "".join(t.content for t in [*tokens, *inner] if t.type in ("text", "fence"))
-        assert run.result.prompt.text.splitlines()[0] in shown
-        return [token.type for token in tokens if token.type in ("heading_open", "table_open")]
-
-    harmless = kinds(run)
-    assert kinds(hostile(run)) == harmless
-    assert harmless.count("table_open") == 4
-
-
-async def test_a_result_file_gives_what_it_has(tmp_path: Path) -> None:
-    done = await small()
-    (tmp_path / "result.json").write_text(done.result.model_dump_json())
-    run = read_run(tmp_path / "result.json")
-    page = Page(html_report(run))
-    assert done.result.verdict is not None
-    assert done.result.verdict.text[1:] in page.text
-    assert "Confusion" not in page.text
-    assert done.result.prompt.text in page.text
-    with_task = read_run(tmp_path / "result.json", RunSpec.model_validate(SPEC))
-    # Its backend is not the model that scored, so there is no program to copy.
-    assert "does not describe how to call the model" in Page(html_report(with_task)).text
-    assert "openai" not in Page(html_report(with_task)).text
-    text, _ = markdown_report(run, "x.svg")
-    assert "| Tuned prompt |" in text
-
-
 async def test_a_run_before_its_start_has_no_curves() -> None:
     done = await small()
     empty = done.result.model_copy(update={"history": (), "rounds": 0})
-    run = ReportedRun(result=empty)
+    run = replace(done.run, result=empty)
     assert "Curves" not in Page(html_report(run)).text
-    text, svg = markdown_report(run, "x.svg")
-    assert svg is None
-    assert "x.svg" not in text
 
 
 async def test_many_clients_are_counted() -> None:
@@ -228,7 +187,7 @@ async def test_many_clients_are_counted() -> None:
         entry.model_copy(update={"round": number, "client_id": f"one,client-{number:03}"})
         for number in range(50)
     )
-    run = ReportedRun(result=done.result.model_copy(update={"history": history}))
+    run = replace(done.run, result=done.result.model_copy(update={"history": history}))
     contents = contents_of(run)
     assert len(contents.clients) == MOST_CLIENTS
     assert (contents.clients[0].name, contents.clients[0].rounds) == ("one", 50)
@@ -287,10 +246,10 @@ async def test_no_key_is_in_what_is_left_of_a_run(monkeypatch: pytest.MonkeyPatc
     assert done.result.status == "stopped"
     assert "OUR_KEY" in (done.result.reason or "")
     run = done.run
-    page, (markdown, _) = html_report(run), markdown_report(run, "x.svg")
+    page = html_report(run)
     assert "OUR_KEY" in page
     params = json.dumps(params_of(run.spec)) if run.spec else ""
-    for text in (page, markdown, artefact_of(run).dump(), params):
+    for text in (page, artefact_of(run).dump(), params):
         assert key not in text
         assert "12345678" not in text
 

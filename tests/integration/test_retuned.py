@@ -235,7 +235,6 @@ async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
         result = await simulate(
             federation,
             backend=backend,
-            transport="memory",
             store=store,
             first=lambda ask, move=move: move.find_biases(backend, ask),
         )
@@ -243,7 +242,7 @@ async def test_biases_are_paid_for_as_evaluation_and_once() -> None:
         assert set(move.biases) == {"", OLD}
     # Two prompts on 12 rows, four at a time, on top of what the run measures itself.
     assert evaluated[0] == evaluated[1]
-    without = await simulate(federation, backend=cached(ScriptedBackend()), transport="memory")
+    without = await simulate(federation, backend=cached(ScriptedBackend()))
     assert evaluated[0] == without.evaluation.queries + 2 * 3
     assert result.spent.queries <= 48
 
@@ -256,7 +255,6 @@ async def test_caps_that_do_not_pay_for_biases_are_an_error() -> None:
         await simulate(
             federation,
             backend=backend,
-            transport="memory",
             first=lambda ask: move.find_biases(backend, ask),
         )
     assert backend.cache is not None

@@ -67,9 +67,7 @@ def federation_of(spec: RunSpec) -> Federation:
 
 
 async def tuned(spec: RunSpec, backend: LLMBackend | None = None) -> RunResult:
-    return await simulate(
-        federation_of(spec), backend=backend or ScriptedBackend(), transport="memory"
-    )
+    return await simulate(federation_of(spec), backend=backend or ScriptedBackend())
 
 
 def test_the_run_names_slots_to_its_task() -> None:

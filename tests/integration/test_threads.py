@@ -96,9 +96,7 @@ async def test_searches_ask_and_tell_in_other_threads(
         work = watched.noting(name, getattr(PromptSearch, name))
         monkeypatch.setattr(PromptSearch, name, work)
     monkeypatch.setattr(RoundMachine, "step", watched.counting(RoundMachine.step))
-    result = await simulate(
-        federation_of(spec_of(method)), backend=ScriptedBackend(), transport="memory"
-    )
+    result = await simulate(federation_of(spec_of(method)), backend=ScriptedBackend())
     assert result.rounds == 3
     assert watched.threads.keys() == {"ask", "tell"}
     for threads in watched.threads.values():
@@ -109,7 +107,7 @@ async def test_searches_ask_and_tell_in_other_threads(
 async def test_small_draws_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched()
     monkeypatch.setattr(GumbelSoftmaxBDPL, "ask", watched.noting("ask", GumbelSoftmaxBDPL.ask))
-    await simulate(federation_of(spec_of("gs-bdpl")), backend=ScriptedBackend(), transport="memory")
+    await simulate(federation_of(spec_of("gs-bdpl")), backend=ScriptedBackend())
     assert watched.threads == {"ask": {threading.get_ident()}}
 
 

@@ -70,9 +70,7 @@ async def test_a_text_is_what_is_bettered(method: dict[str, Any], exchange: str)
     spec = spec_of(method, exchange, TEXT)
     store = MemoryStore()
     await store.open()
-    result = await simulate(
-        federation_of(spec), backend=ScriptedBackend(better), transport="memory", store=store
-    )
+    result = await simulate(federation_of(spec), backend=ScriptedBackend(better), store=store)
     assert result.status == "completed"
     measured = await predict(ScriptedBackend(better), spec.task, TEXT, rows(8), 4)
     assert result.metric.before == measured.metric == 1.0
@@ -87,11 +85,10 @@ async def test_a_run_starts_from_an_earlier_one() -> None:
     first = await simulate(
         federation_of(spec_of({"name": "thompson"}, "losses", None)),
         backend=ScriptedBackend(better),
-        transport="memory",
     )
     shares = [{token: 0.8} for token in first.prompt.tokens]
     federation = federation_of(spec_of({"name": "gs-bdpl", "tau": 1.0}, "alpha", shares))
-    second = await simulate(federation, backend=ScriptedBackend(better), transport="memory")
+    second = await simulate(federation, backend=ScriptedBackend(better))
     assert second.metric.before is not None
     untrained = await predict(
         ScriptedBackend(better), federation.spec.task, first.prompt.text, rows(8), 4

@@ -126,7 +126,7 @@ class TestSeats:
             await server.aggregator.service.replicas.tick()
             before = (await seats_of(server)).lost
         assert [(work.round, work.client_id) for work in before] == [(0, device), (0, device)]
-        assert "the battery is low" in before[0].reason
+        assert (before[0].reason, before[0].said) == ("the client declined", None)
         assert before[1].reason == "the deadline passed"
         assert [work.at for work in before] == [server.clock.now() - 101, server.clock.now()]
         async with serving(store=SqlStore.sqlite(tmp_path / "runs.db")) as server:
@@ -138,7 +138,7 @@ class TestSeats:
         for number in range(5):
             await decline(server, credential, await server.claim(credential), f"reason {number}")
         assert run.lost.maxlen == 200
-        assert [work.reason[-1] for work in run.lost] == ["0", "1", "2", "3", "4"]
+        assert [work.said and work.said[-1] for work in run.lost] == ["0", "1", "2", "3", "4"]
 
 
 class TestProbabilities:

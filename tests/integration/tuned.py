@@ -72,7 +72,6 @@ async def tuned(
     result = await simulate(
         federation,
         backend=backend or ScriptedBackend(),
-        transport="memory",
         store=store,
         watch=watch,
     )

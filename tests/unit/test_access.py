@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from fedone_sdk.aggregator.access import tokens
 from fedone_sdk.aggregator.access.clients import Access, may_see
@@ -97,24 +98,43 @@ class TestConfiguredTokens:
             for t, s in zip(await store.tokens(), ("one", "two", "three"), strict=True)
         ] == [("config:1", True, None), ("config:2", True, None), ("config:3", True, None)]
 
-    async def test_a_token_that_is_not_configured_any_more_is_revoked_for_good(self) -> None:
+    async def test_only_a_command_revokes_a_token(self) -> None:
         store = MemoryStore()
-        access = await access_of(store, "one", "two")
-        enrolled = await access.enrol("two", Enrol())
-        access = await access_of(store, "one")
-        with pytest.raises(ProblemError, match="was revoked"):
-            await access.enrol("two", Enrol())
-        assert (await access.client(enrolled.credential)).client_id == enrolled.client_id
-        access = await access_of(store, "one", "two")
-        with pytest.raises(ProblemError, match="was revoked"):
-            await access.enrol("two", Enrol())
-        # A new one does not get its number: it would be revoked, too.
-        await access_of(store, "one", "other")
-        assert [token.name for token in await store.tokens()] == [
-            "config:1",
-            "config:2",
-            "config:3",
+        named = [EnrolmentToken(token_sha256=digest(one), name="fleet") for one in ("new", "old")]
+        there = await access_of(store, "one", named[0])
+        with capture_logs() as logs:
+            # Another replica with an old configuration: another secret of the same name, and none
+            # of the numbered one.
+            here = await access_of(store, named[1])
+        stays = "an enrolment token that is not configured here is valid until it is revoked"
+        assert [(line["log_level"], line["event"], line["token"]) for line in logs] == [
+            ("warning", "enrolment token created", "config:fleet-1"),
+            ("warning", stays, "config:1"),
+            ("warning", stays, "config:fleet"),
         ]
+        for access in (here, there):
+            for secret in ("one", "new", "old"):
+                enrolled = await access.enrol(secret, Enrol())
+        with capture_logs() as logs:
+            await there.revoke_token("config:fleet-1")
+        assert [line["log_level"] for line in logs] == ["warning"]
+        assert (here.changes["token_created"], there.changes["token_revoked"]) == (1, 1)
+        again = await access_of(store, named[1])  # Its configuration does not undo the command.
+        for access in (here, there, again):
+            with pytest.raises(ProblemError, match="was revoked"):
+                await access.enrol("old", Enrol())
+            assert (await access.client(enrolled.credential)).client_id == enrolled.client_id
+
+    async def test_limits_follow_the_configuration(self) -> None:
+        store = MemoryStore()
+        token = EnrolmentToken(token_sha256=digest("t"), uses=2)
+        await (await access_of(store, token)).enrol("t", Enrol())
+        access = await access_of(store, replace(token, runs=("acme-*",), uses=9))
+        enrolled = await access.enrol("t", Enrol())
+        assert (await access.client(enrolled.credential)).runs == ("acme-*",)
+        assert access.changes["token_changed"] == 1
+        with pytest.raises(ProblemError, match="used up"):
+            await access.enrol("t", Enrol())
 
     async def test_tokens_that_people_made_outlive_a_configuration(self) -> None:
         store = MemoryStore()
@@ -160,7 +180,7 @@ class TestConfiguredTokens:
         await store.put_token(
             TokenRecord(name="made", token_sha256=digest("fleet-secret"), created_at=0)
         )
-        with pytest.raises(SpecError, match=r"auth\.enrolment_tokens: config:1: ") as caught:
+        with pytest.raises(SpecError, match=r"auth\.enrolment_tokens: a token: has the") as caught:
             await access_of(store)
         assert "fleet-secret" not in str(caught.value)
 

@@ -60,7 +60,7 @@ def test_backends_load_their_libraries_late(statement: str) -> None:
     "statement",
     [
         "import fedone_sdk.calibration",
-        "from fedone_sdk.client.privacy import private_losses\n"
+        "from fedone_sdk.client.noise import private_losses\n"
         "from fedone_sdk.spec.sections import PrivacySpec\n"
         "private_losses([[0.1, 0.2]], PrivacySpec(clip=1, noise_multiplier=1))",
     ],

@@ -35,7 +35,7 @@ def test_the_value_is_the_metric(metric: str, seed: int) -> None:
 
 def test_matthews_without_variety_is_zero() -> None:
     found = interval("matthews", outcomes([1] * 8, [0, 1] * 4), 2)
-    assert found == (0.0, 0.0, 0.0)
+    assert found == (0.0, 0.0, 0.0, 1)
 
 
 def test_many_labels() -> None:
@@ -70,22 +70,22 @@ def test_the_mean_loss_has_the_ends_of_its_standard_error() -> None:
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_prompt_differs_from_itself_by_nothing(metric: str) -> None:
     one = outcomes([0, 1, 1, -1, 0, 1], [0, 1, 0, 1, 0, 0])
-    assert difference(metric, one, one, 2) == (0.0, 0.0, 0.0)
+    assert difference(metric, [one], [one], 2) == (0.0, 0.0, 0.0, 1)
 
 
 def test_pairs_take_out_what_both_find_hard() -> None:
     targets = [0] * 200
     first = [0] * 120 + [1] * 80
     second = [0] * 110 + [1] * 90  # wrong wherever the first is, and ten times more
-    found = difference("accuracy", outcomes(first, targets), outcomes(second, targets), 2)
+    found = difference("accuracy", [outcomes(first, targets)], [outcomes(second, targets)], 2)
     alone = interval("accuracy", outcomes(first, targets), 2)
     assert found is not None
     assert alone is not None
     assert found.value == pytest.approx(0.05)
     assert 0.0 < found.low < found.high < 0.1
     assert found.high - found.low < (alone.high - alone.low) / 2
-    apart = difference("loss", losses([1.0, 2.0, 4.0]), losses([0.5, 1.5, 3.5]), 0)
-    assert apart == pytest.approx((0.5, 0.5, 0.5))
+    apart = difference("loss", [losses([1.0, 2.0, 4.0])], [losses([0.5, 1.5, 3.5])], 0)
+    assert apart == pytest.approx((0.5, 0.5, 0.5, 1))
 
 
 def test_what_failed_does_not_count() -> None:
@@ -96,19 +96,20 @@ def test_what_failed_does_not_count() -> None:
     assert confusion(some, 2) == [[1, 1, 0], [0, 1, 0]]
     assert interval("accuracy", outcomes([None], [0]), 2) is None
     assert interval("loss", losses([None]), 0) is None
-    assert interval("loss", losses([1.0, None]), 0) == (1.0, 1.0, 1.0)
-    assert difference("accuracy", some, outcomes([None, 0, None, None], [0, 0, 1, 0]), 2) is None
+    assert interval("loss", losses([1.0, None]), 0) == (1.0, 1.0, 1.0, 1)
+    others = outcomes([None, 0, None, None], [0, 0, 1, 0])
+    assert difference("accuracy", [some], [others], 2) is None
 
 
 def test_of_two_dev_splits_there_is_no_difference() -> None:
-    assert difference("accuracy", outcomes([0], [0]), outcomes([0], [1]), 2) is None
-    assert difference("loss", losses([1.0]), losses([1.0, 2.0]), 0) is None
+    assert difference("accuracy", [outcomes([0], [0])], [outcomes([0], [1])], 2) is None
+    assert difference("loss", [losses([1.0])], [losses([1.0, 2.0])], 0) is None
 
 
 def test_a_metric_of_ones_own_has_none() -> None:
     one = outcomes([0, 1], [0, 1])
     assert interval("costs:saved", one, 2) is None
-    assert difference("costs:saved", one, one, 2) is None
+    assert difference("costs:saved", [one], [one], 2) is None
 
 
 def test_confusion_counts_what_is_no_label() -> None:

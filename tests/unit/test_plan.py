@@ -79,9 +79,7 @@ async def test_the_plan_estimates_the_duration_of_the_run(cost: dict[str, float]
     plan = await plan_run(federation, backend=probed, probe=True, startup_s=2.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    run = await simulate(
-        federation, backend=ModelClient(model, cache=AnswerCache()), transport="memory"
-    )
+    run = await simulate(federation, backend=ModelClient(model, cache=AnswerCache()))
     took_s = loop.time() - began
     assert run.status == "completed"
     assert plan.duration is not None
@@ -180,9 +178,7 @@ async def test_the_plan_includes_the_proposer() -> None:
     assert plan.proposals == 5  # Not after the last round.
     without = await plan_run(federation, backend=Local())
     assert "prompt.proposer: its cost is not included" in without.warnings
-    run = await simulate(
-        federation, backend=ModelClient(Local()), proposer=writer, transport="memory"
-    )
+    run = await simulate(federation, backend=ModelClient(Local()), proposer=writer)
     assert run.spent.usd > 0
     assert plan.expected.requests - without.expected.requests == calls == 5
     assert run.spent.usd <= plan.most.usd

@@ -3,80 +3,139 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
-import statistics
+from collections import Counter
+from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fedone_sdk.accountant import GaussianAccountant
 from fedone_sdk.aggregator.rounds.privacy import Accountant
-from fedone_sdk.client import privacy as noise
-from fedone_sdk.client.privacy import (
-    alpha_sensitivity,
-    gaussian,
-    losses_sensitivity,
+from fedone_sdk.client import noise
+from fedone_sdk.client.noise import (
+    discrete_gaussian,
+    noised_means,
     private_losses,
     private_step,
 )
+from fedone_sdk.data.splitmix import SplitMix64
+from fedone_sdk.messages import MAX_LOSS
 from fedone_sdk.spec.sections import PrivacySpec
 
 dp_accounting = pytest.importorskip("dp_accounting")
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
 
 
 def privacy(**changes: object) -> PrivacySpec:
     return PrivacySpec.model_validate({"clip": 2.0, "noise_multiplier": 1.0, **changes})
 
 
+class SplitMix(random.Random):
+    """Bytes of SplitMix64, big-endian, read as the operating system's are by `SystemRandom`."""
+
+    def __new__(cls, *_: object) -> SplitMix:
+        return super().__new__(cls)
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        words = iter(SplitMix64(seed).next_u64, None)
+        self._bytes = (byte for word in words for byte in word.to_bytes(8, "big"))
+
+    def getrandbits(self, k: int) -> int:
+        count = (k + 7) // 8
+        return int.from_bytes(itertools.islice(self._bytes, count), "big") >> (8 * count - k)
+
+
+def silence(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Replace the noise by zeros; return what is asked for."""
+    asked: list[tuple[int, int]] = []
+
+    def still(count: int, variance: int, _: random.Random) -> list[int]:
+        asked.append((count, variance))
+        return [0] * count
+
+    monkeypatch.setattr(noise, "discrete_gaussian", still)
+    return asked
+
+
 # The noise
 
 
-def test_noise_is_normal_and_independent() -> None:
-    count, std = 40_000, 3.0
-    drawn = sorted(gaussian(count, std))
-    assert abs(statistics.fmean(drawn)) < 5 * std / math.sqrt(count)
-    assert abs(statistics.stdev(drawn) / std - 1) < 5 / math.sqrt(2 * count)
+@pytest.mark.parametrize("variance", [1, 6, 30])
+def test_noise_has_the_probabilities_of_the_discrete_gaussian(variance: int) -> None:
+    count, reach = 20_000, math.ceil(9 * math.sqrt(variance))
+    weights = {k: math.exp(-k * k / 2 / variance) for k in range(-reach, reach + 1)}
+    found = Counter(discrete_gaussian(count, variance, random.Random(variance)))
+    expected = {k: count * weight / sum(weights.values()) for k, weight in weights.items()}
+    cells = [k for k, number in expected.items() if number > 10]
+    distance = sum((found[k] - expected[k]) ** 2 / expected[k] for k in cells)
+    assert distance < len(cells) + 5 * math.sqrt(2 * len(cells))
+    assert sum(found[k] for k in cells) > 0.99 * count
+
+
+def test_noise_on_a_fine_grid_is_normal_and_independent() -> None:
+    count, std = 20_000, 10**12
+    drawn = discrete_gaussian(count, std**2, random.Random(0))
     # Kolmogorov-Smirnov, critical value at 1e-6.
     normal = NormalDist(0.0, std)
-    distance = max(abs(normal.cdf(x) - (i + 0.5) / count) for i, x in enumerate(drawn))
+    distance = max(abs(normal.cdf(x) - (i + 0.5) / count) for i, x in enumerate(sorted(drawn)))
     assert distance < math.sqrt(-math.log(1e-6 / 2) / 2 / count)
-    ordered = gaussian(count, 1.0)
-    pairs = sum(a * b for a, b in itertools.pairwise(ordered)) / count
+    pairs = sum(a * b for a, b in itertools.pairwise(drawn)) / count / std**2
     assert abs(pairs) < 5 / math.sqrt(count)
 
 
 def test_noise_takes_no_seed() -> None:
     random.seed(1)
-    first = gaussian(3, 1.0)
+    first = discrete_gaussian(3, 10**18)
     random.seed(1)
-    assert gaussian(3, 1.0) != first
+    assert discrete_gaussian(3, 10**18) != first
     assert isinstance(noise._RANDOM, random.SystemRandom)
 
 
-def test_losses_are_clipped_and_noised_as_specified(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, float]] = []
+@pytest.mark.parametrize("vector", VECTORS["releases"], ids=lambda vector: vector["name"])
+def test_golden_releases(vector: dict[str, Any]) -> None:
+    spec = privacy(clip=vector["clip"], noise_multiplier=vector["noise_multiplier"])
+    released = private_losses(vector["losses"], spec, SplitMix(vector["seed"]))
+    assert list(released) == vector["released"]
 
-    def still(count: int, std: float) -> list[float]:
-        asked.append((count, std))
-        return [0.5] * count
 
-    monkeypatch.setattr(noise, "gaussian", still)
+@pytest.mark.parametrize("multiplier", [0.1, 1.0, 1000.0])
+@pytest.mark.parametrize("clip", [1e-3, 2.0, 1e3])
+def test_no_parameter_makes_the_noise_vanish_or_overflow(clip: float, multiplier: float) -> None:
+    spec = privacy(clip=clip, noise_multiplier=multiplier)
+    released = private_losses([[0.0]] * 400, spec, random.Random(0))
+    std = min(multiplier * math.sqrt(400) * clip, MAX_LOSS)
+    assert 0.5 * std < np.std(released) < 1.1 * std
+    assert max(map(abs, released)) <= MAX_LOSS
+    assert all(
+        mean * 2**30 / clip == pytest.approx(round(mean * 2**30 / clip), rel=1e-15)
+        for mean in released
+    )
+
+
+def test_values_are_clipped_and_noised_as_specified(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = silence(monkeypatch)
     found = private_losses([[-1.0, 1.0, 9.0, 2.0], [0.0, 0.0, 0.0, 1.0]], privacy())
-    assert found == (0.5 + (0 + 1 + 2 + 2) / 4, 0.5 + 0.25)
-    assert asked == [(2, pytest.approx(math.sqrt(2) * 2.0 / 4))]
+    assert found == ((0 + 1 + 2 + 2) / 4, 0.25)
+    assert noised_means([[-3.0, 0.5]], [(-1.0, 1.0)], 3.0) == (-0.25,)
+    assert asked == [(2, 2 * 2**60), (1, 9 * 2**60)]
 
 
 def test_one_example_moves_the_means_by_no_more_than_the_sensitivity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Brute force over random and extreme losses; the bound is met, and reached."""
-    monkeypatch.setattr(noise, "gaussian", lambda count, std: [0.0] * count)
+    silence(monkeypatch)
     rng = random.Random(0)
     prompts, examples, widest = 5, 7, 0.0
-    spec = privacy()
-    bound = losses_sensitivity(spec, prompts, examples)
+    bound = math.sqrt(prompts) * 2.0 / examples
 
     def column() -> list[float]:
         return [rng.choice([-5.0, 0.0, rng.uniform(0, 3), 50.0]) for _ in range(prompts)]
@@ -88,7 +147,7 @@ def test_one_example_moves_the_means_by_no_more_than_the_sensitivity(
         if not trial:
             columns[0], other = [0.0] * prompts, [[9.0] * prompts, *columns[1:]]
         ours, theirs = (
-            private_losses(list(zip(*held, strict=True)), spec) for held in (columns, other)
+            private_losses(list(zip(*held, strict=True)), privacy()) for held in (columns, other)
         )
         widest = max(widest, math.dist(ours, theirs))
     assert bound * (1 - 1e-12) <= widest <= bound * (1 + 1e-12)
@@ -97,31 +156,39 @@ def test_one_example_moves_the_means_by_no_more_than_the_sensitivity(
 def test_other_data_moves_a_step_by_no_more_than_the_sensitivity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(noise, "gaussian", lambda count, std: [0.0] * count)
+    asked = silence(monkeypatch)
     rng = np.random.default_rng(0)
     spec = privacy(target="alpha", clip=0.3)
     before = np.full((3, 4), 0.25, dtype=np.float32)
     widest = 0.0
-    for scale in (0.01, 0.1, 1.0, 10.0):
+    for scale in (0.01, 0.1, 1.0, 10.0, math.inf):
         for _ in range(50):
             step = (scale * rng.normal(size=before.shape)).astype(np.float32)
             ours = private_step(before, before + step, spec)
             theirs = private_step(before, before - step, spec)
-            assert np.linalg.norm(ours - before) <= 0.3 * (1 + 1e-6)
+            assert np.linalg.norm(ours - before) <= 0.3 * (1 + 1e-12)
             widest = max(widest, float(np.linalg.norm(ours - theirs)))
-    assert alpha_sensitivity(spec) * 0.999 <= widest <= alpha_sensitivity(spec) * (1 + 1e-6)
+    assert 0.6 * 0.999 <= widest <= 0.6 * (1 + 1e-12)
+    assert set(asked) == {(12, 4 * 2**60)}
 
 
 def test_a_small_step_is_left_alone_but_for_the_noise() -> None:
     before = np.full((30, 40), 0.25, dtype=np.float32)
     after = before.copy()
     after[0, 0] += np.float32(0.125)
-    spec = privacy(target="alpha", clip=1.0, noise_multiplier=0.05)
+    spec = privacy(target="alpha", clip=1.0, noise_multiplier=0.1)
     extra = private_step(before, after, spec) - after
-    assert abs(extra.std() / 0.1 - 1) < 5 / math.sqrt(2 * extra.size)
+    assert abs(extra.std() / 0.2 - 1) < 5 / math.sqrt(2 * extra.size)
 
 
 # The accountant
+
+
+@pytest.mark.parametrize("vector", VECTORS["epsilons"])
+def test_golden_epsilons(vector: dict[str, Any]) -> None:
+    precision = math.fsum(multiplier**-2 for multiplier in vector["multipliers"])
+    found = GaussianAccountant(vector["delta"]).epsilon(precision)
+    assert found == pytest.approx(vector["epsilon"], rel=1e-9)
 
 
 def delta_of(epsilon: float, sigma: float) -> float:
@@ -155,6 +222,17 @@ def test_epsilon_agrees_with_composition(releases: int) -> None:
     assert pld.compose(event, releases).get_epsilon(1e-5) == pytest.approx(ours, rel=0.02)
 
 
+@pytest.mark.parametrize("sigma", [5.0, 40.0])
+def test_the_grid_costs_what_the_accountant_adds(sigma: float) -> None:
+    """The bounds of a rounded Gaussian's probabilities, on grids that are coarse enough to see."""
+    normal, numbers = NormalDist(0.0, sigma), range(-int(6 * sigma), int(6 * sigma) + 1)
+    total = sum(math.exp(-k * k / 2 / sigma**2) for k in range(-2000, 2001))
+    for k in numbers:
+        rounded = normal.cdf(k + 0.5) - normal.cdf(k - 0.5)
+        ratio = math.log(rounded / (math.exp(-k * k / 2 / sigma**2) / total))
+        assert -1 / (24 * sigma**2) - 1e-7 <= ratio <= k**2 / (24 * sigma**4) + 1e-7
+
+
 def test_a_known_value() -> None:
     """Sigma 1, delta 1e-5: 4.377 (Balle and Wang); the classic bound says 4.845."""
     assert Accountant(privacy()).epsilon(1) == pytest.approx(4.377, abs=5e-4)
@@ -179,7 +257,7 @@ def test_affordable_is_the_last_that_fits(limit: float) -> None:
 
 def test_no_limit() -> None:
     assert Accountant(privacy()).affordable() is None
-    assert Accountant(privacy(max_epsilon=1e6, noise_multiplier=1e6)).affordable() == 10**9
+    assert Accountant(privacy(max_epsilon=1e6, noise_multiplier=1e3)).affordable() == 10**9
 
 
 # The spec
@@ -188,8 +266,13 @@ def test_no_limit() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"clip": 0},
-        {"noise_multiplier": 0},
+        {"clip": 5e-324, "noise_multiplier": 1e3},
+        {"clip": 0.999e-3},
+        {"clip": 1.001e3},
+        {"clip": math.nan},
+        {"noise_multiplier": 0.099},
+        {"noise_multiplier": 1.001e3},
+        {"noise_multiplier": math.inf},
         {"delta": 1},
         {"target": "prompts"},
         {"max_epsilon": 0},

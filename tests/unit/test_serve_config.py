@@ -51,10 +51,17 @@ def test_weak_tokens(tmp_path: Path, listen: str, more: str, warned: list[str]) 
     tokens = f"enrolment_tokens: [{{token: enrol-me, uses: 9}}, {strong}]"
     tokens += f", admin_token: {'ab' * 20}"
     path = tmp_path / "config.yaml"
-    path.write_text(f"listen: '{listen}'\nauth: {{{tokens}}}\n{more}\n")
+    path.write_text(f"listen: '{listen}'\nauth: {{{tokens}}}\nbackend: null\n{more}\n")
     found = ServeConfig.load(path).warnings
     assert [line.partition(":")[0] for line in found] == warned
     assert not any(secret in str(found) for secret in ("enrol-me", "abab"))
+
+
+def test_a_model_that_is_not_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("auth: {enrolment_tokens: [oPq4-zK81vTtX0aLw9Yc]}\n")
+    (warning,) = ServeConfig.load(path).warnings
+    assert warning.startswith("backend: is not set")
 
 
 class TestPrecedence:
@@ -124,7 +131,7 @@ class TestMistakes:
             (
                 "FEDONE_AUTH__ENROLMENT_TOKENS",
                 f'["{SECRET} x"]',
-                "auth.enrolment_tokens.0.token (from",
+                "auth.enrolment_tokens.0 (from",
             ),
         ],
     )

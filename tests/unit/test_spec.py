@@ -114,6 +114,10 @@ def test_the_exchange_follows_the_method(name: str | None, exchange: str) -> Non
         ("participation.deadline_s", 0, "participation.deadline_s: "),
         ("evaluation.examples", 0, "evaluation.examples: "),
         ("backend", {"kind": "litellm"}, "backend.kind: input should be 'onnx', "),
+        ("method", "evolution", "method: 'evolution' is not one of 'gs-bdpl', 'bdpl', 'thompson'"),
+        ("rounds", True, "rounds: must be a number, not true or false"),
+        ("budget.queries", True, "budget.queries: must be a number"),
+        ("participation.deadline_s", True, "participation.deadline_s: must be a number"),
         ("roudns", 3, "roudns: unknown key (allowed: backend, budget, calibration, data, defence, "
          "evaluation, method, name, participation, privacy, prompt, rounds, seed, task)"),
     ],
@@ -155,6 +159,15 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
         ({"prompt": {"slots": [{"name": "a", "candidates": {"kind": "pmi", "pmi": 3}}]}},
          ["prompt.slots.0.candidates.pmi: unknown key (allowed: blank, kind, size)"]),
         ({"prompt": {**SMALL["prompt"], "start": [{"own": 5}]}}, ["prompt.start.0.own: input"]),
+        ({"prompt": {"slots": [{"name": "a", "candidates": ["x", 5]}]}},
+         ["prompt.slots.0.candidates.1: input should be a valid string (got 5)"]),
+        ({"prompt": {"slots": [{"name": "labels", "candidates": [5, [" a", 3]]}]}},
+         ["prompt.slots.0.candidates.0: input should be a valid dictionary (got 5) or input should",
+          "prompt.slots.0.candidates.1.1: input should be a valid string (got 3)"]),
+        ({"task": {"chat": {"user": "{a}{text}"}}, "prompt": 5},
+         ["prompt: must be a mapping of keys (got 5)"]),
+        ({"task": {"chat": {"user": "{a}{text}"}}, "prompt": {"slots": [5]}},
+         ["prompt.slots: must be a list of mappings"]),
         ({"prompt": {"slots": [{"name": "a", "candidates": {}}]}},
          ["prompt.slots.0.candidates.kind: is required"]),
         ({"backend": {"kind": "openai", "openai": 1}},
@@ -173,9 +186,8 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
 def test_a_line_has_the_whole_key(change: dict[str, Any], lines: list[str]) -> None:
     """Only members of unions are left out, also where a key has the name of a member."""
     found = problems({**SMALL, **change})
-    for line, expected in zip(found, lines, strict=False):
+    for line, expected in zip(found, lines, strict=True):
         assert line.startswith(expected), line
-    assert len(found) >= len(lines)
 
 
 CALIBRATED = {
@@ -216,7 +228,7 @@ NLL = {"template": "{prompt} {text}", "loss": "nll"}
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"calibration": "label"}, "calibration.kind: input should be 'auto', 'none' or 'labels'"),
+        ({"calibration": "label"}, "calibration: input should be 'auto', 'none' or 'labels'"),
         ({"calibration": {"kind": "labels", "size": 3}}, "calibration.size: unknown key (allowed"),
         ({"task": {**FIVE, "labels": {0: " a", 1: " b"}, "loss": "hinge"}},
          "task.loss: must be cross_entropy under calibration labels"),

@@ -53,7 +53,7 @@ async def _measured(options: dict[str, Any], federation: Federation, backend: LL
         prompt = untrained_prompt(federation)
     elif kind is None:
         # Without dev rows: the run would measure no prompt and the untrained one again.
-        run = await simulate(replace(federation, dev=()), backend=backend, transport="memory")
+        run = await simulate(replace(federation, dev=()), backend=backend)
         if run.status not in ("completed", "budget_exhausted"):
             raise FedOneError(f"the run ended as {run.status}: {run.reason}")
         prompt, bias = run.prompt.text, run.prompt.bias

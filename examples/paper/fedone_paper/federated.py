@@ -106,7 +106,7 @@ def run_tuning(options: dict[str, Any], workspace: Workspace) -> Result:
 
     async def work() -> RunResult:
         async with trial_backend(options["run"]["backend"], workspace) as backend:
-            return await simulate(federation, backend=backend, transport="memory")
+            return await simulate(federation, backend=backend)
 
     result = asyncio.run(work())
     parts = ("metric", "evaluation", "cache", "communication", "gateway")

@@ -204,7 +204,6 @@ def count_messages(options: dict[str, Any], workspace: Workspace) -> Result:
     running = simulate(
         federation,
         backend=ScriptedBackend(),
-        transport="memory",
         between=lambda number, line: cast("Transport", _Counted(line, tally)),
     )
     result = asyncio.run(running)

@@ -97,9 +97,7 @@ async def _run_to_target(options: dict[str, Any], workspace: Workspace) -> Resul
         asyncio.TaskGroup() as group,
     ):
         group.create_task(probe.follow(backend), name="probe")
-        result = await simulate(
-            training, backend=backend, transport="memory", watch=probe.watch, stop=probe.enough
-        )
+        result = await simulate(training, backend=backend, watch=probe.watch, stop=probe.enough)
     if result.status not in ("completed", "stopped"):
         raise FedOneError(f"the run ended as {result.status}: {result.reason}")
     return {

@@ -17,6 +17,7 @@ export {
 export type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
 export type { ScoreFunction } from "./loss.js";
 export type * as messages from "./messages.js";
+export type { RequiredPrivacy, WorkPolicy } from "./policy.js";
 export type { Random } from "./random.js";
 export { MemoryStorage } from "./state.js";
 export type { EdgeStorage } from "./state.js";

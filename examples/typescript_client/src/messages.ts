@@ -208,6 +208,8 @@ export interface OwnMethodSpec {
 export interface JsonValue {}
 /**
  * Clipping and Gaussian noise on the device (docs/explanation/privacy.md).
+ *
+ * The bounds keep the noise between a tenth of the sensitivity and what a message can carry.
  */
 export interface PrivacySpec {
   target?: "losses" | "alpha";

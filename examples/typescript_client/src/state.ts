@@ -247,13 +247,18 @@ export class CurrentWork {
     return this.#journal.model;
   }
 
+  /** Whether the work's noise is drawn. */
+  get isNoised(): boolean {
+    return this.#journal.noised !== undefined;
+  }
+
   /** What the device's own model has spent on the work, queries apart. */
   get usage(): Required<Usage> {
     return this.#journal.usage;
   }
 
   /** What the device's own model has spent on an assignment. */
-  usageOf(assignmentId: string): Usage {
+  usageOf(assignmentId: string): Required<Usage> {
     const { journals, unsent } = this.#stored.value;
     if (unsent?.assignmentId === assignmentId) return JSON.parse(unsent.body).usage;
     return journals.find((each) => each.assignmentId === assignmentId)?.usage ?? NOTHING;
@@ -283,8 +288,12 @@ export class CurrentWork {
   }
 
   /** The losses with noise: drawn once, or a server that asks twice could average it away. */
-  async noised(draw: () => readonly number[]): Promise<readonly number[]> {
+  async noised(
+    draw: () => readonly number[],
+    count: () => Promise<void>,
+  ): Promise<readonly number[]> {
     const { assignmentId } = this.#journal;
+    if (this.#journal.noised === undefined) await count();
     const losses = this.#journal.noised ?? draw();
     if (this.#journal.noised === undefined) {
       const noised = [...this.#stored.value.noised, assignmentId].slice(-MOST_NOISED);

@@ -79,10 +79,16 @@ export class Task {
 
   /** The index of an example's label among the task's; -1 of one that it does not know. */
   targetOf(example: Example): number {
-    const label = example[this.labelField];
-    // As Python spells them: a run's labels may be `true` and `false`.
-    const text = typeof label === "boolean" ? (label ? "True" : "False") : String(label);
-    return this.labels.indexOf(text);
+    return this.indexOf(example[this.labelField]);
+  }
+
+  /** The index of the label that a value means; -1 of one that the task does not know. */
+  indexOf(label: unknown): number {
+    const found = this.labels.indexOf(spelled(label));
+    if (found >= 0) return found;
+    const key = labelKey(label);
+    const alike = this.labels.flatMap((each, at) => (labelKey(each) === key ? [at] : []));
+    return alike.length === 1 ? alike[0]! : -1;
   }
 
   /** What a model is asked about an example under a prompt. */
@@ -95,12 +101,12 @@ export class Task {
     const parts: Part[] = [];
     for (const { role, pieces } of this.#messages) {
       if (role !== undefined) parts.push(["role", role]);
-      for (const { text, field } of pieces) {
+      for (const { text, field, most } of pieces) {
         if (text) parts.push(["text", text]);
         const given = field === undefined ? undefined : texts.get(field);
         if (given !== undefined) parts.push(["prompt", given]);
         else if (field === "mask") parts.push(["mask", ""]);
-        else if (field !== undefined) parts.push(["field", String(example[field])]);
+        else if (field !== undefined) parts.push(["field", cut(String(example[field]), most)]);
       }
       const last = parts[parts.length - 1];
       // The line feed after an instruction is for what follows; here nothing does.
@@ -110,6 +116,20 @@ export class Task {
     }
     return parts;
   }
+}
+
+/** The first characters of a text; as in Python, half of a surrogate pair is none. */
+function cut(text: string, most?: number): string {
+  return most === undefined || text.length <= most ? text : [...text].slice(0, most).join("");
+}
+
+/** What spellings of one label share: NFC, lower case, no outer space, `1` for `1.0`. */
+export function labelKey(label: unknown): string {
+  return spelled(label)
+    .normalize("NFC")
+    .trim()
+    .toLowerCase()
+    .replace(/^(-?\d+)\.0$/, "$1");
 }
 
 /** A run's task with its labels in their order. */
@@ -147,6 +167,11 @@ export function readRun(text: string): Run {
       labels.map(([key, word]) => [key.replace("\0", ""), word]),
     ),
   };
+}
+
+/** A label as Python spells it: a run's labels may be `true` and `false`. */
+function spelled(label: unknown): string {
+  return typeof label === "boolean" ? (label ? "True" : "False") : String(label);
 }
 
 /** Whether a message can carry a text: not too long, and no half of a character in it. */

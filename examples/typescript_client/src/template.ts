@@ -1,15 +1,17 @@
 import { MessageError } from "./errors.js";
 
-/** A stretch of a template: text, then the field behind it. */
+/** A stretch of a template: text, then the field behind it, of which `most` characters count. */
 export interface Piece {
   readonly text: string;
   readonly field?: string;
+  readonly most?: number;
 }
 
 const TOKEN = /\{\{|\}\}|\{([^{}]*)\}|[{}]/g;
 
 /**
- * Parses a template: `{name}` is a field, `{{` and `}}` are braces.
+ * Parses a template: `{name}` is a field, `{name:.400}` its first 400 characters, `{{` and `}}`
+ * are braces.
  *
  * @throws MessageError It is no template.
  */
@@ -24,8 +26,12 @@ export function parseTemplate(template: string): Piece[] {
     if (match[0] === "{{" || match[0] === "}}") {
       pieces.push({ text: text + match[0].charAt(0) }); // where Python ends a piece, too
       text = "";
-    } else if (field !== undefined && /^[\p{L}_][\p{L}\p{N}_]*$/u.test(field)) {
-      pieces.push({ text, field });
+      continue;
+    }
+    const found = /^([\p{L}_][\p{L}\p{N}_]*)(?::\.([1-9]\d{0,6}))?$/u.exec(field ?? "");
+    if (found) {
+      const [, name = "", most] = found;
+      pieces.push({ text, field: name, ...(most && { most: Number(most) }) });
       text = "";
     } else throw new MessageError(`the run's template is malformed at ${match.index}`);
   }

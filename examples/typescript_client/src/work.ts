@@ -6,9 +6,10 @@ import { classLosses, hasBiasGrid } from "./loss.js";
 import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment, LossesUpdate } from "./messages.js";
 import { drawMinibatch } from "./minibatch.js";
-import { privateLosses } from "./noise.js";
+import { checkPrivacy, privateLosses } from "./noise.js";
 import { fingerprint, mean } from "./numbers.js";
 import type { Oracle } from "./oracle.js";
+import type { Account } from "./policy.js";
 import type { Random } from "./random.js";
 import type { CurrentWork } from "./state.js";
 import { Step } from "./step.js";
@@ -19,11 +20,14 @@ import { sizesOf } from "./vocabulary.js";
 export interface Work {
   readonly run: Run;
   readonly assignment: LossesAssignment;
-  /** The device's examples. */
-  readonly held: readonly Example[];
+  /** Its prompts, checked. */
+  readonly prompts: readonly number[][];
+  /** The device's examples that take part in the run. */
+  readonly examples: readonly Example[];
   readonly beforeSend: BeforeSend | undefined;
   readonly score: ScoreFunction | undefined;
   readonly journal: CurrentWork;
+  readonly account: Account;
   /** Whether the device asks a model of its own, whose queries it must report. */
   readonly ownModel: boolean;
   readonly random: () => Random;
@@ -40,23 +44,22 @@ export interface Work {
  * @throws Declining It cannot be done well enough.
  */
 export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUpdate> {
-  const { run, assignment, journal } = work;
-  const prompts = checkedPrompts(work);
-  const examples = work.held.filter((example) => run.task.usable(example));
-  if (examples.length === 0) {
-    throw new Declining("none of this client's examples fits the task");
-  }
+  const { run, assignment, examples, journal, prompts } = work;
   const rows = drawMinibatch(examples.length, run.method.batch_size!, assignment.minibatch_seed);
   const drawn = rows.map((row) => examples[row]!);
-  const batch = await Minibatch.of(run.task, drawn, work.beforeSend);
+  const batch = await Minibatch.of(run.task, drawn, work.beforeSend, run.privacy != null);
   const digest = fingerprint(JSON.stringify([prompts, batch.texts, batch.examples]));
   journal.open(digest);
   const { dtype } = assignment.prompts;
   const step = new Step(run, batch, prompts, dtype, journal, work.score, work.onScored);
   const missing = step.missing();
   work.onScored(prompts.length - missing.length);
-  if (missing.length > 0) await oracle(step, missing);
-  return { num_examples: examples.length, ...(await summed(step, work)) };
+  if (missing.length > 0) {
+    await work.account.pay(missing.length);
+    await oracle(step, missing);
+  }
+  const numExamples = run.privacy == null ? examples.length : 1;
+  return { num_examples: numExamples, ...(await summed(step, work)) };
 }
 
 /** The losses of a step whose rows are all in the journal. */
@@ -71,13 +74,20 @@ async function summed(step: Step, work: Work): Promise<Omit<LossesUpdate, "num_e
   const kept = positions.filter((at) => !failed.has(at));
   const rows = found.map((row) => kept.map((at) => row[at]!));
   const { privacy } = run;
+  // An example without a loss counts as 0 for all prompts, so that neither the noise nor a count
+  // depends on what became of it.
+  const rest = new Array<number>(scored.scored - kept.length).fill(0);
+  const all = rows.map((row) => [...row, ...rest]);
   const losses = privacy
-    ? await journal.noised(() => privateLosses(rows, privacy, work.random()))
+    ? await journal.noised(
+        () => privateLosses(all, privacy, work.random()),
+        () => work.account.release(privacy),
+      )
     : rows.map(mean);
   const queries = work.ownModel ? prompts.length : 0;
   return {
     scored,
-    usage: { ...journal.usage, queries },
+    usage: work.account.shown({ ...journal.usage, queries }),
     model: journal.model!,
     exchange: "losses",
     losses: [...losses],
@@ -111,7 +121,8 @@ function byClass(
  *
  * @throws Declining They do not.
  */
-function checkedPrompts({ run, assignment, score }: Work): number[][] {
+export function checkedPrompts(work: Omit<Work, "examples" | "prompts">): number[][] {
+  const { run, assignment, account, journal, score } = work;
   const { task } = run;
   const { dtype, shape } = assignment.prompts;
   const prompts = rowsOf(assignment.prompts);
@@ -126,9 +137,17 @@ function checkedPrompts({ run, assignment, score }: Work): number[][] {
   ) {
     throw new Declining("the assignment does not fit its run");
   }
+  if (prompts.length > assignment.leased_queries) {
+    throw new Declining(
+      `the assignment names ${prompts.length} prompts, and leases ${assignment.leased_queries} ` +
+        "queries",
+    );
+  }
   if (run.privacy?.target === "alpha") {
     throw new Declining("the run's privacy does not fit its exchange"); // no loss has noise
   }
+  if (run.privacy) checkPrivacy(run.privacy);
+  account.check(run, journal.isNoised);
   if (task.loss === "score" && score === undefined) {
     throw new Declining("loss score needs a score function, and this client has none");
   }

@@ -11,7 +11,7 @@ import {
   textOf,
   UnsupportedError,
 } from "../src/index.js";
-import type { Backend, ClientEvent, EdgeClientOptions } from "../src/index.js";
+import type { Backend, ClientEvent, EdgeClientOptions, Example, WorkPolicy } from "../src/index.js";
 import { CurrentWork } from "../src/state.js";
 import {
   assignment,
@@ -377,6 +377,71 @@ test("noise is drawn once, and the same after a restart", async () => {
   );
 });
 
+const COLUMNS = { label: "label", fields: ["text"] };
+const PRIVACY = { target: "losses", clip: 2, noise_multiplier: 4, delta: 1e-5 };
+
+test("epsilon is counted over restarts, and work beyond it is declined", async () => {
+  const storage = new MemoryStorage();
+  const policy = { privacy: { maxEpsilon: 1.2, unit: "label" } } as const;
+  const outcomes: unknown[] = [];
+  for (const [at, id] of ["a1", "a2"].entries()) {
+    const server = new ScriptedServer()
+      .next("claim", () => json(assignment({ assignment_id: id })))
+      .next("task", () => json({ ...RUN, privacy: PRIVACY }));
+    const { client } = clientOf(server, { storage, policy, ...COLUMNS });
+    outcomes.push(await client.runOnce());
+    assert.ok(Math.abs(client.status().epsilon! - 0.93) < 0.01);
+    const reasons = server.bodies("decline").map((body) => JSON.parse(body));
+    assert.equal(reasons.length, at);
+    if (at) assert.match(reasons[0].reason, /epsilon of at most 1.2 .* 1.356 it would be/);
+    if (at) assert.equal(reasons[0].unfit, true);
+  }
+  assert.deepEqual(outcomes, ["worked", "declined"]);
+  await storage.set("fedone.device.spent", '{"precision": "much", "queries": 0}');
+  const { client } = clientOf(new ScriptedServer(), { storage, policy, ...COLUMNS });
+  await assert.rejects(client.runOnce(), /fedone.device.spent is damaged/);
+});
+
+test("work that the device does not accept is declined before anything is asked", async () => {
+  const label = { maxEpsilon: 8, unit: "label" } as const;
+  const run = (changes: object) => ({ ...RUN, privacy: { ...PRIVACY, ...changes } });
+  const cases: [WorkPolicy, object, object, RegExp][] = [
+    [{}, { leased_queries: 3 }, RUN, /names 4 prompts, and leases 3 queries/],
+    [{ budget: { queries: 3 } }, {}, RUN, /budget has nothing left/],
+    [{ privacy: label }, {}, RUN, /the run asks for none/],
+    [{ privacy: { ...label, minNoiseMultiplier: 5 } }, {}, run({}), /at least 5, and .* is 4/],
+    [{}, {}, run({ clip: 5e-324, noise_multiplier: 1e6 }), /a clip outside of 0.001 to 1000/],
+    [{}, {}, run({ noise_multiplier: 0.01 }), /noise multiplier outside of 0.1/],
+  ];
+  for (const [policy, work, task, reason] of cases) {
+    const server = new ScriptedServer()
+      .next("claim", () => json(assignment(work)))
+      .next("task", () => json(task));
+    assert.equal(await clientOf(server, { policy, ...COLUMNS }).client.runOnce(), "declined");
+    assert.match(JSON.parse(server.bodies("decline")[0]!).reason, reason);
+    assert.deepEqual([server.bodies("score"), server.bodies("update")], [[], []]);
+  }
+});
+
+test("a private device says neither which rows it has nor what became of them", async () => {
+  const beforeSend = (text: string) => (text.includes("1") ? null : text);
+  const policy = { privacy: { maxEpsilon: 8, unit: "label" } } as const;
+  const sent = async (data: Example[], task: object) => {
+    const run = { ...RUN, privacy: PRIVACY, task: { ...RUN.task, ...task } };
+    const server = new ScriptedServer().next("task", () => json(run));
+    const { client } = clientOf(server, { data, policy, beforeSend, ...COLUMNS });
+    await client.runOnce();
+    const { losses, ...update } = JSON.parse(server.bodies("update")[0] ?? "{}");
+    return [...server.bodies("claim"), ...server.bodies("decline"), update];
+  };
+  const rows = (texts: string[]) => texts.map((text) => ({ text, label: 1 }));
+  const found = await sent(rows(["a", "b", "c"]), {});
+  assert.deepEqual([found[1].num_examples, found[1].scored], [1, { scored: 3 }]);
+  assert.deepEqual(await sent(rows(["a", "1", "c"]), {}), found);
+  const [, declined] = await sent(rows(["a", "b"]), { labels: { 0: " no", 2: " maybe" } });
+  assert.equal(JSON.parse(declined).reason, "the run does not fit this device");
+});
+
 test("arguments that cannot be used are refused with their name", () => {
   const storage = new MemoryStorage();
   const cases: [Partial<EdgeClientOptions>, RegExp][] = [
@@ -386,6 +451,10 @@ test("arguments that cannot be used are refused with their name", () => {
     [{ token: "two words" }, /^token: /],
     [{ runId: "../etc" }, /^runId: /],
     [{ name: "" }, /^name: /],
+    [{ policy: { privacy: { maxEpsilon: 8 } } }, /^policy.privacy: unit 'example' needs a backend/],
+    [{ policy: { privacy: { maxEpsilon: 0, unit: "label" } } }, /^policy.privacy: maxEpsilon/],
+    [{ policy: { budget: { queries: -1 } } }, /^policy.budget.queries: /],
+    [{ policy: { privacy: { maxEpsilon: 8, unit: "label" } } }, /^label, fields: policy.privacy/],
   ];
   for (const [options, message] of cases) {
     const make = () => new EdgeClient({ server: SERVER, data: DATA, storage, ...options });

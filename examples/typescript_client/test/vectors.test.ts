@@ -3,10 +3,15 @@ import { execFileSync } from "node:child_process";
 import { fileURLToPath } from "node:url";
 import { test } from "node:test";
 import { pack, unpack } from "../src/array.js";
+import { epsilonOf } from "../src/accountant.js";
+import { Consent } from "../src/consent.js";
+import type { Columns } from "../src/consent.js";
 import { classLosses, exampleLoss } from "../src/loss.js";
 import type { PackedArray, Slot } from "../src/messages.js";
 import { drawMinibatch, splitMix64 } from "../src/minibatch.js";
+import { privateLosses } from "../src/noise.js";
 import { exactSum, mean } from "../src/numbers.js";
+import type { Random } from "../src/random.js";
 import { readRun } from "../src/task.js";
 import type { Example } from "../src/task.js";
 import { Vocabulary } from "../src/vocabulary.js";
@@ -43,6 +48,34 @@ function near(found: readonly number[], expected: readonly number[], relative: n
     const tolerance = relative * Math.max(1, Math.abs(expected[at]!));
     assert.ok(Math.abs(value - expected[at]!) <= tolerance, `${value} is not ${expected[at]}`);
   });
+}
+
+interface ConsentCase extends Columns {
+  name: string;
+  labels?: string[];
+  gateway: boolean;
+  task: object;
+  rows: Example[];
+  admitted: number[];
+}
+
+const consents = vectors<{ defaults: ConsentCase; cases: ConsentCase[] }>("consent");
+
+for (const vector of consents.cases) {
+  for (const isPrivate of vector.fields ? [false, true] : [false]) {
+    test(`consent: ${vector.name}, ${isPrivate ? "private" : "not private"}`, () => {
+      const { label, fields, labels, gateway, task, rows, admitted } = {
+        ...consents.defaults,
+        ...vector,
+      };
+      const columns = { ...(label && { label }), ...(fields && { fields }) };
+      const run = readRun(JSON.stringify({ task, method: { batch_size: 1 } }));
+      const found = new Consent(columns, labels ?? undefined, isPrivate).admit(run, rows, gateway);
+      assert.equal(found.refusal === undefined, admitted.length > 0);
+      const expected = admitted.map((place) => rows[place]!);
+      assert.deepEqual(found.refusal === undefined ? found.rows : [], expected);
+    });
+  }
 }
 
 test("the generated types follow the schema", () => {
@@ -97,6 +130,41 @@ test("mini-batches", () => {
     assert.deepEqual(drawMinibatch(num_examples, batch_size, seed), rows);
   }
 });
+
+test("noise and its epsilon", () => {
+  interface Noise {
+    releases: {
+      seed: number;
+      clip: number;
+      noise_multiplier: number;
+      losses: number[][];
+      released: number[];
+    }[];
+    epsilons: { multipliers: number[]; delta: number; epsilon: number }[];
+  }
+  const { releases, epsilons } = vectors<Noise>("noise");
+  for (const { seed, losses: rows, released, ...privacy } of releases) {
+    assert.deepEqual(privateLosses(rows, privacy, bytesOf(seed)), released);
+  }
+  for (const { multipliers, delta, epsilon } of epsilons) {
+    const precision = exactSum(multipliers.map((multiplier) => multiplier ** -2));
+    near([epsilonOf(precision, delta)], [epsilon], 1e-8);
+  }
+});
+
+/** The bytes of SplitMix64, big-endian. */
+function bytesOf(seed: number): Random {
+  const numbers = splitMix64(seed);
+  const ahead: number[] = [];
+  return (bytes) => {
+    while (ahead.length < bytes.length) {
+      const word = numbers.next().value;
+      for (let shift = 56n; shift >= 0n; shift -= 8n) ahead.push(Number((word >> shift) & 255n));
+    }
+    bytes.set(ahead.splice(0, bytes.length));
+    return bytes;
+  };
+}
 
 test("arrays of messages", () => {
   interface Messages {

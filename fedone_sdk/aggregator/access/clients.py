@@ -6,8 +6,9 @@ import asyncio
 import hmac
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, count
 
 import structlog
 
@@ -32,6 +33,15 @@ _log = structlog.get_logger(__name__)
 CONFIGURED = "config:"
 """Prefix of the names of configured tokens; other tokens' names cannot have it."""
 
+_CHANGES = {
+    "token_created": "enrolment token created",
+    "token_changed": "enrolment token changed",
+    "token_revoked": "enrolment token revoked",
+    "client_revoked": "client revoked",
+    "client_retired": "client retired",
+}
+"""Changes of access as in the metric and in the log."""
+
 _SEEN_PRECISION_S = 86_400.0
 """Precision of a client's last request time, seconds: each update is a write."""
 _MAX_LOOKUPS = 4
@@ -44,12 +54,16 @@ class Access:
 
     Other replicas may change the store. `on_revoked` is called with each client that is revoked on
     any replica.
+
+    Attributes:
+        changes: Number of changes of who may enrol and work, by kind, made by this replica.
     """
 
     def __init__(
         self, *, store: Store, authority: Authority, clock: Clock, capacity: int = 32_768
     ) -> None:
         self.authority = authority
+        self.changes = dict.fromkeys(_CHANGES, 0)
         self.on_revoked: list[Callable[[ClientRecord], None]] = []
         self._store = store
         self._clock = clock
@@ -70,9 +84,9 @@ class Access:
         return self._num_clients
 
     async def open(self) -> None:
-        """Synchronise the store with the configured tokens, and load all tokens.
+        """Add the configured tokens to the store, and load all tokens.
 
-        Tokens that are not in the configuration any more are revoked.
+        A token that is not configured here stays valid: another replica may have it.
 
         Raises:
             SpecError: A configured token has the secret of another token.
@@ -130,15 +144,13 @@ class Access:
             expires_at=None if message.expires_in_s is None else now + message.expires_in_s,
             created_at=now,
         )
-        async with self._write_lock:
-            if any(known.name == token.name for known in await self._store.tokens()):
-                raise ProblemError(
-                    "token_conflict", f"there already is an enrolment token {token.name!r}"
-                )
+        try:
             await self._store.put_token(token)
+        except ValueError as exc:
+            raise ProblemError("token_conflict", str(exc)) from exc
         self._tokens |= {token.token_sha256}
-        _log.info(
-            "enrolment token created", token=token.name, runs=token.runs, uses=token.uses_left
+        self._changed(
+            "token_created", {"token": token.name, "runs": token.runs, "uses": token.uses_left}
         )
         return token, secret
 
@@ -151,7 +163,7 @@ class Access:
         token = await self._store.revoke_token(name, self._clock.now())
         if token is None:
             raise ProblemError("not_found", f"there is no enrolment token {name!r}")
-        _log.info("enrolment token revoked", token=name)
+        self._changed("token_revoked", {"token": name})
         return token
 
     # Clients
@@ -193,14 +205,16 @@ class Access:
         client = None if credential is None else self._cached(digest(credential))
         return client is not None and client.revoked_at is None
 
-    async def client(self, credential: str | None) -> ClientRecord:
+    async def client(
+        self, credential: str | None, *, wanted: str = "the credential of an enrolled client"
+    ) -> ClientRecord:
         """Return the client with this credential, or refuse it (``unauthorized``)."""
         client = None
         if credential is not None:
             secret_sha256 = digest(credential)
             client = self._cached(secret_sha256) or await self._fetch(secret_sha256)
         if client is None:
-            raise ProblemError("unauthorized", "this needs the credential of an enrolled client")
+            raise ProblemError("unauthorized", f"this needs {wanted}")
         _refuse_revoked(client)
         if client.previous_sha256 is not None and client.previous_sha256 != secret_sha256:
             # The client uses its new credential: the previous one is not needed.
@@ -244,14 +258,14 @@ class Access:
         await self._on_changed(client.index)
         client = await self.by_name(client_id)
         self._notify_revoked(client)
-        _log.info("client revoked", client_id=client_id)
+        self._changed("client_revoked", {"client_id": client_id})
         return client
 
     async def retire(self, index: int) -> None:
         """Erase an idle client except for its index and public id."""
         await self._store.retire_client(index, self._clock.now())
         await self._on_changed(index)
-        _log.info("client retired", client=index)
+        self._changed("client_retired", {"client": index}, expected=True)
 
     async def by_name(self, client_id: str) -> ClientRecord:
         """Return the client with this public id. Unknown: ``not_found``."""
@@ -345,6 +359,10 @@ class Access:
         for listener in self.on_revoked:
             listener(client)
 
+    def _changed(self, change: str, facts: Mapping[str, object], *, expected: bool = False) -> None:
+        self.changes[change] += 1
+        (_log.info if expected else _log.warning)(_CHANGES[change], **facts)
+
     # Tokens of the configuration
 
     def _has_token(self, secret_sha256: str) -> bool:
@@ -355,60 +373,64 @@ class Access:
         self._tokens = frozenset(token.token_sha256 for token in await self._store.tokens())
 
     async def _configure(self) -> None:
-        now = self._clock.now()
-        kept = {token.name: token for token in await self._store.tokens()}
-        numbered = _names(self.authority.enrolment_tokens, kept)
-        for name, token in numbered.items():
-            record = TokenRecord(
-                name=name,
-                token_sha256=token.token_sha256,
-                runs=token.runs,
-                uses_left=token.uses,
-                expires_at=token.expires_at,
-                created_at=now,
-            )
+        """Store the configured tokens, each recognised by its secret."""
+        tokens = self.authority.enrolment_tokens
+        for key, what in (("name", "name"), ("token_sha256", "secret")):
+            given = [one for token in tokens if (one := getattr(token, key)) is not None]
+            if len(set(given)) < len(given):
+                raise SpecError(f"auth.enrolment_tokens: two tokens have the same {what}")
+        kept = {known.token_sha256: known for known in await self._store.tokens()}
+        is_new = not kept
+        for token in tokens:
+            known = kept.pop(token.token_sha256, None)
+            if known is None:
+                await self._add(token, expected=is_new)
+            elif not known.name.startswith(CONFIGURED):
+                raise SpecError(
+                    f"auth.enrolment_tokens: {token.name or 'a token'}: has the secret of the "
+                    f"token {known.name!r}, which was created by an admin"
+                )
+            elif known.revoked_at is not None:
+                _log.warning(
+                    "a configured enrolment token is revoked permanently", token=known.name
+                )
+            elif (known.runs, known.expires_at) != (token.runs, token.expires_at):
+                await self._store.put_token(_record_of(token, known.name, known.created_at))
+                limits = {"runs": token.runs, "expires_at": token.expires_at}
+                self._changed("token_changed", {"token": known.name, **limits})
+        for known in kept.values():
+            if known.name.startswith(CONFIGURED) and known.revoked_at is None:
+                _log.warning(
+                    "an enrolment token that is not configured here is valid until it is revoked",
+                    token=known.name,
+                )
+
+    async def _add(self, token: EnrolmentToken, *, expected: bool) -> None:
+        """Store a new configured token, by its name or the first number that is not taken."""
+        stem, first = CONFIGURED, []
+        if token.name is not None:
+            stem, first = f"{CONFIGURED}{token.name}-", [f"{CONFIGURED}{token.name}"]
+        for name in chain(first, (f"{stem}{number}" for number in count(1))):
             try:
-                await self._store.put_token(record)
-            except ValueError as exc:
-                raise SpecError(f"auth.enrolment_tokens: {name}: {exc}") from exc
-            if name in kept and kept[name].revoked_at is not None:
-                _log.warning("a configured enrolment token is revoked permanently", token=name)
-        for name, known in kept.items():
-            if name.startswith(CONFIGURED) and name not in numbered and known.revoked_at is None:
-                await self._store.revoke_token(name, now)
-                _log.info("enrolment token revoked: not configured any more", token=name)
+                await self._store.put_token(_record_of(token, name, self._clock.now()))
+            except ValueError:
+                continue
+            what = {"token": name, "runs": token.runs, "uses": token.uses}
+            self._changed("token_created", what, expected=expected)
+            return
+
+
+def _record_of(token: EnrolmentToken, name: str, created_at: float) -> TokenRecord:
+    return TokenRecord(
+        name=name,
+        token_sha256=token.token_sha256,
+        runs=token.runs,
+        uses_left=token.uses,
+        expires_at=token.expires_at,
+        created_at=created_at,
+    )
 
 
 def _refuse_revoked(client: ClientRecord) -> None:
     if client.revoked_at is not None:
         raise ProblemError("unauthorized", "this client was revoked")
-
-
-def _names(
-    tokens: Sequence[EnrolmentToken], kept: dict[str, TokenRecord]
-) -> dict[str, EnrolmentToken]:
-    """Return the configured tokens by their names in the store.
-
-    A token without a name is identified by its secret, so that the order may change; a new one gets
-    an unused number.
-    """
-    by_digest = {
-        token.token_sha256: name for name, token in kept.items() if name.startswith(CONFIGURED)
-    }
-    named = {f"{CONFIGURED}{token.name}": token for token in tokens if token.name is not None}
-    if len(named) < sum(token.name is not None for token in tokens):
-        raise SpecError("auth.enrolment_tokens: two tokens have the same name")
-    if len({token.token_sha256 for token in tokens}) < len(tokens):
-        raise SpecError("auth.enrolment_tokens: two tokens have the same secret")
-    number = 0
-    for token in tokens:
-        if token.name is not None:
-            continue
-        name = by_digest.get(token.token_sha256)
-        while name is None or name in named:
-            number += 1
-            name = f"{CONFIGURED}{number}"
-            if name in kept:
-                name = None
-        named[name] = token
-    return named

@@ -16,7 +16,13 @@ from fedone_sdk.messages import RunStatus, Verdict
 
 
 def end_early(
-    machine: RoundMachine, state: RunState, status: RunStatus, reason: str | None, now: float
+    machine: RoundMachine,
+    state: RunState,
+    status: RunStatus,
+    reason: str | None,
+    now: float,
+    *,
+    summary: str | None = None,
 ) -> Result[None]:
     """End a run during a round: close open work and aggregate the local steps already paid for.
 
@@ -32,7 +38,7 @@ def end_early(
             return result
     else:
         result = result.changed(seats=(), fills=0, passed=frozenset())
-    return replace(result, state=result.state.end(status, reason, now))
+    return replace(result, state=result.state.end(status, reason, now, summary=summary))
 
 
 def _release_all(machine: RoundMachine, state: RunState, reason: str) -> Result[None]:

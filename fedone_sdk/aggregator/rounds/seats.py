@@ -41,9 +41,11 @@ def fill(
     if machine.is_exhausted(state):
         return end_early(machine, state, "budget_exhausted", _no_answer_reason(state), now)
     if _is_failing(machine, state, available, now):
-        return end_early(machine, state, "failed", f"last: {state.last_lost}", now)
-    if reason := _no_fit_reason(machine, state):
-        return end_early(machine, state, "failed", reason, now)
+        short, full = state.last_lost
+        return end_early(machine, state, "failed", full, now, summary=short)
+    if last := _last_unfit(machine, state):
+        why = "no client fits"
+        return end_early(machine, state, "failed", f"{why}; last: {last}", now, summary=why)
     if enrolled is not None and (spent := _num_exhausted(machine, state, enrolled)):
         reason = (
             f"privacy.max_epsilon: {spent} devices have reached it, and no other is available; "
@@ -79,12 +81,12 @@ def _is_failing(
     return all(client in state.passed or state.is_aside(client, now) for client in available)
 
 
-def _no_fit_reason(machine: RoundMachine, state: RunState) -> str | None:
-    """Return why no client fits, once all clients of a run with ``data`` have declined."""
+def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
+    """Return the newest reason once all clients of a run with ``data`` have declined as unfit."""
     data = machine.spec.data
     if data is None or len(state.unfit) < min(data.num_clients, MOST_UNFIT):
         return None
-    return f"no client fits; last: {list(state.unfit.values())[-1]}"
+    return list(state.unfit.values())[-1]
 
 
 def _num_exhausted(machine: RoundMachine, state: RunState, enrolled: int) -> int:
@@ -259,8 +261,8 @@ def decline(
     if not state.running:
         status = "paused" if state.paused else state.status
         raise ProblemError("run_conflict", f"the run is {status}; the work is kept")
-    why = f"the client declined: {reason}"
-    return vacate(machine, state, seat, why, usage, now, unfit=reason if unfit else None)
+    why = "the client declined"
+    return vacate(machine, state, seat, why, usage, now, said=reason, unfit=unfit)
 
 
 def expire(machine: RoundMachine, state: RunState, now: float) -> Result[None]:
@@ -281,28 +283,30 @@ def vacate(
     reported: Usage | None,
     now: float,
     *,
-    unfit: str | None = None,
+    said: str | None = None,
+    unfit: bool = False,
 ) -> Result[None]:
-    """Take a seat from its client and charge its lease.
+    """Take a seat from its client, who says why in `said`, and charge its lease.
 
-    A client with a reason in `unfit` gets no other seat of the run. It declines before it queries a
-    model, so this costs nothing and does not count towards `RoundMachine.MAX_LOST`.
+    An unfit client gets no other seat of the run. It declines before it queries a model, so this
+    costs nothing and does not count towards `RoundMachine.MAX_LOST`.
     """
-    was_working = seat.phase == "working" and unfit is None
-    renewals = seat.renewals
-    seat, result = release(machine, state, seat, reason, reported)
+    was_working, renewals = seat.phase == "working" and not unfit, seat.renewals
+    seat, result = release(machine, state, seat, reason, reported, said=said)
     state = renew_offers(machine, result.state, seat.client, now)
     strikes = state.strikes.get(seat.client, Strikes())
     strikes = strikes._replace(recent=strikes.recent + 1 + renewals)
+    short = f"last: {reason}"
+    full = short if said is None else f"{short}: {said}"
     state = replace(
         state,
         lost=state.lost + was_working,
-        last_lost=reason if was_working else state.last_lost,
+        last_lost=(short, full) if was_working else state.last_lost,
         strikes=_newest({**state.strikes, seat.client: strikes}),
         passed=state.passed | {seat.client},
     )
-    if unfit is not None:
-        state = _without_unfit(state, seat, unfit)
+    if unfit:
+        state = _without_unfit(state, seat, said or reason)
     if seat.step:
         # Earlier local steps are paid for: the seat closes with their result.
         return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
@@ -378,8 +382,8 @@ def quarantine(
     result: Result[None] = Result(state=state)
     for seat in state.seats:
         if seat.client == client:
-            why = f"the client was quarantined: {reason}"
-            seat, released = release(machine, result.state, seat, why, None)
+            why = "the client was quarantined"
+            seat, released = release(machine, result.state, seat, why, None, said=reason)
             result = result.then(replace(released, state=released.state.without_seat(seat)))
     return result.changed(quarantined=state.quarantined | {client})
 

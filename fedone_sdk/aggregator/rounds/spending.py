@@ -22,11 +22,13 @@ def release(
     seat: Seat,
     reason: str,
     reported: Usage | None,
+    *,
+    said: str | None = None,
 ) -> tuple[Seat, Result[None]]:
     """End the open assignment of a seat, if any, without an update and settle its lease."""
     if seat.phase != "working" or seat.assignment_id is None:
         return seat, Result(state=state)
-    closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason)
+    closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
     spent = lease_cost(machine, state, seat, reported, answered=False)
     state = replace(state, account=state.account.settle(seat.assignment_id, spent))
     seat = replace(

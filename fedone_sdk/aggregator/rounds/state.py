@@ -89,11 +89,12 @@ class RunState:
 
     Attributes:
         reason: Why the run ended or paused, in full, for operators.
-        summary: Why the run is paused, for viewers; None equals `reason`.
+        summary: The reason for viewers, without a provider's or a device's own words; None equals
+            `reason`.
         round: Number of rounds done, and index of the current round.
         account: Caps, spending and leases of training, and of evaluation except for its queries.
         lost: Assignments without a result since the last accepted update.
-        last_lost: Why the last one was lost.
+        last_lost: Why the last one was lost, for viewers and for operators.
         strikes: Losses of clients, by enrolment index.
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
@@ -116,7 +117,7 @@ class RunState:
     seats: tuple[Seat, ...] = ()
     passed: frozenset[int] = frozenset()
     lost: int = 0
-    last_lost: str | None = None
+    last_lost: tuple[str, str] = ("", "")
     strikes: Mapping[int, Strikes] = field(default_factory=dict)
     fills: int = 0
     rollbacks: int = 0
@@ -192,9 +193,13 @@ class RunState:
         """Return the state without this seat."""
         return replace(self, seats=tuple(s for s in self.seats if not _is_same(s, seat)))
 
-    def end(self, status: RunStatus, reason: str | None, now: float) -> RunState:
+    def end(
+        self, status: RunStatus, reason: str | None, now: float, *, summary: str | None = None
+    ) -> RunState:
         """Return the state of the ended run; it has ended for good unless it is resumed."""
-        return replace(self, status=status, reason=reason, summary=None, ended_at=now, paused=False)
+        return replace(
+            self, status=status, reason=reason, summary=summary, ended_at=now, paused=False
+        )
 
 
 def _is_same(one: Seat, other: Seat) -> bool:
@@ -206,12 +211,14 @@ class Closed:
     """An assignment that has ended, which is stored to answer late and repeated updates.
 
     Attributes:
+        said: Own words of its client or of an operator about the reason.
         receipt: Of its update; None if it ended without one.
     """
 
     assignment_id: str
     client: int
     reason: str
+    said: str | None = None
     receipt: Receipt | None = None
 
 
@@ -369,6 +376,7 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "unfit": dict(document["unfit"]),
+                "last_lost": tuple(document["last_lost"]),
                 "strikes": {client: Strikes(*rest) for client, *rest in document["strikes"]},
                 "metric": MetricReport.model_validate(document["metric"]),
                 "verdict": _load_verdict(document["verdict"]),

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.http.requests import answer, bearer_token, streamed
-from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, client_of, message_of
+from fedone_sdk.aggregator.routes.context import SERVICE, client_of, message_of, person_of
 from fedone_sdk.aggregator.routes.route import Route, tagged
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -30,9 +30,7 @@ _PAGE = 1000
 
 async def me(request: web.Request) -> web.Response:
     """Return the name, role and runs of the caller's token."""
-    person = CONTEXT.get().person
-    if person is None:
-        raise LookupError(f"{request.path} is not restricted to users")
+    person = person_of(request)
     return answer(Me(name=person.name, role=person.role, runs=person.runs))
 
 

@@ -164,13 +164,24 @@ async def authorize(request: web.Request, route: Route) -> None:
     elif route.access == "member":
         context.person = access.authority.person(token)
     if route.access == "device" or (route.access == "member" and context.person is None):
-        client = await access.client(token)
+        wanted = "the credential of an enrolled client"
+        if route.access == "member":
+            wanted = f"an admin token, or {wanted}"
+        client = await access.client(token, wanted=wanted)
         context.set_client(client)
         request.app[LIMITER].client(client.index)
         await service.wait_until_open()
         if "assignment_id" in request.match_info:
             work = request.match_info["assignment_id"]
             context.set_run(service.traffic_run(assignment_id=work))
+
+
+def person_of(request: web.Request) -> AdminToken:
+    """Return the authenticated user."""
+    person = CONTEXT.get().person
+    if person is None:
+        raise LookupError(f"{request.path} is not restricted to users")
+    return person
 
 
 def client_of(request: web.Request) -> ClientRecord:

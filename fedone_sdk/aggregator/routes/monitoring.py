@@ -12,7 +12,8 @@ from pydantic import TypeAdapter
 from fedone_sdk.aggregator.http.requests import answer
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState
-from fedone_sdk.aggregator.routes.context import SERVICE, run_of
+from fedone_sdk.aggregator.routes.context import SERVICE, person_of, run_of
+from fedone_sdk.aggregator.routes.reports import lost_work_of
 from fedone_sdk.aggregator.routes.route import Route, tagged
 from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.algorithms.defence import ledger
@@ -55,7 +56,7 @@ async def seats(request: web.Request) -> web.Response:
             round=state.round,
             waiting=len(waiting),
             seats=tuple(found),
-            lost=tuple(run.lost),
+            lost=lost_work_of(run, person_of(request)),
         )
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -10,11 +11,17 @@ from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.export import export_run
 from fedone_sdk.aggregator.http.requests import answer, streamed
-from fedone_sdk.aggregator.routes.context import CONTEXT, DRAIN, SERVICE, message_of, run_of
+from fedone_sdk.aggregator.routes.context import (
+    CONTEXT,
+    DRAIN,
+    SERVICE,
+    message_of,
+    person_of,
+    run_of,
+)
+from fedone_sdk.aggregator.routes.reports import listed, result_of
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, tagged
-from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.feed import Feed
-from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
 from fedone_sdk.errors import BackendError, DataError, MissingExtraError, ProblemError, SpecError
@@ -24,6 +31,7 @@ from fedone_sdk.messages import (
     Quarantine,
     Removal,
     RollBack,
+    RunEntry,
     RunResult,
     RunSummary,
 )
@@ -31,7 +39,7 @@ from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 from fedone_sdk.vocabulary import ListVocabulary
 
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-_SUMMARIES: TypeAdapter[list[RunSummary]] = TypeAdapter(list[RunSummary])
+_LISTED: TypeAdapter[Sequence[RunSummary | RunEntry]] = TypeAdapter(Sequence[RunSummary | RunEntry])
 
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
 """Sources of candidates that read neither files nor texts."""
@@ -77,43 +85,23 @@ async def add_run(request: web.Request) -> web.Response:
 
 
 async def runs(request: web.Request) -> web.Response:
-    """List the runs that the caller may access, in order of creation."""
-    context, service = CONTEXT.get(), request.app[SERVICE]
-    known = service.registry.summaries
-    summaries = [summary for summary in known if context.may_see(summary.run_id)]
-    if context.person is None:
-        summaries = [summary.for_devices for summary in summaries]
-    else:
-        summaries = [service.with_devices(summary) for summary in summaries]
-    return web.Response(body=_SUMMARIES.dump_json(summaries), content_type="application/json")
+    """List the runs that the caller may access, in order of creation.
+
+    Devices get the name, state and rounds of each.
+    """
+    found = listed(request.app[SERVICE], CONTEXT.get())
+    return web.Response(body=_LISTED.dump_json(found), content_type="application/json")
 
 
 async def run(request: web.Request) -> web.Response:
     """Return the current or final result of a run.
 
-    `history=false` omits its rounds. Devices get no `reason`; viewers get it without the text of
-    the model's provider. Users get `devices`, and operators the reasons of unfit devices.
+    `history=false` omits its rounds. Viewers get `reason` without the words of the model's provider
+    and of devices, and `devices` without the reasons of unfit ones.
     """
     history = _flag(request, "history", default=True)
-    asked, person = await run_of(request), CONTEXT.get().person
-    result = _visible_result(asked)
-    if person is not None and asked.state.running:
-        reasons = person.allows("operator")
-        devices = request.app[SERVICE].dispatcher.count_devices(asked, reasons=reasons)
-        result = result.model_copy(update={"devices": devices})
+    result = result_of(request.app[SERVICE], await run_of(request), person_of(request))
     return answer(result if history else result.model_copy(update={"history": ()}))
-
-
-def _visible_result(run: ServedRun) -> RunResult:
-    """Return the result of a run, with the reason that the caller may read.
-
-    A reason may contain the provider's text, which may quote another device's input.
-    """
-    result, person = run.result(), CONTEXT.get().person
-    if person is not None and person.allows("operator"):
-        return result
-    reason = None if person is None else run.state.summary or result.reason
-    return result.model_copy(update={"reason": reason})
 
 
 async def prompt(request: web.Request) -> web.Response:
@@ -139,13 +127,13 @@ async def events(request: web.Request) -> web.StreamResponse:
     response.content_type = "text/event-stream"
     with Feed(watched, service.listeners) as feed:
         await response.prepare(request)
-        while await _is_still_valid(service):
+        while True:
             for report in feed.take():
                 await _event(response, "round", report)
             if feed.has_more:
                 continue
             if not watched.state.running:
-                await _event(response, "end", _visible_result(watched))
+                await _event(response, "end", result_of(service, watched, person_of(request)))
                 return response
             try:
                 async with asyncio.timeout(_KEEPALIVE_S):
@@ -153,13 +141,6 @@ async def events(request: web.Request) -> web.StreamResponse:
                         return response
             except TimeoutError:
                 await response.write(b": keep-alive\n\n")
-        return response
-
-
-async def _is_still_valid(service: Service) -> bool:
-    asked = CONTEXT.get().client
-    client = None if asked is None else await service.access.record(asked.index)
-    return client is None or client.revoked_at is None
 
 
 async def _event(response: web.StreamResponse, name: str, message: Message) -> None:
@@ -245,11 +226,11 @@ RUN_ROUTES = tagged(
         headers={201: {"Location": "Path of the run"}},
         problems=("invalid_run", "run_conflict"),
     ),
-    Route("GET /v1/runs", runs, access="member", answers={200: list[RunSummary]}),
+    Route("GET /v1/runs", runs, access="member", answers={200: list[RunSummary | RunEntry]}),
     Route(
         "GET /v1/runs/{run_id}",
         run,
-        access="member",
+        access="viewer",
         answers={200: RunResult},
         query={"history": {"type": "boolean", "default": True}},
     ),
@@ -276,7 +257,7 @@ RUN_ROUTES = tagged(
     Route(
         "GET /v1/runs/{run_id}/events",
         events,
-        access="member",
+        access="viewer",
         answers={200: "text/event-stream"},
     ),
     Route(

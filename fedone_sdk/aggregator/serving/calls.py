@@ -136,6 +136,7 @@ async def query_as_evaluation(
             lambda lease_id: run.apply(reserve_evaluation, lease_id=lease_id, worst=worst),
         )
 
+    queries = [replace(query, scope=(run.run_id,)) for query in queries]
     quotes = [await backend.quote(query) for query in queries]
     worst = sum((quote.without_queries() for quote in quotes), NOTHING)
     count = Usage(queries=len(queries)) if counted else NOTHING

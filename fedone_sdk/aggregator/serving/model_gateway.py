@@ -176,15 +176,18 @@ class ModelGateway:
         return rows
 
     def _queries(
-        self, run: ServedRun, message: Score, rows: Sequence[Sequence[int]]
+        self, run: ServedRun, seat: Seat, message: Score, rows: Sequence[Sequence[int]]
     ) -> list[Query]:
         return [
-            query_for(
-                run.spec.task,
-                run.shown(row),
-                message.examples,
-                backend=self.backend,
-                references=message.references,
+            replace(
+                query_for(
+                    run.spec.task,
+                    run.shown(row),
+                    message.examples,
+                    backend=self.backend,
+                    references=message.references,
+                ),
+                scope=(run.run_id, str(seat.client)),
             )
             for row in rows
         ]
@@ -241,7 +244,9 @@ class ModelGateway:
                 with self._admitted(run, assignment_id, call, num_queries):
                     rows = await self._prompts(run, seat, message.prompts)
                     size = _rendered_size(run, message) * num_queries
-                    queries = await in_thread_if_large(size, self._queries, run, message, rows)
+                    queries = await in_thread_if_large(
+                        size, self._queries, run, seat, message, rows
+                    )
                     quotes = [await self.backend.quote(query) for query in queries]
                     worst = sum((quote.without_queries() for quote in quotes), NOTHING)
                     await reserve_more(worst + Usage(queries=num_queries))

@@ -323,7 +323,9 @@ class ServedRun(RunView):
         result = self.machine.step(
             self._state, self._clock.now(), stop, status="failed", reason=str(error), keep=True
         )
-        return replace(result, refusal=ProblemError("assignment_expired", "the run has failed"))
+        return replace(
+            result, refusal=ProblemError("run_conflict", "the run has failed; the work is kept")
+        )
 
     async def _completed(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return a handler's data with data from the store, read no earlier than the state.
@@ -450,7 +452,7 @@ class ServedRun(RunView):
         names = await self._names([one.client for one in without]) if without else ()
         # In the round before the event, which may also end the round.
         lost = [
-            LostWork(round=before.round, client_id=name, reason=one.reason, at=now)
+            LostWork(round=before.round, client_id=name, reason=one.reason, said=one.said, at=now)
             for one, name in zip(without, names, strict=True)
         ]
         log = [LogEntry(kind="lost", body=one.model_dump_json()) for one in lost]

@@ -197,6 +197,14 @@ class _ServiceFigures(Collector):
         yield _gauge("clients_waiting", "Devices that wait for work", len(pool))
         away = "Devices that got a Retry-After and have not returned"
         yield _gauge("clients_away", away, pool.num_away)
+        changes = CounterMetricFamily(
+            "fedone_access_changes",
+            "Changes of enrolment tokens and revoked devices, made by this replica",
+            labels=("change",),
+        )
+        for change, count in service.access.changes.items():
+            changes.add_metric((change,), count)
+        yield changes
         polls = service.dispatcher.num_polls
         yield _gauge("long_polls", "Open long polls on this replica", polls)
 
@@ -245,7 +253,7 @@ _RUN_FIGURES: tuple[tuple[str, type[CounterMetricFamily | GaugeMetricFamily], st
         "Scored label log-probabilities that are only upper bounds",
         (),
     ),
-    ("run_cache_hits", CounterMetricFamily, "Queries answered from a cache", ()),
+    ("run_cache_hits", CounterMetricFamily, "Inputs answered from a cache", ()),
     ("run_mean_loss", GaugeMetricFamily, "Mean loss of the newest round", ()),
     ("clients_quarantined", GaugeMetricFamily, "Devices in quarantine", ()),
     ("run_devices_connected", GaugeMetricFamily, "Connected devices that may work for a run", ()),

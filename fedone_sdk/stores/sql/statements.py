@@ -84,13 +84,11 @@ def _line_up(connection: Connection) -> int:
 
 def put_token(connection: Connection, token: TokenRecord) -> None:
     _line_up(connection)
-    known = _token(connection, t.tokens.c.name == token.name)
-    with refusing(f"another token than {token.name!r} has the same secret"):
-        if known is None:
-            connection.execute(insert(t.tokens), asdict(token))
-            return
-        row = asdict(token.replacing(known))
-        connection.execute(update(t.tokens).where(t.tokens.c.name == token.name).values(**row))
+    same = update(t.tokens).where(t.tokens.c.token_sha256 == token.token_sha256)
+    if connection.execute(same.values(runs=token.runs, expires_at=token.expires_at)).rowcount:
+        return
+    with refusing(f"there is an enrolment token {token.name!r} already"):
+        connection.execute(insert(t.tokens), asdict(token))
 
 
 def tokens(connection: Connection) -> list[TokenRecord]:

@@ -62,7 +62,7 @@ class Oracle(LLMBackend):
             raise self.error
         row = None if self.failed_input else (-float(len(text)), -0.1)
         return Answer(
-            log_probs=(row, (-1.0, -2.0)),
+            log_probs=(row,) * len(query.inputs),
             usage=PAID,
             censored=1,
             model="oracle-2026",
@@ -127,12 +127,12 @@ async def test_a_hit_is_the_same_answer_for_nothing() -> None:
     [
         ask("b"),
         ask("a", (" good", " bad")),
-        Query(inputs=ask("a").inputs * 2, label_words=WORDS),
         # The same text, but a field may be shortened and a prompt may not.
         Query(inputs=((Part("prompt", "a"), Part("mask", "")),), label_words=WORDS),
         Query(inputs=((Part("mask", ""), Part("field", "a")),), label_words=WORDS),
         replace(ask("a"), want="choice"),
         replace(ask("a"), references=("a",)),
+        replace(ask("a"), scope=("run", "client")),
         replace(ask("a"), max_tokens=1),
         Query(
             inputs=((Part("field", ""), Part("field", "a"), Part("mask", "")),), label_words=WORDS
@@ -143,6 +143,41 @@ async def test_another_query_is_sent(other: Query) -> None:
     cached = Caching(Oracle())
     await cached.score(ask("a"))
     assert not (await cached.score(other)).cached
+
+
+async def test_only_new_inputs_are_asked_for() -> None:
+    """Each distinct input is paid once, whatever it comes together with."""
+
+    class Rows(Oracle):
+        async def score(self, query: Query) -> Answer:
+            texts = [rendered[0].text for rendered in query.inputs]
+            self.asked.update(texts)
+            return Answer(
+                log_probs=tuple((-float(ord(text)),) for text in texts),
+                usage=Usage(requests=1, prompt_tokens=len(texts)),
+            )
+
+    inner = Rows()
+    cached = Caching(inner)
+    rng, asked = random.Random(0), set[str]()
+    for _ in range(40):
+        texts = rng.choices("abcdefghij", k=4)
+        query = Query(inputs=tuple((Part("field", text),) for text in texts), label_words=WORDS)
+        new = set(texts) - asked
+        assert (await cached.quote(query)).requests == len(new)
+        answer = await cached.score(query)
+        asked |= new
+        assert answer.log_probs == tuple((-float(ord(text)),) for text in texts)
+        assert (answer.cached, answer.usage.prompt_tokens) == (4 - len(new), len(new))
+    assert set(inner.asked.values()) == {1}
+    assert (cached.cache.hits, cached.cache.misses) == (160 - len(asked), len(asked))
+    # A model whose answers depend on the others is asked for a whole query, or for nothing.
+    inner = Rows()
+    inner.apart = False
+    whole = Caching(inner)
+    for texts, paid in (("ab", 2), ("ab", 0), ("aab", 3), ("ba", 2)):
+        query = Query(inputs=tuple((Part("field", text),) for text in texts), label_words=WORDS)
+        assert (await whole.score(query)).usage.prompt_tokens == paid
 
 
 async def test_the_payer_is_no_part_of_a_query() -> None:
@@ -308,17 +343,22 @@ class TestFile:
             assert not (await cached.score(ask("b"))).cached
 
     @given(
-        st.lists(st.lists(st.floats(allow_nan=False)), max_size=4),
-        st.lists(st.text(st.characters()), max_size=2),
+        st.lists(
+            st.tuples(st.lists(st.floats(allow_nan=False)), st.text(st.characters())),
+            min_size=1,
+            max_size=4,
+        ),
         st.none() | st.text(max_size=5),
     )
     @settings(max_examples=30)
     async def test_answers_come_back_exactly(
-        self, rows: list[list[float]], texts: list[str], model: str | None
+        self, rows: list[tuple[list[float], str]], model: str | None
     ) -> None:
+        inputs = tuple((Part("field", str(place)),) for place in range(len(rows)))
+        query = Query(inputs=inputs, label_words=WORDS)
         answer = Answer(
-            log_probs=tuple(map(tuple, rows)),
-            texts=tuple(texts),
+            log_probs=tuple(tuple(row) for row, _ in rows),
+            texts=tuple(text for _, text in rows),
             model=model,
             censored=len(rows),
             usage=PAID,
@@ -326,10 +366,10 @@ class TestFile:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "answers.db")
             async with Caching(Told(answer), file=file) as cached:
-                await cached.score(ask("a"))
+                await cached.score(query)
             async with Caching(Told(None), file=file) as cached:
-                known = await cached.score(ask("a"))
-        assert known == replace(answer, usage=NOTHING, cached=True)
+                known = await cached.score(query)
+        assert known == replace(answer, usage=NOTHING, cached=len(rows))
         assert repr(known.log_probs) == repr(answer.log_probs)  # -0.0 is not 0.0
 
     async def test_evicted_answers_are_read_again(self, tmp_path: Path) -> None:

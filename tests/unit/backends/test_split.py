@@ -128,7 +128,6 @@ async def test_texts_censoring_and_model_are_merged() -> None:
             texts=tuple(None if text == "b" else text.upper() for text in texts),
             usage=Usage(requests=1, usd=Decimal("0.1")),
             censored=len(texts),
-            cached="c" in texts,
             model=f"snapshot of {texts[0]}",
             limits=RateLimits(requests=len(texts)),
         )
@@ -139,22 +138,21 @@ async def test_texts_censoring_and_model_are_merged() -> None:
         texts=("A", None, "C"),
         usage=Usage(requests=2, usd=Decimal("0.2")),
         censored=3,
-        cached=False,
         model="snapshot of c",
         limits=RateLimits(requests=1),
     )
 
 
-async def test_an_answer_is_cached_when_all_its_parts_are() -> None:
+async def test_known_inputs_are_in_no_request() -> None:
     split = ModelClient(Narrow(2), cache=AnswerCache())
     assert not (await split.score(ask("abc"))).cached
     again = await split.score(ask("abc"))
-    assert again.cached
+    assert again.cached == 3
     assert again.usage == NOTHING
     mixed = await split.score(ask("abcd"))
-    assert not mixed.cached
-    assert mixed.usage == Usage(requests=1, prompt_tokens=2)
-    # A quote counts nothing for the parts that are known.
+    assert mixed.cached == 3
+    assert mixed.usage == Usage(requests=1, prompt_tokens=1)
+    # A quote counts nothing for the inputs that are known.
     assert await split.quote(ask("abxyz")) == Usage(queries=1, requests=2, prompt_tokens=3)
 
 

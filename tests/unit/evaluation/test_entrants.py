@@ -57,27 +57,6 @@ def test_settings_of_another_method_are_dropped() -> None:
     assert random.spec.evaluation.every == 3
 
 
-def test_an_instruction_alone() -> None:
-    slots = [
-        {"name": "opening", "candidates": ["So: ", ""]},
-        {"name": "rule", "candidates": {"kind": "instructions", "size": 4}},
-        {"name": "close", "candidates": ["It was", "Film:"]},
-        {"name": "labels", "candidates": [[" bad", " good"], [" no", " yes"]]},
-    ]
-    task = {**RUN["task"], "template": "{opening}{rule}{text} {close} {mask}"}
-    (one,) = entrants({**RUN, "task": task, "prompt": {"slots": slots}}, "instruction")
-    assert one.spec.method.name == "thompson"
-    kept = {slot.name: slot.candidates for slot in one.spec.prompt.slots}
-    assert list(kept) == ["opening", "rule", "close"]
-    assert kept["opening"].model_dump()["candidates"] == ("",)
-    assert kept["close"].model_dump()["candidates"] == ("It was",)
-    # All that ship with the SDK.
-    assert kept["rule"].model_dump() == {"kind": "instructions", "size": None}
-    # A vocabulary gives way to one slot.
-    (one,) = entrants(RUN, "instruction")
-    assert [slot.name for slot in one.spec.prompt.slots] == ["instruction"]
-
-
 def test_a_seed_changes_nothing_else() -> None:
     (one,) = entrants(RUN, "random")
     assert one.seeded(7) == one.spec.model_copy(update={"seed": 7})

@@ -41,7 +41,8 @@ def test_its_open_work_is_closed_and_charged(exchange: str) -> None:
     assert closed == Closed(
         assignment_id=work.assignment_id,
         client=seat.client,
-        reason="the client was quarantined: lies",
+        reason="the client was quarantined",
+        said="lies",
     )
     assert (game.spent, game.leased) == (Usage(queries=SAMPLES), NOTHING)
     assert game.state.lost == 0

@@ -60,7 +60,7 @@ def test_it_is_the_run_that_simulate_runs(glue: Path, tmp_path: Path) -> None:
 
     async def direct() -> Any:
         async with build_backend(spec.backend) as backend:
-            return await simulate(Federation.load(spec), backend=backend, transport="memory")
+            return await simulate(Federation.load(spec), backend=backend)
 
     result = asyncio.run(direct())
     assert found["alpha_sha256"] == result.alpha_sha256

@@ -2,7 +2,7 @@
 
 import { h, panel } from "./dom.js";
 import { amount, bytes, count, moment, plural } from "./format.js";
-import { name } from "./rounds.js";
+import { name, why } from "./rounds.js";
 
 const LISTED = 20;
 const NAMED = 3;
@@ -43,9 +43,10 @@ function traffic({ upload_bytes: up, download_bytes: down, messages }) {
 export function grouped(works) {
   const found = new Map();
   for (const work of works) {
-    const group = found.get(work.reason) ?? { reason: work.reason, clients: new Set(), count: 0 };
-    found.delete(work.reason); // Reinserted, so that it is the last.
-    found.set(work.reason, group);
+    const reason = why(work);
+    const group = found.get(reason) ?? { reason, clients: new Set(), count: 0 };
+    found.delete(reason); // Reinserted, so that it is the last.
+    found.set(reason, group);
     group.count += 1;
     group.clients.add(work.client_id);
     group.round = work.round;

@@ -104,9 +104,12 @@ function done(report, lost) {
   );
 }
 
+// Why work was lost; only operators get the words of the device.
+export const why = ({ reason, said }) => (said ? `${reason}: ${said}` : reason);
+
 function failures(lost = []) {
   return lost.map((work) =>
-    h("p", { class: "failover" }, name(work.client_id), ` lost the seat: ${work.reason}`),
+    h("p", { class: "failover" }, name(work.client_id), ` lost the seat: ${why(work)}`),
   );
 }
 

@@ -178,7 +178,7 @@ class View {
       { class: "notice" },
       h("h2", {}, "Waiting for the first client"),
       h("p", {}, "Start a client, and what it does shows here:"),
-      h("pre", {}, h("code", {}, "fedone client --server URL --token TOKEN --data my.jsonl")),
+      h("pre", {}, h("code", {}, "FEDONE_TOKEN=... fedone client --server URL --data my.jsonl")),
     );
     this.reason = h("p", { class: "reason" });
     this.devices = h("p", { class: "reason" });

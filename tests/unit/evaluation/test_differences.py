@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from fedone_sdk.evaluation.intervals import difference
 from fedone_sdk.evaluation.results import TrialRecord
-from fedone_sdk.evaluation.statistics import difference
 from fedone_sdk.metrics import evaluate
 from tests.unit.evaluation.records import record
 
@@ -39,8 +39,8 @@ def test_the_mean_is_that_of_the_pairs(metric: str) -> None:
         return evaluate(metric, [p for p in one.predicted if p is not None], one.targets)
 
     expected = np.mean([value(a) - value(b) for a, b in zip(first, second, strict=True)])
-    assert found.mean == pytest.approx(expected)
-    assert found.low < found.mean < found.high
+    assert found.value == pytest.approx(expected)
+    assert found.low < found.value < found.high
     assert found.verdict == ("less" if metric == "loss" else "more")
 
 
@@ -49,7 +49,7 @@ def test_the_spread_is_that_of_theory() -> None:
     rng = np.random.default_rng(1)
     losses = rng.normal(0.0, 1.0, 400)
     first, second = record(losses=losses.tolist()), record(losses=[0.0] * 400)
-    found = difference("loss", [first], [second])
+    found = difference("loss", [first], [second], 0)
     assert found is not None
     error = losses.std() / math.sqrt(400)
     assert (found.high - found.low) / 2 == pytest.approx(1.96 * error, rel=0.06)
@@ -58,7 +58,7 @@ def test_the_spread_is_that_of_theory() -> None:
     shifts = np.array([-0.3, -0.1, 0.0, 0.2, 0.5])
     first_five = [record(seed=n, losses=[shift] * 50) for n, shift in enumerate(shifts)]
     second_five = [record(seed=n, losses=[0.0] * 50) for n in range(5)]
-    found = difference("loss", first_five, second_five)
+    found = difference("loss", first_five, second_five, 0)
     assert found is not None
     error = shifts.std(ddof=1) / math.sqrt(5)
     assert (found.high - found.low) / 2 == pytest.approx(2.776 * error, rel=0.1)
@@ -72,7 +72,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
         )
         first = [record(seed=n, losses=row.tolist()) for n, row in enumerate(apart)]
         second = [record(seed=n, losses=[0.0] * 40) for n in range(5)]
-        found = difference("loss", first, second)
+        found = difference("loss", first, second, 0)
         assert found is not None
         hits += found.low <= 0.0 <= found.high
     # Three standard errors of 95 % in 150 tries; above it, the interval is too wide.
@@ -94,7 +94,7 @@ def test_what_one_of_both_has_not_answered_counts_for_neither() -> None:
     for metric in "accuracy", "loss":
         found = difference(metric, [first], [second], 2)
         assert found is not None
-        assert found.mean == pytest.approx(1.0 if metric == "accuracy" else -0.2)
+        assert found.value == pytest.approx(1.0 if metric == "accuracy" else -0.2)
     table = difference("f1", [first], [second], 2)
     assert table is not None
 

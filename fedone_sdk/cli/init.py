@@ -1,0 +1,334 @@
+"""`fedone init`: a RUN.yaml for a table of labelled texts, checked as `fedone plan` checks it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
+from fedone_sdk.cli._output import Output, check_target, note, plural, size
+from fedone_sdk.cli._process import naming, quiet_logs
+from fedone_sdk.cli._run_file import RunFile
+from fedone_sdk.data import (
+    Splits,
+    label_columns,
+    labelled,
+    load_examples,
+    split,
+    text_columns,
+)
+from fedone_sdk.errors import ArgumentError, SpecError
+
+if TYPE_CHECKING:
+    from fedone_sdk.local.draft import Draft
+
+_SAMPLES, _BATCH = 6, 16
+_ROUNDS = 10
+"""Rounds of a new run, as a multiple of those that its cap pays for."""
+
+_TUNE_S = 420.0
+"""Seconds that a local model may take to read the texts of a run; longer texts are cut."""
+
+_LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
+"""Lengths at which texts are cut, characters; the last for a model whose speed is not known."""
+
+
+def init(
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Labelled texts: CSV, TSV, JSONL or JSON.")
+    ],
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the texts.")] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of the labels.")
+    ] = None,
+    about: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NOUN[:NOUN]",
+            help="What a text is and what its label says, such as 'movie review:sentiment'; else "
+            "the column names and the model say it.",
+        ),
+    ] = None,
+    words: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LABEL=WORD,...", help="What the labels mean, such as '0=negative,1=positive'."
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name of `fedone models`, a GGUF file, a model folder, or the name of a "
+            "model behind an OpenAI-compatible API.",
+        ),
+    ] = None,
+    queries: Annotated[
+        int, typer.Option(metavar="N", min=_SAMPLES, help="The cap on training queries.")
+    ] = 300,
+    target: Annotated[
+        Path, typer.Option("--output", "-o", metavar="RUN.yaml", help="The file to write.")
+    ] = Path("run.yaml"),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Replace the files of an earlier call.")
+    ] = False,
+) -> None:
+    """Write a RUN.yaml for a file of labelled texts, with rows for measurement split off.
+
+    The model derives what the files do not say: label words that it knows, and what the texts are.
+    Some rows become public, as examples in prompts. On a terminal the command prompts for columns
+    and model, unless they are given. Either all files are written, or none.
+    """
+    output = Output(None)
+    quiet_logs()
+    check_target("--output", target)
+    if target.exists() and not fresh:
+        raise ArgumentError(f"{target} exists: --fresh replaces it, -o FILE writes another file")
+    name = "".join(c if c.isalnum() and c.isascii() else "-" for c in data.stem).strip("-") or "run"
+    files = {part: f"{name}.{part}.jsonl" for part in Splits._fields}
+    with naming(str(data)):
+        rows = load_examples(data)
+        label = _chosen("--label", label, label_columns(rows), list(rows[0]))
+        text = _chosen("--text", text, text_columns(rows, label), list(rows[0]))
+        usable = labelled(rows, text, label)
+        parts = split(usable.rows)
+    backend = _backend_of(_model(model))
+    noun, _, aspect = (about or "").partition(":")
+    drafted, cut = asyncio.run(
+        _drafted(
+            backend,
+            parts,
+            queries,
+            columns=(text, label),
+            public=files["public"],
+            text=noun or None,
+            aspect=aspect or None,
+            words=_meanings(words, sorted({row["label"] for row in usable.rows})),
+        )
+    )
+    clients = max(1, min(20, len(parts.train) // _BATCH))
+    document = _document(
+        name[:64], drafted, cut, backend, files=files, clients=clients, queries=queries
+    )
+    content = {
+        file: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+        for file, part in zip(files.values(), parts, strict=True)
+    }
+    _write(target, {**content, target.name: document}, fresh=fresh)
+    longer = sum(len(row["text"]) > cut for row in usable.rows)
+    named = drafted.task["labels"].items()
+    described = drafted.task["description"]
+    facts = {
+        "model": backend.get("model", "roberta-mini"),
+        "texts": f"{described['text']}, {described['aspect']}; cut at {cut} characters"
+        f" ({plural(longer, 'row')} of {len(usable.rows)} longer)",
+        "label words": ", ".join(f"{value}: {word!r}" for value, word in named),
+        files["train"]: f"{plural(len(parts.train), 'row')}, on {plural(clients, 'device')}",
+        files["dev"]: f"{plural(len(parts.dev), 'row')}, which only measure the prompt",
+        files["public"]: f"{plural(len(parts.public), 'row')}, which become public as examples",
+    }
+    if drafted.unchecked:
+        facts["not checked"] = drafted.unchecked
+    output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
+    output.facts(facts)
+    for line in usable.notes:
+        output.console.print(f"  note: {line}")
+    output.console.print(f"\nNext: fedone plan {target}, then fedone tune {target}")
+
+
+def _interactive() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def _chosen(option: str, given: str | None, likely: Sequence[str], known: Sequence[str]) -> str:
+    """Return a column: as given, as answered, or the most likely one."""
+    if given is None and _interactive():
+        others = ", ".join(likely[1:])
+        question = f"Column of the {option[2:]}s{f' (or {others})' if others else ''}"
+        given = typer.prompt(question, default=likely[0])
+    if given is not None and given not in likely:
+        why = "does not hold any" if given in known else "is no column"
+        raise SpecError(f"{option}: {given!r} {why}; likely: {', '.join(likely)}", source="data")
+    return given or likely[0]
+
+
+def _meanings(given: str | None, labels: Sequence[str]) -> dict[str, str] | None:
+    if given is None:
+        return None
+    pairs = [one.partition("=") for one in given.split(",")]
+    found = {label.strip(): word.strip() for label, _, word in pairs}
+    if set(found) != set(labels) or not all(found.values()):
+        raise ArgumentError(f"--words: needs LABEL=WORD for each of {', '.join(labels)}")
+    return found
+
+
+def _model(given: str | None) -> str:
+    """Return a model: as given, or the largest known one that is here, after an offer to fetch."""
+    if given is not None:
+        return given
+    usable = [
+        one
+        for one in LOCAL_MODELS.values()
+        if one.backend != "llama_cpp" or find_spec("xllamacpp") is not None
+    ]
+    usable.sort(key=lambda one: one.num_bytes)
+    best, here = usable[-1], [one for one in usable if is_present(one)][-1]
+    if best != here:
+        num_bytes = size(best.wheel.num_bytes if best.wheel else best.num_bytes)
+        if not _interactive():
+            note(f"a better model: fedone models {best.name} fetches {num_bytes}")
+        elif typer.confirm(f"Fetch {best.name} ({best.description}; {num_bytes})?", default=True):
+            from fedone_sdk.cli.models import fetch
+
+            fetch(best.name)
+            here = best
+    return str(typer.prompt("Model", default=here.name)) if _interactive() else here.name
+
+
+def _backend_of(model: str) -> dict[str, Any]:
+    if model in LOCAL_MODELS:
+        known = LOCAL_MODELS[model]
+        return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
+    path = Path(model)
+    if path.suffix == ".gguf":
+        return {"kind": "llama_cpp", "model": str(path.absolute())}
+    if path.is_dir():
+        kind = "onnx" if any(path.glob("*.onnx")) else "transformers"
+        return {"kind": kind, "model": str(path.absolute())}
+    return {"kind": "openai", "model": model}
+
+
+async def _drafted(
+    backend: dict[str, Any], parts: Splits, queries: int, **given: Any
+) -> tuple[Draft, int]:
+    """Return the draft, and the length at which texts are cut."""
+    from pydantic import TypeAdapter
+
+    from fedone_sdk.backends.build import build_backend
+    from fedone_sdk.local.draft import draft
+    from fedone_sdk.spec import BackendSpec
+
+    spec = TypeAdapter[Any](BackendSpec).validate_python(backend)
+    async with build_backend(spec) as model:
+        found = await draft(model, backend["kind"], parts.public, **given)
+    if found.several:
+        backend["multi_token_labels"] = True
+    most = float(_LENGTHS[-1])
+    if found.char_s:
+        most = _TUNE_S / found.char_s / (queries * _BATCH + 3 * len(parts.dev))
+    return found, max(filter(lambda one: one <= most, _LENGTHS), default=_LENGTHS[0])
+
+
+def _write(target: Path, files: Mapping[str, str], *, fresh: bool) -> None:
+    """Write all files, or none: they are checked in a temporary folder as `fedone plan` does."""
+    folder = target.parent
+    for file, content in files.items():
+        place = folder / file
+        if place.exists() and not fresh and place.read_text(encoding="utf-8") != content:
+            raise ArgumentError(f"{place} exists with other content; --fresh replaces it")
+    try:
+        with TemporaryDirectory(prefix=".fedone-init-", dir=folder) as draft:
+            for file, content in files.items():
+                (Path(draft) / file).write_text(content, encoding="utf-8")
+            asyncio.run(_check(Path(draft) / target.name))
+            for file in files:
+                os.replace(Path(draft) / file, folder / file)
+    except OSError as exc:
+        raise ArgumentError(f"--output: {exc.filename or folder}: {exc.strerror or exc}") from exc
+
+
+async def _check(path: Path) -> None:
+    from fedone_sdk.local.plan import plan_run
+
+    run = RunFile.load(path)
+    async with run.backend() as backend:
+        await plan_run(run.federation(), backend=backend)
+
+
+def _document(
+    name: str,
+    draft: Draft,
+    cut: int,
+    backend: Mapping[str, Any],
+    *,
+    files: Mapping[str, str],
+    clients: int,
+    queries: int,
+) -> str:
+    task = draft.task
+    form = {key: value for key, value in task.items() if key in ("chat", "template")}
+    written = {key: _cut(value, cut) for key, value in form.items()}
+    return _RUN.format(
+        name=_yaml(name),
+        form="\n".join(f"  {key}: {_yaml(value)}" for key, value in written.items()),
+        description=_yaml(task["description"]),
+        labels="\n".join(
+            f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()
+        ),
+        slots="\n".join(
+            f"    - name: {one['name']}\n      candidates: {_yaml(one['candidates'])}"
+            for one in draft.slots
+        ),
+        train=_yaml(files["train"]),
+        dev=_yaml(files["dev"]),
+        clients=clients,
+        samples=_SAMPLES,
+        batch=_BATCH,
+        queries=queries,
+        rounds=_ROUNDS * max(1, queries // _SAMPLES),
+        backend=_yaml(dict(backend)),
+    )
+
+
+def _cut(form: Any, most: int) -> Any:
+    if isinstance(form, str):
+        return form.replace("{text}", f"{{text:.{most}}}")
+    return {role: _cut(text, most) for role, text in form.items()}
+
+
+def _yaml(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+_RUN = """\
+# Written by `fedone init`. All keys: docs/reference/run-yaml.md
+name: {name}
+task:
+  # {{text:.N}} is the first N characters of a text; the other names are slots.
+{form}
+  # Words for the task in the instructions: what a text is, and what its label says.
+  description: {description}
+  # The model's answer for each label.
+  labels:
+{labels}
+  metric: accuracy
+data:
+  train: {train}
+  # Only for measuring the prompt; no device has these rows.
+  dev: {dev}
+  # Number of simulated devices that share the rows.
+  num_clients: {clients}
+# What is tuned: one candidate of each slot is chosen. "" is none. Add your own to a list.
+prompt:
+  slots:
+{slots}
+# Thompson sampling over whole prompts. A query is one prompt on one mini-batch.
+method: {{name: thompson, num_samples: {samples}, batch_size: {batch}}}
+# A hard cap. A higher number continues the same run.
+budget: {{queries: {queries}}}
+# More than the budget pays for, so that a higher one has work to pay for.
+rounds: {rounds}
+# 0 measures only before and after the run.
+evaluation: {{every: 0}}
+backend: {backend}
+seed: 0
+"""

@@ -1,0 +1,140 @@
+"""The discrete Gaussian mechanism on a grid (Canonne, Kamath and Steinke 2020).
+
+Values are clipped and rounded to integers; the noise is added in exact integer arithmetic, and only
+the noised integers are scaled back. Therefore no parameter makes the noise vanish, and the low bits
+of a result reveal nothing (Mironov 2012). The randomness is the operating system's, because the
+server has the run's seed and could recompute noise that is derived from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from random import Random, SystemRandom
+from typing import TYPE_CHECKING
+
+from fedone_sdk.messages import MAX_LOSS
+from fedone_sdk.spec.sections import PrivacySpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_GRID = 2**30
+"""Grid steps of the width of a clipped value. `fedone_sdk.accountant` relies on it."""
+
+_RANDOM = SystemRandom()
+
+
+def noised_means(
+    values: Sequence[Sequence[float]],
+    bounds: Sequence[tuple[float, float]],
+    noise_multiplier: float,
+    random: Random = _RANDOM,
+) -> tuple[float, ...]:
+    """Return means over examples with noise, which protect one example.
+
+    One example moves each of the d sums by at most the width of its bounds, so the vector of the
+    sums, in units of these widths, by at most sqrt(d).
+
+    Args:
+        values: Shape (d, b), one row per mean, the same examples in each.
+        bounds: Lowest and highest value of each row; the values are clipped to them.
+        noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
+        random: Source of uniform integers.
+
+    Returns:
+        Shape (d,); a noised mean may be outside its bounds.
+    """
+    variance = math.ceil(noise_multiplier * noise_multiplier * len(values) * _GRID * _GRID)
+    noise = discrete_gaussian(len(values), variance, random)
+    means = []
+    for row, (low, high), extra in zip(values, bounds, noise, strict=True):
+        shares = (min(max((value - low) / (high - low), 0.0), 1.0) for value in row)
+        total = extra + sum(math.floor(share * _GRID + 0.5) for share in shares)
+        means.append(low + total * (high - low) / (_GRID * len(row)))
+    return tuple(means)
+
+
+def private_losses(
+    losses: Sequence[Sequence[float]], privacy: PrivacySpec, random: Random = _RANDOM
+) -> tuple[float, ...]:
+    """Return mean losses with each example's loss clipped to [0, C], and noise.
+
+    Args:
+        losses: Shape (I, b), one row per prompt, the same examples in each.
+        privacy: Has the clip C.
+        random: Source of uniform integers.
+
+    Returns:
+        Shape (I,), clipped to what an update can carry.
+    """
+    bounds = [(0.0, privacy.clip)] * len(losses)
+    means = noised_means(losses, bounds, privacy.noise_multiplier, random)
+    return tuple(min(max(mean, -MAX_LOSS), MAX_LOSS) for mean in means)
+
+
+def private_step(
+    before: NDArray[np.float32],
+    after: NDArray[np.float32],
+    privacy: PrivacySpec,
+    random: Random = _RANDOM,
+) -> NDArray[np.float64]:
+    """Return alpha after a clipped and noised step, shape (n, N); the caller projects it.
+
+    Two steps of L2 norm C differ by at most 2 C. The projection is post-processing, which costs no
+    privacy.
+    """
+    import numpy as np
+
+    start = before.astype(np.float64)
+    step = np.nan_to_num(after - start, posinf=0.0, neginf=0.0)
+    scale = _GRID / max(float(np.linalg.norm(step)), privacy.clip)
+    units = np.trunc(step * scale).astype(np.int64)
+    while int(np.sum(units * units)) > _GRID**2:  # by the rounding of the norm
+        units -= np.sign(units)
+    variance = math.ceil((2.0 * privacy.noise_multiplier * _GRID) ** 2)
+    noise = np.array(discrete_gaussian(units.size, variance, random), dtype=np.int64)
+    noised: NDArray[np.int64] = units + noise.reshape(units.shape)
+    return start + noised * (privacy.clip / _GRID)
+
+
+def discrete_gaussian(count: int, variance: int, random: Random = _RANDOM) -> list[int]:
+    """Draw integers k, each with probability proportional to ``exp(-k**2 / (2 * variance))``.
+
+    Exact, by rejection from a discrete Laplace distribution of a similar scale.
+    """
+    scale = int(math.sqrt(variance)) + 1  # any scale is exact
+    found: list[int] = []
+    while len(found) < count:
+        drawn = _discrete_laplace(scale, random)
+        gap = abs(drawn) * scale - variance
+        if _exp_coin(gap * gap, 2 * variance * scale * scale, random):
+            found.append(drawn)
+    return found
+
+
+def _discrete_laplace(scale: int, random: Random) -> int:
+    """Draw an integer k with probability proportional to ``exp(-abs(k) / scale)``."""
+    while True:
+        size = random.randrange(scale)
+        if not _exp_coin(size, scale, random):
+            continue
+        while _exp_coin(1, 1, random):
+            size += scale
+        if not random.getrandbits(1):
+            return size
+        if size:
+            return -size
+
+
+def _exp_coin(numerator: int, denominator: int, random: Random) -> bool:
+    """Return True with probability ``exp(-numerator / denominator)``."""
+    while numerator > denominator:
+        if not _exp_coin(1, 1, random):
+            return False
+        numerator -= denominator
+    count = 1
+    while random.randrange(denominator * count) < numerator:
+        count += 1
+    return count % 2 == 1

@@ -1,0 +1,202 @@
+"""Which columns of a table hold texts and labels, its labelled rows, and their splits."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedone_sdk.errors import DataError
+from fedone_sdk.task import label_key
+
+_Rows = Sequence[Mapping[str, Any]]
+
+_TEXT_NAMES = (
+    *("text", "sentence", "message", "body", "content", "review", "question", "comment", "tweet"),
+    *("utterance", "description", "title", "v2"),
+)
+_LABEL_NAMES = (
+    *(
+        "label",
+        "class",
+        "category",
+        "target",
+        "intent",
+        "sentiment",
+        "topic",
+        "priority",
+        "emotion",
+    ),
+    *("tag", "type", "rating", "stars", "y", "v1"),
+)
+NAMES = {*_TEXT_NAMES, *_LABEL_NAMES}
+"""Names of columns that tables have most."""
+
+MAX_LABELS = 64
+_MAX_LABEL_CHARS = 60
+_MIN_ROWS = 3
+"""Rows of a label: one to tune on, one to measure, one that may become public."""
+
+_MIN_LABELLED = 0.5
+_DEV_SHARE, _MIN_DEV, _MAX_DEV, _MOST_DEV = 0.2, 150, 400, 0.4
+_PUBLIC_SHARE, _MAX_PUBLIC = 0.1, 64
+
+
+def label_columns(rows: _Rows) -> list[str]:
+    """Return the columns that may hold labels, the likeliest first.
+
+    A label is a short text or a number, of 2 to 64 kinds, each in two rows on average. Up to half
+    of the rows may have none. Of two columns with the same classes, the one with words is first.
+    """
+    values = {name: [label_text(row.get(name)) for row in rows] for name in rows[0]}
+    kinds = {name: {label_key(one) for one in column if one} for name, column in values.items()}
+    most = min(MAX_LABELS, max(len(rows) // 2, 2))
+    found = [
+        name
+        for name, column in values.items()
+        if 2 <= len(kinds[name]) <= most
+        and all(len(one) <= _MAX_LABEL_CHARS for one in kinds[name])
+        and sum(map(bool, column)) >= _MIN_LABELLED * len(rows)
+    ]
+    if not found:
+        counts = ", ".join(f"{name!r} has {len(each)}" for name, each in kinds.items())
+        raise DataError(
+            f"no column can be the label: one with 2 to {most} different short values is needed, "
+            f"in half of the rows at least ({counts})"
+        )
+
+    def order(name: str) -> tuple[int, bool, int]:
+        wordless = not all(re.search(r"[^\W\d_]{2}", one) for one in kinds[name])
+        return _rank(name, _LABEL_NAMES), wordless, len(kinds[name])
+
+    found.sort(key=order)
+    # ``label`` 0 and 1 beside ``label_text``: one is the name of the other.
+    twins = [name for name in found[1:] if _same_classes(values[found[0]], values[name])]
+    best = min((found[0], *twins), key=lambda name: order(name)[1])
+    return [best, *(name for name in found if name != best)]
+
+
+def _same_classes(one: Sequence[str], other: Sequence[str]) -> bool:
+    return len(set(zip(one, other, strict=True))) == len(set(one)) == len(set(other))
+
+
+def text_columns(rows: _Rows, label: str) -> list[str]:
+    """Return the columns that may hold the texts, the likeliest first."""
+    sizes = {
+        name: sum(map(len, texts))
+        for name in rows[0]
+        if name != label
+        and (texts := [one for row in rows if isinstance(one := row.get(name), str)])
+    }
+    found = [name for name, size in sizes.items() if size]
+    if not found:
+        raise DataError(f"no column but the label {label!r} holds texts")
+    # A name counts only for a column whose texts are not far shorter than the longest column's.
+    bar = max(sizes.values()) / 4
+    return sorted(
+        found,
+        key=lambda name: (_rank(name, _TEXT_NAMES) if sizes[name] >= bar else 99, -sizes[name]),
+    )
+
+
+class Labelled(NamedTuple):
+    """The usable rows of a table.
+
+    Attributes:
+        rows: Their text and label, with one spelling per label.
+        notes: What was changed or left out.
+    """
+
+    rows: list[dict[str, str]]
+    notes: list[str]
+
+
+def labelled(rows: _Rows, text: str, label: str) -> Labelled:
+    """Return the rows that have a text and a label, with one spelling per label.
+
+    Raises:
+        DataError: Fewer than two labels have enough rows, or more than 64.
+    """
+    notes: list[str] = []
+    found = []
+    for row in rows:
+        words, value = row.get(text), label_text(row.get(label))
+        if isinstance(words, str) and words.strip() and value:
+            found.append({"text": words, "label": value})
+    if len(found) < len(rows):
+        notes.append(f"{len(rows) - len(found)} of {len(rows)} rows lack a text or a label")
+    spellings = defaultdict[str, Counter[str]](Counter)
+    for one in found:
+        spellings[label_key(one["label"])][one["label"]] += 1
+    spelled = {key: counts.most_common(1)[0][0] for key, counts in spellings.items()}
+    for key, counts in spellings.items():
+        if len(counts) > 1:
+            notes.append(f"{', '.join(map(repr, sorted(counts)))} are one label, {spelled[key]!r}")
+    rare = [key for key, counts in spellings.items() if counts.total() < _MIN_ROWS]
+    if rare:
+        names = ", ".join(repr(spelled[key]) for key in rare[:5])
+        notes.append(f"{len(rare)} labels have fewer than {_MIN_ROWS} rows: {names}")
+    kept = [
+        {**one, "label": spelled[key]}
+        for one in found
+        if (key := label_key(one["label"])) not in rare
+    ]
+    count = len(spellings) - len(rare)
+    if not 2 <= count <= MAX_LABELS:
+        raise DataError(
+            f"column {label!r} has {count} labels with {_MIN_ROWS} rows or more; "
+            f"2 to {MAX_LABELS} are needed"
+        )
+    return Labelled(kept, notes)
+
+
+class Splits(NamedTuple):
+    """Rows to tune on, rows that only measure, and rows that become public."""
+
+    train: list[dict[str, str]]
+    dev: list[dict[str, str]]
+    public: list[dict[str, str]]
+
+
+def split(rows: Sequence[dict[str, str]], *, seed: int = 0) -> Splits:
+    """Split rows, each label in proportion and with a row in each part, in the order of the rows.
+
+    A fifth is for measurement, but 150 to 400 rows, and at most two fifths; a tenth of the rest
+    becomes public, up to 64 rows.
+    """
+    by_label = defaultdict[str, list[int]](list)
+    for number, row in enumerate(rows):
+        by_label[row["label"]].append(number)
+    total = len(rows)
+    dev = min(max(_DEV_SHARE * total, _MIN_DEV), _MAX_DEV, _MOST_DEV * total)
+    public = min(_PUBLIC_SHARE * total, _MAX_PUBLIC)
+    draw = random.Random(seed)
+    part = dict[int, int]()
+    for numbers in by_label.values():
+        order = draw.sample(numbers, len(numbers))
+        share = len(numbers) / total
+        num_dev = min(max(1, round(dev * share)), len(numbers) - 2)
+        num_public = min(max(2, round(public * share)), max(1, (len(numbers) - num_dev) // 2))
+        part |= dict.fromkeys(order[:num_dev], 1)
+        part |= dict.fromkeys(order[num_dev : num_dev + num_public], 2)
+    parts = Splits([], [], [])
+    for number, row in enumerate(rows):
+        parts[part.get(number, 0)].append(row)
+    return parts
+
+
+def label_text(value: Any) -> str:
+    """Return a cell as the text of a label; empty for none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is None or isinstance(value, dict | list) or value != value:
+        return ""
+    return str(value).strip()
+
+
+def _rank(name: str, known: Sequence[str]) -> int:
+    words = re.split(r"[\W_]+", name.casefold())
+    ranks = [known.index(word) for word in (*words, name.casefold().rstrip("s")) if word in known]
+    return min(ranks, default=len(known)) * 2 + (len(words) > 1)

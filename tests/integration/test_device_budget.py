@@ -1,0 +1,96 @@
+"""What a device pays for: what its lease names, and what its own budget has left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedone_sdk import Budget
+from fedone_sdk.client.transport import Idle
+from fedone_sdk.errors import SpecError
+from fedone_sdk.messages import Claim
+from fedone_sdk.testing import ScriptedBackend
+from tests.edge import edge_client
+from tests.integration.test_edge_resume import DATA, NUM_SAMPLES, serving, spec_of
+from tests.runs import TOKEN, RecordingTransport
+
+
+class Stingy(RecordingTransport):
+    """Leases less than it names."""
+
+    leased = 0
+
+    async def claim(self, credential: str, message: Claim) -> Any:
+        work = await super().claim(credential, message)
+        return work if isinstance(work, Idle) else work.model_copy(update=self.lies())
+
+    def lies(self) -> dict[str, int]:
+        return {"leased_queries": self.leased}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["gateway", "own model"])
+@pytest.mark.parametrize(
+    ("exchange", "local_steps", "leased"),
+    [("losses", 1, 0), ("losses", 1, NUM_SAMPLES - 1), ("alpha", 3, 3 * NUM_SAMPLES - 1)],
+)
+async def test_more_prompts_than_leased(
+    exchange: str, local_steps: int, leased: int, own: bool
+) -> None:
+    gateway, model = ScriptedBackend(), ScriptedBackend()
+    async with serving(spec_of(exchange, local_steps=local_steps), gateway) as service:
+        transport = Stingy(service)
+        transport.leased = leased
+        options = {"backend": model} if own else {}
+        async with edge_client(
+            "memory:", token=TOKEN, data=DATA, transport=transport, wait_s=0.0, **options
+        ) as client:
+            assert (await client.run_once()).outcome == "declined"
+    assert f"leases {leased} queries" in transport.declines[0].reason
+    assert (gateway.asked, model.asked, transport.updates) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("own", "caps", "updates", "asked"),
+    [
+        (False, {"queries": NUM_SAMPLES}, 1, None),
+        (False, {"queries": 2 * NUM_SAMPLES - 1}, 1, None),
+        (True, {"queries": 2 * NUM_SAMPLES}, 2, None),
+        (True, {"requests": 7}, 0, 7),
+        (True, {"requests": NUM_SAMPLES + 7}, 1, NUM_SAMPLES + 7),
+        (True, {"tokens": 1}, 0, 0),
+    ],
+)
+async def test_a_budget_of_the_devices_own(
+    tmp_path: Path, own: bool, caps: dict[str, int], updates: int, asked: int | None
+) -> None:
+    """It holds across restarts, and the run offers the device no more work."""
+    gateway, model = ScriptedBackend(), ScriptedBackend()
+    outcomes = []
+    async with serving(spec_of("losses", rounds=4), gateway) as service:
+        transport = RecordingTransport(service)
+        for _ in range(4):  # a restart each time
+            async with edge_client(
+                "memory:",
+                token=TOKEN,
+                data=DATA,
+                backend=model if own else None,
+                state_dir=tmp_path,
+                budget=Budget(**caps),
+                transport=transport,
+                wait_s=0.0,
+            ) as client:
+                outcomes.append((await client.run_once()).outcome)
+    assert outcomes == ["worked"] * updates + ["declined"] * (4 - updates)
+    assert len(transport.updates) == updates
+    assert transport.declines[0].unfit
+    assert transport.declines[0].reason == "the client's budget has nothing left for this"
+    if asked is not None:
+        assert len(model.asked) == asked
+
+
+@pytest.mark.parametrize("unit", ["requests", "tokens", "usd"])
+def test_a_cap_that_cannot_be_kept(unit: str) -> None:
+    with pytest.raises(SpecError, match=rf"policy\.budget\.{unit}: .* allowed: queries"):
+        edge_client("http://x", data=DATA, token=TOKEN, budget=Budget(**{unit: 1}))
