@@ -224,6 +224,10 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         found = ",".join(f"{name}={value}" for name, value in asked.items() if value is not None)
         return f":{found}" if found else ""
 
+    async def special_tokens(self, text: str) -> list[str]:
+        """Return the special tokens of the model in a text, if its tokeniser is at hand."""
+        return (await self._loaded()).special_tokens(text)
+
     async def _loaded(self) -> TokenCounter:
         async with self._loading:
             if self._counter is None:

@@ -76,7 +76,10 @@ def contents_of(run: ReportedRun) -> Contents:
         created = datetime.fromtimestamp(run.created_at, UTC)
         began = f"{created:%Y-%m-%d %H:%M UTC}"
     program, note = "", ""
-    if spec is not None:
+    if spec is not None and spec.backend.kind == "own":
+        # An export names it, and running the program would import it.
+        note = "The model is an object of the run's own, which a report does not name."
+    elif spec is not None:
         program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
     return Contents(
         run=run,
