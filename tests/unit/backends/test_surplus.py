@@ -13,7 +13,8 @@ from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.backends.surplus import Surplus
 from fedone_sdk.budget import Budget, BudgetGuard, Price, Usage
 from fedone_sdk.errors import BudgetExhausted
-from fedone_sdk.spec import LimitsSpec, RetrySpec
+from fedone_sdk.local.federation import Federation, simulate
+from fedone_sdk.spec import LimitsSpec, RetrySpec, RunSpec
 from fedone_sdk.task import Part
 from tests.fake_openai import FakeOpenAI
 
@@ -118,3 +119,35 @@ def test_a_quote_learns_from_answers(num_inputs: int) -> None:
     # Prompt tokens are learnt in proportion.
     surplus.learn(quoted, quoted.model_copy(update={"prompt_tokens": 150}), num_inputs)
     assert surplus.raised(Usage(prompt_tokens=1_000), 1).prompt_tokens == 2_000
+
+
+async def test_a_run_ends_at_its_cap_when_the_bills_exceed_the_quotes() -> None:
+    """Later leases cover what was learnt, so that the run ends, and no client declines for ever."""
+    spec = RunSpec.model_validate(
+        {
+            "name": "reasons",
+            "task": {"template": "{prompt} {text}", "labels": {"0": " terrible", "1": " great"}},
+            "prompt": {"length": 2, "vocabulary": {"kind": "list", "candidates": ["a", "b", "c"]}},
+            "method": {"name": "thompson", "num_samples": 5, "batch_size": 4},
+            "budget": {"tokens": 40_000},
+            "rounds": 100,
+        }
+    )
+    shard = tuple({"text": f"review {number}", "label": number % 2} for number in range(8))
+    federation = Federation(
+        spec=spec,
+        shards=(shard,) * 2,
+        dev=(),
+        vocabulary=spec.prompt.build(spec.task, []),
+        reused_rows=False,
+    )
+    async with FakeOpenAI(bills=reasons(800, 0)) as server:
+        adapter = OpenAIBackend(
+            "fake-1", base_url=server.base_url, api_key_env=None, max_input_tokens=64
+        )
+        async with ModelClient(adapter, retry=RetrySpec(), limits=LimitsSpec()) as backend:
+            result = await simulate(federation, backend=backend)
+    billed = sum(one.prompt_tokens + one.completion_tokens for one in server.received)
+    assert result.status == "budget_exhausted"
+    assert billed == result.spent.prompt_tokens + result.spent.completion_tokens
+    assert 10_000 < billed <= 40_000
