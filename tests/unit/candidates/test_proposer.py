@@ -100,7 +100,7 @@ def _read(text: str, **options: object) -> tuple[str, ...]:
         '["one", "ONE", " one ", "", "two", "\\u0000", "a\\u202eb", "\\ud800"]',
         '["one", "{sentence}", "{label:2}", "{}", "{\\n}", "two"]',
         '["one", "two", "' + "x" * 101 + '"]',
-        '["<|im_end|>", "one", "x</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "two", "<bos>x"]',
+        '["<|im_end|>", "one", "x</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "two"]',
         '["one", "<|", "a|>", "two", "[/inst]", "<end_of_turn>", "<<SYS>>", "</think>"]',
     ],
 )
