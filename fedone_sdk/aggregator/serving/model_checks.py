@@ -9,7 +9,7 @@ from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.run_view import reasons
 from fedone_sdk.backends import LLMBackend, query_for
 from fedone_sdk.backends.label_words import check_label_words
-from fedone_sdk.candidates import label_checks
+from fedone_sdk.candidates import label_checks, no_prompt
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.vocabulary import Vocabulary
@@ -58,7 +58,10 @@ class ModelChecks:
         check_caps(spec, backend.bounds)
         # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
-        await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
+        bare = no_prompt(spec.task, vocabulary)
+        await backend.quote(
+            query_for(spec.task, bare, [nothing], backend=backend, references=["a"])
+        )
         worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
         return machine.with_model(backend.fingerprint, worst_query)
 
