@@ -59,8 +59,10 @@ def sync_path(path: Path) -> None:
 def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
     """Switch a database to write-ahead logging, in which readers do not block writers.
 
-    Retries for `timeout_s` seconds, because the first change to WAL ignores the busy timeout.
+    Deleted content is overwritten with zeros, which is the default of some builds only. Retries for
+    `timeout_s` seconds, because the first change to WAL ignores the busy timeout.
     """
+    db.execute("PRAGMA secure_delete=ON")
     give_up = time.monotonic() + timeout_s
     while True:
         try:
@@ -70,6 +72,16 @@ def use_wal(db: sqlite3.Connection, timeout_s: float) -> None:
             if time.monotonic() > give_up:
                 raise
             time.sleep(0.01)
+
+
+def erase_log(db: sqlite3.Connection) -> bool:
+    """Write a database's log to its file and empty it: what was deleted is in neither.
+
+    Returns:
+        False if another connection has read or written for longer than the busy timeout.
+    """
+    (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import structlog
@@ -14,6 +15,7 @@ from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.rate_limit import RateLimiter
 from fedone_sdk.backends.retries import Retries
+from fedone_sdk.backends.surplus import Surplus
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
 from fedone_sdk.errors import BackendBlocked, BackendError, BudgetExhausted
 from fedone_sdk.spec import LimitsSpec, RetrySpec
@@ -46,9 +48,10 @@ class ModelClient(Wrapper):
     request's cost is reserved before it is sent; a request that does not fit is not sent. The
     actual cost is charged after the answer, and the rest is released. A request of unknown cost (a
     timeout, a cancelled caller) is charged in full. Logical queries are counted by the caller,
-    because a retry is the same query. The bound is the adapter's `quote`, which must be above the
-    bill. If a provider bills more, the actual cost is charged, a cap may be exceeded by the
-    difference, and a warning is logged.
+    because a retry is the same query. The bound is the adapter's `quote`. If a provider bills more,
+    the actual cost is charged, and a warning is logged; later quotes are raised by what was learnt
+    (`Surplus`). A cap may be exceeded by the surplus of one request: the first request of each
+    kind, and the next one after each surprise, is sent alone, if the client has retries.
 
     Args:
         inner: The adapter.
@@ -76,6 +79,7 @@ class ModelClient(Wrapper):
         self._price = price
         self._guard = guard
         self._watch = watch
+        self._surplus = Surplus()
         self._concurrency = CONCURRENCY if limits is None else limits.concurrency
         self._limiter: RateLimiter | None = None
         if limits is not None:
@@ -83,7 +87,11 @@ class ModelClient(Wrapper):
             self._limiter = RateLimiter(**limits.model_dump(), max_wait_s=max_wait_s)
         self._retries: Retries | None = None
         if retry is not None:
-            self._retries = Retries(**retry.model_dump(), on_open=self._refuse_waiting)
+            self._retries = Retries(
+                **retry.model_dump(),
+                on_open=self._refuse_waiting,
+                alone=lambda: self._surplus.unsure,
+            )
         super().__init__(inner)
 
     def _describe(self) -> None:
@@ -143,7 +151,7 @@ class ModelClient(Wrapper):
         usage = NOTHING
         for size, times in ((most, full), (rest, min(rest, 1))):
             if times:
-                usage += self._priced(self.inner.worst_case(size, max_tokens)) * times
+                usage += self._bound(self.inner.worst_case(size, max_tokens), size) * times
         return _as_one_query(usage)
 
     async def quote(self, query: Query) -> Usage:
@@ -154,9 +162,10 @@ class ModelClient(Wrapper):
         new: Sequence[int] = range(len(query.inputs))
         if self.cache is not None:
             new = await self.cache.unknown(await self._keys(query))
-        parts = self._parts(new)
-        quotes = [self._priced(await self.inner.quote(query.part(part))) for part in parts]
-        return _as_one_query(sum(quotes, NOTHING))
+        usage = NOTHING
+        for part in self._parts(new):
+            usage += self._bound(await self.inner.quote(query.part(part)), len(part))
+        return _as_one_query(usage)
 
     @property
     def trouble(self) -> str | None:
@@ -195,12 +204,13 @@ class ModelClient(Wrapper):
         return await self._retries.run(query.want, lambda: self._limited(query))
 
     async def _limited(self, query: Query) -> Answer:
-        worst = self._priced(await self.inner.quote(query)).without_queries()
+        quoted = await self.inner.quote(query)
         if self._limiter is None:
-            return await self._paid(query, worst)
+            return await self._paid(query, quoted)
         payer = "" if query.payer is None else query.payer.name
+        worst = self._surplus.raised(quoted, len(query.inputs))
         tokens = worst.prompt_tokens + worst.completion_tokens
-        return await self._limiter.run(payer, tokens, lambda: self._paid(query, worst))
+        return await self._limiter.run(payer, tokens, lambda: self._paid(query, quoted))
 
     def _refuse_waiting(self, reason: BackendBlocked) -> None:
         if self._limiter is not None:
@@ -208,7 +218,9 @@ class ModelClient(Wrapper):
 
     # Budget
 
-    async def _paid(self, query: Query, worst: Usage) -> Answer:
+    async def _paid(self, query: Query, quoted: Usage) -> Answer:
+        worst = self._bound(quoted, len(query.inputs)).without_queries()
+        settle = partial(self._settle, quoted, len(query.inputs))
         async with AsyncExitStack() as stack:
             leases = await self._reserve(stack, query.payer, worst)
             try:
@@ -216,14 +228,12 @@ class ModelClient(Wrapper):
                     answer = await self.inner.score(query)
             except BackendError as exc:
                 if exc.usage is not None:
-                    self._settle(leases, worst, self._priced(exc.usage))
+                    settle(leases, exc.usage)
                 raise
             except BudgetExhausted as exc:  # From another account, behind this model.
-                self._settle(leases, worst, self._priced(exc.usage or NOTHING))
+                settle(leases, exc.usage or NOTHING)
                 raise
-            usage = self._priced(answer.usage)
-            self._settle(leases, worst, usage)
-            return answer if usage is answer.usage else replace(answer, usage=usage)
+            return replace(answer, usage=settle(leases, answer.usage))
 
     async def _reserve(
         self, stack: AsyncExitStack, payer: Payer | None, worst: Usage
@@ -241,9 +251,9 @@ class ModelClient(Wrapper):
             raise
         return leases
 
-    def _settle(self, leases: list[Lease], worst: Usage, usage: Usage) -> None:
-        used = usage.without_queries()
-        over = used.beyond(worst)
+    def _settle(self, quoted: Usage, num_inputs: int, leases: list[Lease], billed: Usage) -> Usage:
+        worst = self._bound(quoted, num_inputs)
+        over = self._priced(self._surplus.learn(quoted, billed, num_inputs))
         if over != NOTHING:
             _log.warning(
                 "the provider counted more than the request was bounded by",
@@ -251,8 +261,13 @@ class ModelClient(Wrapper):
                 quoted=worst.exact(),
                 beyond=over.exact(),
             )
+        usage = self._priced(billed)
         for lease in leases:
-            lease.settle(used)
+            lease.settle(usage.without_queries())
+        return usage
+
+    def _bound(self, quoted: Usage, num_inputs: int) -> Usage:
+        return self._priced(self._surplus.raised(quoted, num_inputs))
 
     def _priced(self, usage: Usage) -> Usage:
         return usage if self._price is None else self._price.priced(usage)

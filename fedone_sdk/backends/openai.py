@@ -61,10 +61,12 @@ class _Prepared(NamedTuple):
     """A query as messages.
 
     Attributes:
+        least: Prompt tokens that each input has at least.
         shortened: Per input its contents if it was too long, else None.
     """
 
     contents: list[Content]
+    least: list[int]
     worst: Usage
     shortened: list[Content | None]
 
@@ -176,7 +178,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if query.want == "labels":
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
-        return await self._asked(query, prepared.contents[0], words, prepared.worst)
+        return await self._asked(query, prepared, words)
 
     async def check(self, label_words: tuple[str, ...], form: Rendered = ()) -> None:
         """Check label words, form, and that the server lists the model, at no cost."""
@@ -252,6 +254,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def _prepare(self, query: Query) -> _Prepared:
         counter = await self._loaded()
         contents: list[Content] = []
+        least: list[int] = []
         shortened: list[Content | None] = []
         worst = Usage(queries=1)
         for parts in query.inputs:
@@ -267,13 +270,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     for message, text in zip(messages, fitted, strict=True)
                 ]
             )
+            least.append(counter.least(num_tokens))
             shortened.append(None if fitted == texts else contents[-1])
             worst += Usage(
                 requests=1,
                 prompt_tokens=num_tokens + around + self._overhead,
                 completion_tokens=_most_written(query),
             )
-        return _Prepared(contents, worst, shortened)
+        return _Prepared(contents, least, worst, shortened)
 
     def _around(self, query: Query) -> int:
         """Upper bound on the tokens of the JSON schema, which counts as input."""
@@ -291,15 +295,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             "additionalProperties": False,
         }
 
-    async def _asked(
-        self, query: Query, sent: Content, words: Sequence[str], quoted: Usage
-    ) -> Answer:
+    async def _asked(self, query: Query, prepared: _Prepared, words: Sequence[str]) -> Answer:
         import openai
 
         with self._server.translated():
             try:
                 async with asyncio.timeout(self._server.timeout_s):
-                    raw = await self._create(**self._body(query, sent))
+                    raw = await self._create(**self._body(query, prepared.contents[0]))
             except openai.APIStatusError as exc:
                 if str(exc.code) in _FILTERED:
                     return _answer(query.want, None, usage=_ONE_REQUEST)
@@ -316,12 +318,17 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 "base_url and api)",
                 url=self._url,
             ) from None
-        usage = usage_of(found.usage, quoted)
+        choice = found.choices[0]
+        num_written = 1 if choice.written else 0
+        if query.want == "text":
+            counter = await self._loaded()
+            num_written = counter.least(counter.count(choice.written or ""))
+        least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
+        usage = usage_of(found.usage, prepared.worst, least)
         model = ":".join(filter(None, (found.model, found.system_fingerprint))) or None
         row: tuple[float, ...] | None = None
         written: str | None = None
         censored = 0
-        choice = found.choices[0]
         if not choice.withheld:
             if query.want == "labels":
                 top = choice.top()

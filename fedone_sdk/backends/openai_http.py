@@ -233,18 +233,26 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     return None if date is None else max(0.0, email.utils.mktime_tz(date) - time.time())
 
 
-def usage_of(usage: object | None, quoted: Usage) -> Usage:
-    """Return the usage of one answered request."""
+def usage_of(usage: object | None, quoted: Usage, least: Usage) -> Usage:
+    """Return the usage of one answered request.
+
+    Args:
+        usage: As the provider reports it.
+        quoted: The request's quote, which counts for tokens that are not reported.
+        least: What was certainly sent and written. A report below it is wrong, and counts as none.
+    """
     prompt = _tokens(usage, "prompt_tokens")
     completion = _tokens(usage, "completion_tokens")
     total = _tokens(usage, "total_tokens")
-    if prompt is None:
-        prompt = quoted.prompt_tokens
     if completion is None:
         completion = quoted.completion_tokens
-    elif total is not None:
+    elif total is not None and prompt is not None:
         # Some providers count reasoning tokens only in the total, and charge for them.
         completion = max(completion, total - prompt)
+    if completion < least.completion_tokens:
+        completion = max(quoted.completion_tokens, least.completion_tokens)
+    if prompt is None or prompt < least.prompt_tokens:
+        prompt = quoted.prompt_tokens
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
 
 

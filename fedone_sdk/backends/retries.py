@@ -26,7 +26,8 @@ class Retries:
     the provider requests, and are at most `max_wait_s`. The answer's usage is that of the last
     attempt; each attempt is charged when it is sent.
 
-    The first request of each kind is sent alone, so that a wrong key or setting costs one request.
+    The first request of each kind is sent alone, so that a wrong key or setting costs one request;
+    so is the next request whenever `alone` asks for it.
 
     The breaker opens after `breaker_failures` failed attempts in a row, over all requests, or at
     the first `BackendBlocked`. While it is open, all requests, including waiting ones, fail with
@@ -40,6 +41,7 @@ class Retries:
         breaker_failures: Failures in a row that open the breaker: more than a burst of requests
             that fail together.
         on_open: Called with the reason when the breaker opens.
+        alone: Whether no request may start while another probe is pending.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Retries:
         max_wait_s: float = 60.0,
         breaker_failures: int = 100,
         on_open: Callable[[BackendBlocked], None] = lambda reason: None,
+        alone: Callable[[], bool] = lambda: False,
     ) -> None:
         self._attempts = attempts
         self._max_wait_s = max_wait_s
         self._breaker_failures = breaker_failures
         self._on_open = on_open
+        self._alone = alone
         self._pauses: set[asyncio.Future[None]] = set()
         self._failures = 0  # in a row
         self._tried: set[Want] = set()  # Kinds of which a request has completed.
@@ -130,7 +134,7 @@ class Retries:
 
     async def _admit(self, want: Want) -> asyncio.Future[None] | None:
         """Admits a request; the first one, or the first after the pause, becomes the probe."""
-        while want not in self._tried or self._refusal is not None:
+        while want not in self._tried or self._refusal is not None or self._alone():
             loop = asyncio.get_running_loop()
             if self._probe is not None:
                 await asyncio.wait({self._probe})

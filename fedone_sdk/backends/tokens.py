@@ -34,6 +34,9 @@ Their chat templates may add a default system message. The longest in wide use i
 _TIMEOUT_S = 5.0
 """Time limit for tiktoken's download of a vocabulary (a few MB, once per machine)."""
 
+_BYTES_PER_TOKEN = 16
+"""More bytes than a token of a text has in the mean; natural languages have about 4."""
+
 _FILE = "tokenizer.json"
 
 Span = tuple[int, int]
@@ -55,6 +58,10 @@ class TokenCounter(ABC):
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
         return len(self.spans(text))
+
+    def least(self, count: int) -> int:
+        """Return how many of the model's tokens a text has at least, given its `count`."""
+        return count if self.exact else -(-count // _BYTES_PER_TOKEN)
 
     def tokens(self, text: str) -> list[str]:
         """Return the tokens of `text`, as text."""

@@ -156,7 +156,7 @@ class VllmBackend(ServerBackend[_Request]):
         usage = answer["data"] if "data" in answer else answer.get("usage")
         return Answer(
             log_probs=log_probs,
-            usage=usage_of(usage, request.worst),
+            usage=usage_of(usage, request.worst, Usage(prompt_tokens=request.worst.prompt_tokens)),
             texts=texts,
             model=said if isinstance(said, str) else f"vllm-{self._checked().version}",
         )

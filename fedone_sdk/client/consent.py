@@ -13,7 +13,7 @@ from typing import Self
 from fedone_sdk.data.misfit import Misfit, label_misfit, text_misfit, unlabelled
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import MAX_TEXT_CHARS, RunTask
-from fedone_sdk.task import Example, TaskSpec
+from fedone_sdk.task import Example, TaskSpec, label_index, label_key
 
 WITHHELD = "the run does not fit this device"
 """All that a server learns of why rows are not used, where they are private."""
@@ -76,7 +76,7 @@ class Consent:
         return cls(
             label="label" if label is None else label,
             fields=None if fields is None else frozenset(fields),
-            labels=None if labels is None else frozenset(map(str, labels)),
+            labels=None if labels is None else frozenset(map(label_key, labels)),
             private=private,
         )
 
@@ -110,7 +110,8 @@ class Consent:
                 return f"the run renders column {name!r}, and the device does not let it out"
         if task.loss == "nll" and gateway and self.label not in (self.fields or ()):
             return "loss nll sends the label column, and the device does not let it out"
-        if self.labels and task.labels and not self.labels <= task.labels.keys():
+        labels = self.labels if task.labels else None
+        if labels and any(label_index(task, label) is None for label in labels):
             return "the run's labels do not cover the device's"
         return None
 

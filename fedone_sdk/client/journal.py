@@ -30,7 +30,8 @@ Answers = tuple[LogProbs | None, ...]
 """The label log-probabilities of those losses; None if the model failed."""
 
 _MOST_JOURNALS = 8
-"""Journals that are kept. There are several if a run pauses, and the device works for another."""
+"""Journals that are kept. There are several if a run pauses, and the device works for another.
+Without a bound a server could fill the disk with assignments that it never ends."""
 
 _MOST_NOISED = 1000
 """Assignments that are remembered to have noise."""
@@ -312,6 +313,7 @@ class CurrentWork:
                 for table in ("unsent", "journal", "noised")
             ),
             *changes,
+            erases=True,
         )
 
     def forget(self) -> None:
@@ -321,7 +323,8 @@ class CurrentWork:
         self._noised.clear()
         tables = ("unsent", "journal", "noised", "memory")
         self._state.write(
-            *(change(f"DELETE FROM {name} WHERE server = :server") for name in tables)
+            *(change(f"DELETE FROM {name} WHERE server = :server") for name in tables),
+            erases=True,
         )
 
     def _stored(self) -> Unsent | None:

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from fedone_sdk.errors import DataError
-from fedone_sdk.files import sync_path
+from fedone_sdk.files import erase_log, sync_path
 from fedone_sdk.messages import Enrolled, is_sendable
 
 _log = structlog.get_logger(__name__)
@@ -123,8 +123,12 @@ class DeviceState:
             _log.warning("device state cannot be read", reason=str(exc))
             return []
 
-    def write(self, *changes: Change) -> bool:
+    def write(self, *changes: Change, erases: bool = False) -> bool:
         """Apply changes in one transaction, which is durable on return.
+
+        Args:
+            changes: The changes, in order.
+            erases: Whether deleted rows must also leave the file's log at once.
 
         Returns:
             False, with a warning, if none of them was stored. Always True without a file.
@@ -140,6 +144,9 @@ class DeviceState:
             self.close()
             _log.warning("device state cannot be written", file=str(self.file), reason=str(exc))
             return False
+        if erases:
+            with suppress(sqlite3.Error):  # The next start does it.
+                erase_log(db)
         return True
 
     def close(self) -> None:

@@ -355,6 +355,8 @@ class Worker:
         except ProblemError as exc:
             if is_retryable(exc) or exc.code == "unauthorized":
                 raise
+            if exc.code == "run_conflict":
+                return  # The run may be resumed, and then takes it.
             self._current.drop(unsent.assignment_id)
             self._events.emit("refused", reason=str(exc), **_facts(unsent))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from fedone_sdk.task import Example, TaskSpec, label_index
+from fedone_sdk.task import Example, TaskSpec, label_index, label_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ def label_misfit(task: TaskSpec, row: Example, most_chars: int | None = None) ->
 
 
 def unlabelled(row: Example, field: str, labels: Collection[str] | None) -> Misfit | None:
-    """Return why a row has no label, or none of these; None if it has one."""
+    """Return why a row has no label, or none of these keys; None if it has one."""
     if field not in row:
         return _missing(row, field)
     label = row[field]
-    if label is None or label == "":
+    if label is None or not label_key(label):
         return _same(field, "is empty")
-    if labels is None or str(label) in labels:
+    if labels is None or label_key(label) in labels:
         return None
     return Misfit(field, "is another one", f"is {label!r:.80}, not one of the device's labels")
 

@@ -235,8 +235,9 @@ class RunResult(Billed):
     Attributes:
         status: ``running``, or how it ended.
         reason: Reason for the status; a provider's or a device's own words are for operators only.
-        spent: Usage of training and evaluation (`queries`: training only).
-        leased: Usage reserved for open work.
+        spent: Usage of training and evaluation (`queries`: training only), with what open work has
+            sent to the gateway so far.
+        leased: Usage that is reserved for open work beyond that.
         censoring: Label log-probabilities that the provider's API did not return.
         evaluation: Usage of evaluation; its `queries` are not part of `spent`.
         communication: Traffic of federated messages.

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import fedone_sdk
 from fedone_sdk.backends import LLMBackend, Prediction, query_for, score_all
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import ResultError, SpecError
+from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.intervals import interval
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict, first_error
 from fedone_sdk.messages.bill import Billed
@@ -109,16 +109,8 @@ class PromptArtefact(_Part):
 
 
 def artefact_of(run: ReportedRun) -> PromptArtefact:
-    """Return the artefact of a run in its current state.
-
-    Raises:
-        ResultError: The run is from a result file, which is incomplete.
-    """
+    """Return the artefact of a run in its current state."""
     result, spec = run.result, run.spec
-    if spec is None:
-        raise ResultError(
-            f"run {result.run_id!r}: a result file has no task; take the run's export or store"
-        )
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
     return PromptArtefact(

@@ -265,6 +265,30 @@ class TestServed:
         assert (ended.status, ended.rounds) == ("completed", 6)
         assert ended.history[: partial.rounds] == partial.history
 
+    async def test_an_update_outlives_the_method_s_failure(self, folder: Path) -> None:
+        write_module(fails="if SEEN[-1] == 'broken': raise RuntimeError('out of memory')")
+        config = self.config()
+        assert config.backend is not None
+        ((given,), _) = config.load_runs(Path())
+        rows = [{"text": f"row {n}", "label": n % 2} for n in range(8)]
+        seen = sys.modules["fedone_test_climb"].SEEN
+        async with (
+            build_backend(config.backend, Path()) as backend,
+            Aggregator(backend=backend, enrolment_tokens=[TOKEN]) as aggregator,
+        ):
+            url = await aggregator.listen()
+            run = await aggregator.add_run(given.spec, given.vocabulary)
+            async with EdgeClient(url, token=TOKEN, data=rows, state_dir="device") as client:
+                seen.append("broken")
+                turn = await client.run_once()
+                assert (turn.outcome, run.state.status) == ("refused", "failed")
+                assert turn.reason == "run_conflict: the run has failed; the work is kept"
+                seen.append("mended")
+                await aggregator.service.steering.resume(run)
+                assert (await client.run_once()).outcome == "worked"
+                # The kept update, and one more round: nothing is asked twice.
+                assert (run.state.round, run.state.account.spent.requests) == (2, 2 * 4)
+
     def test_check(self, fedone: Fedone, folder: Path) -> None:
         self.config()
         code, out, err = fedone("serve", "serve.yaml", "--check")

@@ -50,6 +50,7 @@ async def play(url: str, token: str, data: list[dict[str, Any]], count: int) -> 
     """The Python clients' process; as `demo/fleet.ts`."""
     from fedone_sdk import EdgeClient
 
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     print("loaded", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     clients = [EdgeClient(url, token=token, data=data) for _ in range(count)]

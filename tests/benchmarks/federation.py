@@ -139,7 +139,11 @@ async def serve(rounds: int, exchange: str, store: str) -> None:
             "task": {"template": "{prompt} {text}", "labels": {0: " no", 1: " yes"}},
             "prompt": {"length": 20, "vocabulary": {"kind": "list", "candidates": ["a", "b"]}},
             "method": {"name": "gs-bdpl", "optimizer": "sgd", "learning_rate": 1e-4},
-            "participation": {"exchange": exchange, "min_clients": NUM_CLIENTS, "model": "model"},
+            "participation": {
+                "exchange": exchange,
+                "min_clients": NUM_CLIENTS,
+                "model": "scripted",
+            },
             "rounds": rounds,
         }
     )

@@ -7,7 +7,7 @@ import json
 import math
 import ssl
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -19,6 +19,9 @@ from tests.fake_openai.model import FakeModel
 from tests.fake_openai.script import Script
 
 _CHAT_FRAME = 7  # By OpenAI's cookbook, for one user message.
+
+
+Tokens = tuple[int, int]
 
 
 class _Refusal(Exception):
@@ -57,6 +60,8 @@ class FakeOpenAI:
         requests_per_minute: Its own limit.
         tokens_per_minute: Its own limit.
         latency_s: Before each answer.
+        bills: From the number of a request and its tokens (prompt, completion) to what it bills and
+            to what it reports.
         model: Where the numbers come from.
         log: A file that gets a line for each billed request, before it is answered.
         port: 0 takes a free one.
@@ -77,6 +82,7 @@ class FakeOpenAI:
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
         latency_s: float = 0.0,
+        bills: Callable[[int, Tokens], tuple[Tokens, Tokens]] | None = None,
         model: FakeModel | None = None,
         log: str | Path | None = None,
         port: int = 0,
@@ -91,6 +97,7 @@ class FakeOpenAI:
         self.log_probs = log_probs
         self.takes_schema = takes_schema
         self.latency_s = latency_s
+        self.bills = bills or (lambda _, tokens: (tokens, tokens))
         self.model = model or FakeModel()
         self.received: list[Received] = []
         self.asked: list[str] = []
@@ -189,13 +196,19 @@ class FakeOpenAI:
             headers = self._admit(answer["usage"]["total_tokens"])
         except _Refusal as exc:
             refusal, answer = exc, None
-        used = answer["usage"] if answer is not None else {}
+        billed = reported = (0, 0)
+        if answer is not None:
+            used = answer["usage"]
+            counted = used["prompt_tokens"], used["completion_tokens"]
+            billed, reported = self.bills(number, counted)
+            names = ("prompt_tokens", "completion_tokens", "total_tokens")
+            used |= dict(zip(names, (*reported, sum(reported)), strict=True))
         received = Received(
             number=number,
             path=request.path,
             behaviour=behaviour if refusal is None else f"{behaviour}:{refusal.status}",
-            prompt_tokens=used.get("prompt_tokens", 0),
-            completion_tokens=used.get("completion_tokens", 0),
+            prompt_tokens=billed[0],
+            completion_tokens=billed[1],
             body=body,
             headers={name.lower(): value for name, value in request.headers.items()},
         )

@@ -98,28 +98,6 @@ class TestData:
             await worked(client)
             assert run_of(service).state.status == "completed"
 
-    async def test_an_async_iterator_is_read_as_it_yields(self) -> None:
-        more = asyncio.Event()
-        backend = ScriptedBackend()
-
-        async def stream() -> AsyncIterator[dict[str, Any]]:
-            yield DATA[0]
-            await more.wait()
-            for row in DATA[1:]:
-                yield row
-
-        async with (
-            serving(spec_of(rounds=2), backend=backend) as service,
-            client_of(service, stream()) as client,
-        ):
-            await asyncio.sleep(0)  # the reader's first turn
-            assert (await client.run_once()).outcome == "worked"
-            assert texts(backend.asked) == {"text 0"}
-            more.set()
-            await asyncio.sleep(0)
-            assert (await client.run_once()).outcome == "worked"
-            assert len(texts(backend.asked)) > 1
-
     @pytest.mark.parametrize("kind", ["sync", "async"])
     async def test_a_callable_is_called_before_each_assignment(self, kind: str) -> None:
         rows = DATA[:1]

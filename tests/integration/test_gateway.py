@@ -219,6 +219,10 @@ class TestCharges:
         await device.score(prompts=prompts([[0, 0]] * 4))
         assert bench.run.state.seats[0].used == Usage(queries=4, requests=1, prompt_tokens=2)
         assert bench.run.result().cache.hits == 6  # 3 repetitions of 2 inputs
+        # The figures of a report include what open work has sent.
+        result = bench.run.result()
+        assert result.spent == Usage(queries=4, requests=1, prompt_tokens=2)
+        assert (result.spent + result.leased) == bench.run.state.account.leased
 
     async def test_failed_inputs_are_reported(self, bench: Bench) -> None:
         def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...] | None:

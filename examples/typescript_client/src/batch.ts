@@ -23,6 +23,8 @@ export class Minibatch {
     readonly examples: readonly Example[],
     /** Examples that the hook held back, or left without a text that can be sent. */
     readonly vetoed: number,
+    /** Whether the server learns the number of examples only, and not what became of them. */
+    readonly isPrivate: boolean,
   ) {}
 
   /**
@@ -34,6 +36,7 @@ export class Minibatch {
     task: Task,
     examples: readonly Example[],
     beforeSend: BeforeSend | undefined,
+    isPrivate: boolean,
   ): Promise<Minibatch> {
     const kept: Example[] = [];
     for (const example of examples) {
@@ -50,13 +53,13 @@ export class Minibatch {
     );
     const references =
       task.loss === "nll" ? kept.map((example) => String(example[task.labelField])) : [];
-    const batch = new Minibatch(texts, references, kept, examples.length - kept.length);
+    const batch = new Minibatch(texts, references, kept, examples.length - kept.length, isPrivate);
     batch.check(new Set());
     return batch;
   }
 
   /**
-   * Counts what became of the examples.
+   * Counts what became of the examples; private ones count as scored.
    *
    * @param failed Positions of those that the model failed on.
    * @throws Declining Too few were scored.
@@ -64,6 +67,7 @@ export class Minibatch {
   check(failed: ReadonlySet<number>): Scored {
     const total = this.texts.length + this.vetoed;
     const scored = this.texts.length - failed.size;
+    if (this.isPrivate && scored > 0) return { scored: total };
     if (scored === 0 || scored < MIN_SCORED_SHARE * total) {
       throw new Declining(
         `only ${scored} of ${total} examples could be scored ` +

@@ -2,6 +2,8 @@ import type { Backend } from "./backend.js";
 import type { BeforeSend } from "./batch.js";
 import { systemClock } from "./clock.js";
 import type { Clock } from "./clock.js";
+import { Consent, WITHHELD } from "./consent.js";
+import type { Admitted, Columns } from "./consent.js";
 import {
   ArgumentError,
   askedS,
@@ -15,6 +17,7 @@ import {
   Stopped,
   TransportError,
   UnsupportedError,
+  Withheld,
 } from "./errors.js";
 import type { ClientEvent, OnEvent, WorkFacts } from "./events.js";
 import { KnownRuns } from "./known.js";
@@ -36,10 +39,10 @@ import { mismatch } from "./step.js";
 import type { Example, Run } from "./task.js";
 import { Transport } from "./transport.js";
 import type { Fetch } from "./transport.js";
-import { lossesUpdate } from "./work.js";
+import { checkedPrompts, lossesUpdate } from "./work.js";
 
 /** What an `EdgeClient` is made of. */
-export interface EdgeClientOptions {
+export interface EdgeClientOptions extends Columns {
   /** Base URL of the aggregator. */
   readonly server: string;
   /** Enrolment token; needed until the device has an identity. */
@@ -127,8 +130,9 @@ const NOT_DECLINED = [
  * A device that takes part in prompt tuning with its own labelled texts.
  *
  * Through the gateway (the default) the texts of a mini-batch leave the device; `beforeSend` sees
- * each of them first. Labels are not sent, but the server can compute them from exact losses. With
- * the loss `nll` the reference texts are sent. The `alpha` exchange is refused: this client does the `losses` exchange.
+ * each of them first. Labels are not sent, but the server can compute them from exact losses. A run
+ * that renders another column than `fields`, takes another one for the label, or has other labels
+ * is declined. The `alpha` exchange is refused: this client does the `losses` exchange.
  *
  * @example
  * const client = new EdgeClient({ server, token, data: examples, storage });
@@ -141,6 +145,9 @@ export class EdgeClient {
   readonly #link: Link;
   readonly #current: CurrentWork;
   readonly #account: Account;
+  readonly #consent: Consent;
+  /** Runs that the examples did not fit. */
+  readonly #unfit = new Map<string, Run>();
   readonly #known: KnownRuns;
   readonly #backoff = new Backoff();
   /** Fingerprint of the device's own model, once it has answered. */
@@ -172,7 +179,9 @@ export class EdgeClient {
       tell,
     );
     this.#current = new CurrentWork(storage, server);
-    this.#account = new Account(storage, options.policy ?? {}, options.backend !== undefined);
+    const { policy = {}, backend } = options;
+    this.#account = new Account(storage, policy, backend !== undefined);
+    this.#consent = new Consent(options, policy.labels, policy.privacy !== undefined);
     this.#known = new KnownRuns(this.#link);
   }
 
@@ -284,11 +293,17 @@ export class EdgeClient {
       this.#nextTurnS = CLAIM_S;
       return "idle";
     }
+    for (const [unfit, run] of this.#unfit) {
+      if (this.#admit(run, held).refusal !== undefined) continue;
+      this.#unfit.delete(unfit);
+      this.#changed = true;
+    }
     this.#tell({ kind: "waiting" });
     let claimed;
     try {
       const own = { ...(backend && { own_model: true }), ...(this.#changed && { changed: true }) };
-      const message = { num_examples: held.length, wait_s: waitS, run_id: runId ?? null, ...own };
+      const numExamples = this.#consent.isPrivate ? 1 : held.length;
+      const message = { num_examples: numExamples, wait_s: waitS, run_id: runId ?? null, ...own };
       claimed = await this.#link.claim(message, signal);
       this.#changed = false;
     } catch (error) {
@@ -370,14 +385,29 @@ export class EdgeClient {
     };
     const { beforeSend, score, backend } = this.#options;
     const work = {
-      ...{ run, assignment, held, beforeSend, score, onScored },
+      ...{ run, assignment, beforeSend, score, onScored },
       journal: this.#current,
       account: this.#account,
       ownModel: backend !== undefined,
       random: this.#random,
     };
-    const update = await lossesUpdate(work, await this.#oracle(run, assignment, signal));
-    return { ...facts, body: JSON.stringify(update) };
+    const prompts = checkedPrompts(work);
+    const oracle = await this.#oracle(run, assignment, signal);
+    try {
+      const admitted = this.#admit(run, held);
+      if (admitted.refusal !== undefined) {
+        this.#unfit.set(facts.runId, run);
+        throw new Declining(admitted.refusal, true);
+      }
+      const update = await lossesUpdate({ ...work, prompts, examples: admitted.rows }, oracle);
+      return { ...facts, body: JSON.stringify(update) };
+    } catch (error) {
+      throw run.privacy == null || isNotDeclined(error) ? error : new Withheld(error);
+    }
+  }
+
+  #admit(run: Run, held: readonly Example[]): Admitted {
+    return this.#consent.admit(run, held, this.#options.backend === undefined);
   }
 
   async #oracle(
@@ -425,18 +455,20 @@ export class EdgeClient {
     error: unknown,
     signal: AbortSignal | undefined,
   ): Promise<Outcome> {
+    const isPrivate = error instanceof Withheld;
+    const failure = isPrivate ? error.cause : error;
     // Of a bug only the kind: its words may quote private text.
-    const known = error instanceof FedOneError;
-    const reason = known ? error.message : `the client failed with ${kindOf(error)}`;
-    const unfit = error instanceof Declining && error.unfit;
+    const known = failure instanceof FedOneError;
+    const reason = known ? failure.message : `the client failed with ${kindOf(failure)}`;
+    const unfit = failure instanceof Declining && failure.unfit;
     const message = {
-      reason: reason.slice(0, 500),
+      reason: isPrivate ? WITHHELD : reason.slice(0, 500),
       usage: this.#account.shown(this.#current.usageOf(facts.assignmentId)),
       ...(unfit && { unfit }),
     };
     await this.#link.decline(facts.assignmentId, message, signal);
     await this.#current.drop(facts.assignmentId);
-    this.#tell({ kind: "declined", reason: message.reason, ...facts });
+    this.#tell({ kind: "declined", reason, ...facts });
     return "declined";
   }
 

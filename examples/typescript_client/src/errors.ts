@@ -62,6 +62,15 @@ export class Declining extends FedOneError {
   }
 }
 
+/** A failure that may depend on private rows: the server learns only that work is declined. */
+export class Withheld extends FedOneError {
+  override name = "Withheld";
+
+  constructor(override readonly cause: unknown) {
+    super("withheld");
+  }
+}
+
 /** The app's condition does not hold: the work waits. */
 export class PutOff extends FedOneError {
   override name = "PutOff";

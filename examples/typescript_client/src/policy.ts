@@ -10,6 +10,11 @@ export interface WorkPolicy {
   readonly privacy?: RequiredPrivacy;
   /** Caps of all work of the device, of all runs and servers; `storage` keeps the count. */
   readonly budget?: { readonly queries: number };
+  /**
+   * Values of the label column, which a run has to cover; rows with another one take part in no
+   * run. By default those of the rows: whether a run fits then shows which occur.
+   */
+  readonly labels?: readonly string[];
 }
 
 /** A device's requirements of the runs that it works for (docs/explanation/privacy.md). */
@@ -140,10 +145,10 @@ export class Account {
     await this.#save({ ...this.#spent, queries });
   }
 
-  /** The usage that the server may see: token counts reveal texts. */
+  /** The usage that the server may see: tokens and further requests reveal texts. */
   shown(usage: Required<Usage>): Required<Usage> {
     if (this.#required === undefined || !this.ownModel) return usage;
-    return { ...usage, prompt_tokens: 0, completion_tokens: 0, usd: 0 };
+    return { ...usage, requests: usage.queries, prompt_tokens: 0, completion_tokens: 0, usd: 0 };
   }
 
   /** The precision after one more release. */

@@ -79,12 +79,14 @@ export class Task {
 
   /** The index of an example's label among the task's; -1 of one that it does not know. */
   targetOf(example: Example): number {
-    const label = example[this.labelField];
-    // As Python spells them: a run's labels may be `true` and `false`.
-    const text = typeof label === "boolean" ? (label ? "True" : "False") : String(label);
-    const found = this.labels.indexOf(text);
+    return this.indexOf(example[this.labelField]);
+  }
+
+  /** The index of the label that a value means; -1 of one that the task does not know. */
+  indexOf(label: unknown): number {
+    const found = this.labels.indexOf(spelled(label));
     if (found >= 0) return found;
-    const key = labelKey(text);
+    const key = labelKey(label);
     const alike = this.labels.flatMap((each, at) => (labelKey(each) === key ? [at] : []));
     return alike.length === 1 ? alike[0]! : -1;
   }
@@ -122,8 +124,8 @@ function cut(text: string, most?: number): string {
 }
 
 /** What spellings of one label share: NFC, lower case, no outer space, `1` for `1.0`. */
-function labelKey(text: string): string {
-  return text
+export function labelKey(label: unknown): string {
+  return spelled(label)
     .normalize("NFC")
     .trim()
     .toLowerCase()
@@ -165,6 +167,11 @@ export function readRun(text: string): Run {
       labels.map(([key, word]) => [key.replace("\0", ""), word]),
     ),
   };
+}
+
+/** A label as Python spells it: a run's labels may be `true` and `false`. */
+function spelled(label: unknown): string {
+  return typeof label === "boolean" ? (label ? "True" : "False") : String(label);
 }
 
 /** Whether a message can carry a text: not too long, and no half of a character in it. */

@@ -20,8 +20,10 @@ import { sizesOf } from "./vocabulary.js";
 export interface Work {
   readonly run: Run;
   readonly assignment: LossesAssignment;
-  /** The device's examples. */
-  readonly held: readonly Example[];
+  /** Its prompts, checked. */
+  readonly prompts: readonly number[][];
+  /** The device's examples that take part in the run. */
+  readonly examples: readonly Example[];
   readonly beforeSend: BeforeSend | undefined;
   readonly score: ScoreFunction | undefined;
   readonly journal: CurrentWork;
@@ -42,15 +44,10 @@ export interface Work {
  * @throws Declining It cannot be done well enough.
  */
 export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUpdate> {
-  const { run, assignment, journal } = work;
-  const prompts = checkedPrompts(work);
-  const examples = work.held.filter((example) => run.task.usable(example));
-  if (examples.length === 0) {
-    throw new Declining("none of this client's examples fits the task");
-  }
+  const { run, assignment, examples, journal, prompts } = work;
   const rows = drawMinibatch(examples.length, run.method.batch_size!, assignment.minibatch_seed);
   const drawn = rows.map((row) => examples[row]!);
-  const batch = await Minibatch.of(run.task, drawn, work.beforeSend);
+  const batch = await Minibatch.of(run.task, drawn, work.beforeSend, run.privacy != null);
   const digest = fingerprint(JSON.stringify([prompts, batch.texts, batch.examples]));
   journal.open(digest);
   const { dtype } = assignment.prompts;
@@ -61,7 +58,8 @@ export async function lossesUpdate(work: Work, oracle: Oracle): Promise<LossesUp
     await work.account.pay(missing.length);
     await oracle(step, missing);
   }
-  return { num_examples: examples.length, ...(await summed(step, work)) };
+  const numExamples = run.privacy == null ? examples.length : 1;
+  return { num_examples: numExamples, ...(await summed(step, work)) };
 }
 
 /** The losses of a step whose rows are all in the journal. */
@@ -76,9 +74,13 @@ async function summed(step: Step, work: Work): Promise<Omit<LossesUpdate, "num_e
   const kept = positions.filter((at) => !failed.has(at));
   const rows = found.map((row) => kept.map((at) => row[at]!));
   const { privacy } = run;
+  // An example without a loss counts as 0 for all prompts, so that neither the noise nor a count
+  // depends on what became of it.
+  const rest = new Array<number>(scored.scored - kept.length).fill(0);
+  const all = rows.map((row) => [...row, ...rest]);
   const losses = privacy
     ? await journal.noised(
-        () => privateLosses(rows, privacy, work.random()),
+        () => privateLosses(all, privacy, work.random()),
         () => work.account.release(privacy),
       )
     : rows.map(mean);
@@ -119,7 +121,8 @@ function byClass(
  *
  * @throws Declining They do not.
  */
-function checkedPrompts({ run, assignment, account, journal, score }: Work): number[][] {
+export function checkedPrompts(work: Omit<Work, "examples" | "prompts">): number[][] {
+  const { run, assignment, account, journal, score } = work;
   const { task } = run;
   const { dtype, shape } = assignment.prompts;
   const prompts = rowsOf(assignment.prompts);

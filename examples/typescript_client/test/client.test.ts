@@ -11,7 +11,7 @@ import {
   textOf,
   UnsupportedError,
 } from "../src/index.js";
-import type { Backend, ClientEvent, EdgeClientOptions, WorkPolicy } from "../src/index.js";
+import type { Backend, ClientEvent, EdgeClientOptions, Example, WorkPolicy } from "../src/index.js";
 import { CurrentWork } from "../src/state.js";
 import {
   assignment,
@@ -377,6 +377,7 @@ test("noise is drawn once, and the same after a restart", async () => {
   );
 });
 
+const COLUMNS = { label: "label", fields: ["text"] };
 const PRIVACY = { target: "losses", clip: 2, noise_multiplier: 4, delta: 1e-5 };
 
 test("epsilon is counted over restarts, and work beyond it is declined", async () => {
@@ -387,7 +388,7 @@ test("epsilon is counted over restarts, and work beyond it is declined", async (
     const server = new ScriptedServer()
       .next("claim", () => json(assignment({ assignment_id: id })))
       .next("task", () => json({ ...RUN, privacy: PRIVACY }));
-    const { client } = clientOf(server, { storage, policy });
+    const { client } = clientOf(server, { storage, policy, ...COLUMNS });
     outcomes.push(await client.runOnce());
     assert.ok(Math.abs(client.status().epsilon! - 0.93) < 0.01);
     const reasons = server.bodies("decline").map((body) => JSON.parse(body));
@@ -397,7 +398,7 @@ test("epsilon is counted over restarts, and work beyond it is declined", async (
   }
   assert.deepEqual(outcomes, ["worked", "declined"]);
   await storage.set("fedone.device.spent", '{"precision": "much", "queries": 0}');
-  const { client } = clientOf(new ScriptedServer(), { storage, policy });
+  const { client } = clientOf(new ScriptedServer(), { storage, policy, ...COLUMNS });
   await assert.rejects(client.runOnce(), /fedone.device.spent is damaged/);
 });
 
@@ -416,10 +417,29 @@ test("work that the device does not accept is declined before anything is asked"
     const server = new ScriptedServer()
       .next("claim", () => json(assignment(work)))
       .next("task", () => json(task));
-    assert.equal(await clientOf(server, { policy }).client.runOnce(), "declined");
+    assert.equal(await clientOf(server, { policy, ...COLUMNS }).client.runOnce(), "declined");
     assert.match(JSON.parse(server.bodies("decline")[0]!).reason, reason);
     assert.deepEqual([server.bodies("score"), server.bodies("update")], [[], []]);
   }
+});
+
+test("a private device says neither which rows it has nor what became of them", async () => {
+  const beforeSend = (text: string) => (text.includes("1") ? null : text);
+  const policy = { privacy: { maxEpsilon: 8, unit: "label" } } as const;
+  const sent = async (data: Example[], task: object) => {
+    const run = { ...RUN, privacy: PRIVACY, task: { ...RUN.task, ...task } };
+    const server = new ScriptedServer().next("task", () => json(run));
+    const { client } = clientOf(server, { data, policy, beforeSend, ...COLUMNS });
+    await client.runOnce();
+    const { losses, ...update } = JSON.parse(server.bodies("update")[0] ?? "{}");
+    return [...server.bodies("claim"), ...server.bodies("decline"), update];
+  };
+  const rows = (texts: string[]) => texts.map((text) => ({ text, label: 1 }));
+  const found = await sent(rows(["a", "b", "c"]), {});
+  assert.deepEqual([found[1].num_examples, found[1].scored], [1, { scored: 3 }]);
+  assert.deepEqual(await sent(rows(["a", "1", "c"]), {}), found);
+  const [, declined] = await sent(rows(["a", "b"]), { labels: { 0: " no", 2: " maybe" } });
+  assert.equal(JSON.parse(declined).reason, "the run does not fit this device");
 });
 
 test("arguments that cannot be used are refused with their name", () => {
@@ -434,6 +454,7 @@ test("arguments that cannot be used are refused with their name", () => {
     [{ policy: { privacy: { maxEpsilon: 8 } } }, /^policy.privacy: unit 'example' needs a backend/],
     [{ policy: { privacy: { maxEpsilon: 0, unit: "label" } } }, /^policy.privacy: maxEpsilon/],
     [{ policy: { budget: { queries: -1 } } }, /^policy.budget.queries: /],
+    [{ policy: { privacy: { maxEpsilon: 8, unit: "label" } } }, /^label, fields: policy.privacy/],
   ];
   for (const [options, message] of cases) {
     const make = () => new EdgeClient({ server: SERVER, data: DATA, storage, ...options });

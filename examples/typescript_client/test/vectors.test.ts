@@ -4,6 +4,8 @@ import { fileURLToPath } from "node:url";
 import { test } from "node:test";
 import { pack, unpack } from "../src/array.js";
 import { epsilonOf } from "../src/accountant.js";
+import { Consent } from "../src/consent.js";
+import type { Columns } from "../src/consent.js";
 import { classLosses, exampleLoss } from "../src/loss.js";
 import type { PackedArray, Slot } from "../src/messages.js";
 import { drawMinibatch, splitMix64 } from "../src/minibatch.js";
@@ -46,6 +48,34 @@ function near(found: readonly number[], expected: readonly number[], relative: n
     const tolerance = relative * Math.max(1, Math.abs(expected[at]!));
     assert.ok(Math.abs(value - expected[at]!) <= tolerance, `${value} is not ${expected[at]}`);
   });
+}
+
+interface ConsentCase extends Columns {
+  name: string;
+  labels?: string[];
+  gateway: boolean;
+  task: object;
+  rows: Example[];
+  admitted: number[];
+}
+
+const consents = vectors<{ defaults: ConsentCase; cases: ConsentCase[] }>("consent");
+
+for (const vector of consents.cases) {
+  for (const isPrivate of vector.fields ? [false, true] : [false]) {
+    test(`consent: ${vector.name}, ${isPrivate ? "private" : "not private"}`, () => {
+      const { label, fields, labels, gateway, task, rows, admitted } = {
+        ...consents.defaults,
+        ...vector,
+      };
+      const columns = { ...(label && { label }), ...(fields && { fields }) };
+      const run = readRun(JSON.stringify({ task, method: { batch_size: 1 } }));
+      const found = new Consent(columns, labels ?? undefined, isPrivate).admit(run, rows, gateway);
+      assert.equal(found.refusal === undefined, admitted.length > 0);
+      const expected = admitted.map((place) => rows[place]!);
+      assert.deepEqual(found.refusal === undefined ? found.rows : [], expected);
+    });
+  }
 }
 
 test("the generated types follow the schema", () => {

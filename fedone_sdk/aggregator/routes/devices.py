@@ -149,7 +149,7 @@ DEVICE_ROUTES = tagged(
         request=Update,
         max_body=MAX_BODY_BYTES,
         answers={200: Receipt},
-        problems=("assignment_expired", "update_conflict", "model_mismatch"),
+        problems=("assignment_expired", "update_conflict", "model_mismatch", "run_conflict"),
     ),
     Route(
         "POST /v1/assignments/{assignment_id}/renew",
@@ -164,7 +164,7 @@ DEVICE_ROUTES = tagged(
         access="device",
         request=Decline,
         answers={204: None},
-        problems=("assignment_expired",),
+        problems=("assignment_expired", "run_conflict"),
     ),
     Route(
         "POST /v1/score",

@@ -128,7 +128,7 @@ class Dispatcher:
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
             for run in [run for run in self._runs.values() if client.index in run.state.unfit]:
-                with self._may_be_deleted(run):
+                with self._may_end(run):
                     await run.apply(clear_unfit, client=client.index)
         with self._polling(client.index) as poll:
             while True:
@@ -188,7 +188,7 @@ class Dispatcher:
         if entered is not None:
             await run_shielded(self._join_or_leave(entered), of=self._store)
         for run in self._vacant(runs):
-            with self._may_be_deleted(run):
+            with self._may_end(run):
                 assignment = await self._claim_seat(run, client.index, message)
                 if assignment is not None:
                     return assignment
@@ -213,7 +213,7 @@ class Dispatcher:
             await self._join(member)
             self.add_member(member, client)
         for run in self._vacant(list(self._runs.values())):
-            with self._may_be_deleted(run):
+            with self._may_end(run):
                 await run.seat()
 
     async def _join(self, member: Member) -> None:
@@ -234,12 +234,12 @@ class Dispatcher:
         return [*vacant[first:], *vacant[:first]]
 
     @contextmanager
-    def _may_be_deleted(self, run: ServedRun) -> Iterator[None]:
-        """Context in which a run that is deleted is passed over."""
+    def _may_end(self, run: ServedRun) -> Iterator[None]:
+        """Context in which a run that is deleted, or fails meanwhile, is passed over."""
         try:
             yield
         except ProblemError as exc:
-            if exc.code != "not_found":
+            if exc.code not in ("not_found", "run_conflict"):
                 raise
             self._offers.remove(run.run_id, self._offers.clients_of(run.run_id))
 
@@ -251,7 +251,7 @@ class Dispatcher:
             if run is None:
                 self._offers.remove(run_id, [client])
                 continue
-            with self._may_be_deleted(run):
+            with self._may_end(run):
                 assignment = await self._claim_seat(run, client, message)
                 if assignment is not None:
                     return assignment

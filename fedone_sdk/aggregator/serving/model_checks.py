@@ -9,6 +9,7 @@ from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.run_view import reasons
 from fedone_sdk.backends import LLMBackend, query_for
 from fedone_sdk.backends.label_words import check_label_words
+from fedone_sdk.budget import Usage
 from fedone_sdk.candidates import label_checks, no_prompt
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
 from fedone_sdk.spec import RunSpec
@@ -59,11 +60,9 @@ class ModelChecks:
         # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
         bare = no_prompt(spec.task, vocabulary)
-        await backend.quote(
-            query_for(spec.task, bare, [nothing], backend=backend, references=["a"])
-        )
-        worst_query = backend.worst_case(spec.method.batch_size, spec.task.max_written)
-        return machine.with_model(backend.fingerprint, worst_query)
+        query = query_for(spec.task, bare, [nothing], backend=backend, references=["a"])
+        await backend.quote(query)
+        return machine.with_model(backend.fingerprint, _worst_query(spec, backend))
 
     async def probe(self, run: ServedRun) -> None:
         """Check the model for a run that is served, and use what it reports.
@@ -78,12 +77,14 @@ class ModelChecks:
     async def ensure(self, run: ServedRun) -> None:
         """Check the model of a run that was loaded while the model was unavailable.
 
-        Another replica may have resumed the run since.
+        Another replica may have resumed the run since. If the model's bills have raised its quotes,
+        later leases cover that.
 
         Raises:
             ProblemError: The model is still unavailable.
         """
-        if run.machine.gateway_model == "":
+        base = run.base
+        if base.gateway_model == "":
             try:
                 await self.probe(run)
             except (BackendError, SpecError) as exc:
@@ -92,6 +93,10 @@ class ModelChecks:
                 raise ProblemError(
                     "backend_unavailable", "the model is not available at the moment"
                 ) from exc
+        elif self._backend is not None and base.gateway_model is not None:
+            worst_query = _worst_query(run.spec, self._backend)
+            if worst_query != base.worst_query:
+                run.use_machine(base.with_model(base.gateway_model, worst_query))
 
     async def check_available(self, run: ServedRun) -> None:
         """Check the model of a run that a user resumes.
@@ -105,6 +110,10 @@ class ModelChecks:
             passes = isinstance(exc, BackendUnavailable)
             code = "backend_unavailable" if passes else "backend_blocked"
             raise ProblemError(code, reasons(exc)[0]) from exc
+
+
+def _worst_query(spec: RunSpec, backend: LLMBackend) -> Usage:
+    return backend.worst_case(spec.method.batch_size, spec.task.max_written)
 
 
 def check_required_model(machine: RoundMachine) -> None:

@@ -323,7 +323,9 @@ class ServedRun(RunView):
         result = self.machine.step(
             self._state, self._clock.now(), stop, status="failed", reason=str(error), keep=True
         )
-        return replace(result, refusal=ProblemError("assignment_expired", "the run has failed"))
+        return replace(
+            result, refusal=ProblemError("run_conflict", "the run has failed; the work is kept")
+        )
 
     async def _completed(self, handler: Handler, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return a handler's data with data from the store, read no earlier than the state.

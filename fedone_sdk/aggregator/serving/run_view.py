@@ -12,6 +12,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, SpecError, one_line
@@ -304,6 +305,10 @@ class RunView:
     def result(self) -> RunResult:
         """Return the current or final result of the run."""
         state, counters = self._state, self.counters
+        # What open work has sent to the gateway is spent, though its lease is not closed.
+        asked = sum(
+            (one.used + one.max_pending for one in state.seats if one.phase == "working"), NOTHING
+        )
         began = state.started_at
         until = state.ended_at if state.ended_at is not None else self._clock.now()
         return RunResult(
@@ -313,8 +318,8 @@ class RunView:
             reason=state.reason,
             rounds=state.round,
             cap=Cap.of(state.account.cap),
-            spent=state.account.spent,
-            leased=state.account.leased,
+            spent=state.account.spent + asked,
+            leased=state.account.leased.beyond(asked),
             cache=CacheReport(hits=counters.cache_hits),
             censoring=CensoringReport(values=counters.values, censored=counters.censored),
             evaluation=state.evaluation.spent,

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import structlog
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -22,16 +23,19 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
-from fedone_sdk.files import use_wal
+from fedone_sdk.files import erase_log, use_wal
 from fedone_sdk.stores.base import Alone, run_shielded
 from fedone_sdk.stores.records import Commit
 from fedone_sdk.stores.sql import schema, statements
 
 T = TypeVar("T")
 
+_log = structlog.get_logger(__name__)
+
 _MAX_BATCH = 128
 """Maximal number of writes per transaction: the first one waits for the last."""
 
+_SOON_S = 0.05
 _NUM_READERS = 4
 
 _Outcomes = Sequence[tuple[Any, BaseException | None]]
@@ -82,7 +86,9 @@ class SqliteDatabase(Alone):
             if serving or upgrading:
                 self._lock = _lock(f"{self._path}.lock")
             _configure(engine, self._busy_timeout_s)
-            return engine.connect().execution_options(fedone_write=True)
+            writer = engine.connect().execution_options(fedone_write=True)
+            _erase(writer)  # A killed process may not have done it.
+            return writer
 
         try:
             with self._translate_errors():
@@ -122,6 +128,7 @@ class SqliteDatabase(Alone):
 
     async def close(self) -> None:
         """Disconnect after pending writes."""
+        self._start()
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -157,6 +164,19 @@ class SqliteDatabase(Alone):
         with self._translate_errors():
             return await run_shielded(self._threads.read(transaction, self._engine))
 
+    async def write_soon(self, work: Callable[[Connection], None], signals: Sequence[str]) -> None:
+        """Run `work` in the transaction of the next write, or after a moment without one."""
+        if self._engine is None:
+            raise self._not_open()
+        write = _Write(work)
+        write.done.add_done_callback(_report)
+        self._waiting.append(write)
+        asyncio.get_running_loop().call_later(_SOON_S, self._start)
+
+    def _start(self) -> None:
+        if self._engine is not None and self._writing is None and self._waiting:
+            self._write_next()
+
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Run `work` on the writing connection, together with other queued writes.
 
@@ -166,8 +186,7 @@ class SqliteDatabase(Alone):
             raise self._not_open()
         write = _Write(work)
         self._waiting.append(write)
-        if self._writing is None:
-            self._write_next()
+        self._start()
         with self._translate_errors():
             try:
                 result: T = await write.done
@@ -180,6 +199,13 @@ class SqliteDatabase(Alone):
                     await asyncio.wait({self._writing})
                 raise
         return result
+
+    async def erase(self) -> None:
+        """Remove deleted content from the file and its log."""
+        if self._engine is None:
+            raise self._not_open()
+        with self._translate_errors():
+            await asyncio.shield(self._threads.write(_erase, self._writer))
 
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """Store an event's changes; there are no listeners for the signal."""
@@ -227,6 +253,11 @@ class SqliteDatabase(Alone):
         except (SQLAlchemyError, sqlite3.Error, OSError, schema.SchemaRefused) as error:
             reason = error.orig if isinstance(error, DBAPIError) else error
             raise StoreUnavailable(f"store {self._path} cannot be used: {reason}") from error
+
+
+def _report(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _log.warning("a waiting client is not stored", reason=str(error))
 
 
 def _read_schema(path: Path) -> str | None:
@@ -283,6 +314,12 @@ def _run_batch(connection: Connection, works: list[Callable[[Connection], Any]])
         if driver.in_transaction:
             driver.rollback()
         raise
+
+
+def _erase(writer: Connection) -> None:
+    driver: Any = writer.connection.driver_connection
+    if not erase_log(driver):
+        _log.warning("deleted data stays in the store's log until its readers have ended")
 
 
 def _run_in_savepoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import os
@@ -74,6 +75,14 @@ class Database(Replica, Protocol):
         """
         ...
 
+    async def write_soon(self, work: Callable[[Connection], None], signals: Sequence[str]) -> None:
+        """Run `work` like `write`, durable no later than any later write."""
+        ...
+
+    async def erase(self) -> None:
+        """Remove what was deleted from the files of the database, as far as that is possible."""
+        ...
+
     async def commit(self, run_id: str, version: int, commit: Commit) -> None:
         """See `Store.commit`."""
         ...
@@ -115,6 +124,20 @@ def _writes_once(
         return await self._database.write(lambda c: statement(c, next(tries) > 0, *args, **kwargs))
 
     return _described(method, statement, 1)
+
+
+def _erases(
+    write: Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+    """Return a method that writes, and then removes what it deleted from the files."""
+
+    @functools.wraps(write)
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result = await write(self, *args, **kwargs)
+        await self._database.erase()
+        return result
+
+    return method
 
 
 def _described(method: M, statement: Callable[..., Any], num_hidden: int) -> M:
@@ -228,6 +251,7 @@ class SqlStore:
     async def clear(self) -> None:
         """Delete all runs, clients and tokens in one transaction; the tables stay."""
         await self._database.write(statements.clear)
+        await self._database.erase()
 
     # Schema
 
@@ -266,19 +290,19 @@ class SqlStore:
     revoke_client = _writes(statements.revoke_client)
     see_client = _writes(statements.see_client)
     idle_clients = _reads(statements.idle_clients)
-    retire_client = _writes(statements.retire_client)
+    retire_client = _erases(_writes(statements.retire_client))
 
     # Waiting clients
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
         """Add a waiting client and publish signals; see `Store.join`."""
-        await self._database.write(lambda c: statements.join(c, member), signals)
+        await self._database.write_soon(lambda c: statements.join(c, member), signals)
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
         """Remove clients that no longer wait and publish signals; see `Store.leave`."""
         await self._database.write(lambda c: statements.leave(c, client_indices), signals)
 
-    members = _reads(statements.members)
+    members = _writes(statements.members)  # After all clients that are written soon.
 
     # Runs
 
@@ -295,8 +319,8 @@ class SqlStore:
     closed = _reads(statements.closed)
     memory = _reads(statements.memory)
     log = _reads(statements.log)
-    trim = _writes(statements.trim)
-    delete_run = _writes_once(statements.delete_run)
+    trim = _erases(_writes(statements.trim))
+    delete_run = _erases(_writes_once(statements.delete_run))
     deleted = _reads(statements.deleted)
 
     # Replicas

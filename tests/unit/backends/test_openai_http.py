@@ -368,6 +368,10 @@ QUOTED = Usage(queries=1, requests=1, prompt_tokens=50, completion_tokens=9)
         (None, 50, 9),
         ({}, 50, 9),
         ({"prompt_tokens": 7}, 7, 9),
+        # Less than was sent or written counts as the quote.
+        ({"prompt_tokens": 4, "completion_tokens": 1}, 50, 1),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, 50, 9),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 30}, 50, 30),
         ({"prompt_tokens": 7, "completion_tokens": 1}, 7, 1),
         ({"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 20}, 7, 13),
         ({"prompt_tokens": -7, "completion_tokens": True}, 50, 9),
@@ -378,4 +382,5 @@ QUOTED = Usage(queries=1, requests=1, prompt_tokens=50, completion_tokens=9)
 )
 def test_missing_usage_is_the_quote(usage: object | None, prompt: int, completion: int) -> None:
     expected = Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
-    assert usage_of(usage, QUOTED) == expected
+    least = Usage(prompt_tokens=5, completion_tokens=1)
+    assert usage_of(usage, QUOTED, least) == expected

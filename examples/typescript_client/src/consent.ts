@@ -1,0 +1,101 @@
+import { ArgumentError } from "./errors.js";
+import { isSendable, labelKey } from "./task.js";
+import type { Example, Run, Task } from "./task.js";
+
+/** The columns that an app lets a run use. */
+export interface Columns {
+  /** The label column, `label` by default. It is compared with answers on the device. */
+  readonly label?: string;
+  /**
+   * Columns that a run may render; by default every column but the label. With the label among
+   * them, the gateway gets it as the reference text of the loss `nll`. Rows without one of them
+   * take part in no run.
+   */
+  readonly fields?: readonly string[];
+}
+
+/** The rows that take part in a run, or why none does, without a value of a row. */
+export type Admitted =
+  | { readonly rows: readonly Example[]; readonly refusal?: undefined }
+  | { readonly refusal: string };
+
+/** All that a server learns of why rows are not used, where they are private. */
+export const WITHHELD = "the run does not fit this device";
+
+/**
+ * What a device lets a run use of its rows; every other module asks here.
+ *
+ * Which rows take part follows from the columns that the app names, not from a task: a task can
+ * neither select rows nor count them. A run that cannot use all of these rows does not fit.
+ */
+export class Consent {
+  readonly #label: string;
+  readonly #fields: ReadonlySet<string> | undefined;
+  readonly #labels: ReadonlySet<string> | undefined;
+
+  /**
+   * @param labels Values of the label column; rows with another one are left out.
+   * @param isPrivate Whether the device requires privacy.
+   * @throws ArgumentError A column is missing or cannot be used.
+   */
+  constructor(
+    { label, fields }: Columns,
+    labels: readonly string[] | undefined,
+    readonly isPrivate: boolean,
+  ) {
+    if (isPrivate && (label === undefined || fields === undefined)) {
+      throw new ArgumentError(
+        "label, fields: policy.privacy needs both: the label column, and the columns that may be " +
+          "rendered",
+      );
+    }
+    if (fields !== undefined && (!Array.isArray(fields) || fields.length === 0)) {
+      throw new ArgumentError("fields: must be a list of names");
+    }
+    this.#label = label ?? "label";
+    this.#fields = fields && new Set(fields);
+    this.#labels = labels && new Set(labels.map(labelKey));
+  }
+
+  /**
+   * The rows that take part in a run.
+   *
+   * @param gateway Whether the gateway scores, rather than a model of the device's own.
+   */
+  admit({ task }: Run, held: readonly Example[], gateway: boolean): Admitted {
+    const refusal = this.#refusal(task, gateway);
+    if (refusal !== undefined) return { refusal };
+    const named = this.#fields ? [...this.#fields] : task.fields;
+    const texts = named.filter((name) => name !== this.#label);
+    const rows = held.filter(
+      (row) => texts.every((name) => isSendable(row[name])) && this.#isLabelled(task, row),
+    );
+    if (rows.length === 0) return { refusal: "no row is complete" };
+    const covered = rows.every((row) => task.usable(row));
+    return covered ? { rows } : { refusal: "the run's labels do not cover the device's" };
+  }
+
+  #refusal(task: Task, gateway: boolean): string | undefined {
+    if (task.loss !== "score" && task.labelField !== this.#label) {
+      return `the run's label column is '${task.labelField}', which is not the device's`;
+    }
+    const kept = (name: string) => name === this.#label || this.#fields?.has(name) === false;
+    const column = task.fields.find(kept);
+    if (column !== undefined) {
+      return `the run renders column '${column}', and the device does not let it out`;
+    }
+    if (task.loss === "nll" && gateway && !this.#fields?.has(this.#label)) {
+      return "loss nll sends the label column, and the device does not let it out";
+    }
+    const missing = [...(this.#labels ?? [])].some((label) => task.indexOf(label) < 0);
+    return task.labels.length > 0 && missing
+      ? "the run's labels do not cover the device's"
+      : undefined;
+  }
+
+  #isLabelled(task: Task, row: Example): boolean {
+    if (!this.isPrivate && ["nll", "score"].includes(task.loss)) return task.usable(row);
+    const key = labelKey(row[this.#label] ?? "");
+    return key !== "" && this.#labels?.has(key) !== false;
+  }
+}
