@@ -256,7 +256,7 @@ def score(
 
     async def predicted() -> Prediction:
         async with backend:
-            await check_label_words(backend, words_of(task, asked), form_of(task))
+            await check_label_words(backend, words_of(task, asked), form_of(task, asked))
             size = run.spec.method.batch_size
             return await predict(backend, task, asked, examples, size, score=score, measure=measure)
 

@@ -211,7 +211,7 @@ async def label_examples(
     task = artefact.asked
     if task.loss == "nll":
         raise SpecError("task.loss: nll scores a text that is given; there is nothing to predict")
-    await backend.check(task.label_words, form_of(task))
+    await backend.check(task.label_words, form_of(task, artefact.prompt.prompt))
     if not any_model and artefact.model not in (None, backend.fingerprint):
         raise SpecError(
             f"model: is {backend.fingerprint!r}, the prompt was tuned for {artefact.model!r}"

@@ -194,7 +194,8 @@ class TestOddRows:
         async with serving(spec_of(task=task)) as service:
             watched = RecordingTransport(service)
             options = {"transport": watched, "before_send": lambda text: text.replace("s 3", "")}
-            async with client_of(service, rows, **options) as client:
+            consent = {"label": "summary", "fields": ["text", "summary"]}
+            async with client_of(service, rows, **options, **consent) as client:
                 assert (await client.run_once()).outcome == "worked"
         assert [update.scored.vetoed for update in watched.updates] == [1]
 
