@@ -196,6 +196,10 @@ class LLMBackend(ABC):
         """Upper bound on the usage of this query; at most its `worst_case`."""
         return self.worst_case(len(query.inputs), query.max_tokens)
 
+    async def special_tokens(self, text: str) -> list[str]:
+        """Return the special tokens of the model in a text; none if they are not known."""
+        return []
+
     async def shortened(self, query: Query) -> Sequence[object]:
         """Return the truncated form of each input that is too long, for a cache key.
 
@@ -273,6 +277,10 @@ class Wrapper(LLMBackend):
     async def quote(self, query: Query) -> Usage:
         """Return the inner backend's."""
         return await self.inner.quote(query)
+
+    async def special_tokens(self, text: str) -> list[str]:
+        """Return the inner backend's."""
+        return await self.inner.special_tokens(text)
 
     async def shortened(self, query: Query) -> Sequence[object]:
         """Return the inner backend's."""

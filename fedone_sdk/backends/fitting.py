@@ -60,6 +60,12 @@ def check_unicode(text: str) -> None:
         raise TypeError("a lone surrogate") from exc
 
 
+def special_names(tokenizer: Any, text: str) -> list[str]:
+    """Return the special tokens of a tokeniser of ``tokenizers`` in a text."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return [token.content for token in added if token.special and token.content in text]
+
+
 class _Encoder:
     # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
@@ -85,6 +91,10 @@ class _Encoder:
     def _place_special_tokens(self, tokenizer_file: Path) -> None:
         """Read the special tokens while the tokeniser still inserts them."""
         raise NotImplementedError
+
+    def special_names(self, text: str) -> list[str]:
+        """Return the special tokens that a text, or a piece of a frame, contains."""
+        return special_names(self._tokenizer, text)
 
     def _tokenise(self, text: str) -> Any:
         # Text by text: `encode_batch` is no faster on short texts, and starts a thread pool of its
@@ -257,14 +267,9 @@ class CausalEncoder(_Encoder):
         # Some tokenisers (SentencePiece) put a space before every text, but not after a line break.
         self._anchor = "" if ids("\na") == ids("\n") + plain else "\n"
 
-    def _special_names(self, piece: str) -> list[str]:
-        """Return the special tokens that a piece of a frame may contain."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        return [token.content for token in added if token.special and token.content in piece]
-
     def cut(self, piece: str) -> Rendered:
         """Return a piece of a frame: its special tokens, and the text between them."""
-        names = sorted(self._special_names(piece), key=len, reverse=True)
+        names = sorted(self.special_names(piece), key=len, reverse=True)
         special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         parts: list[Part] = []
         end = 0

@@ -13,7 +13,13 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.backends.fitting import CHARS_PER_TOKEN, cut_fields, shorten, token_starts
+from fedone_sdk.backends.fitting import (
+    CHARS_PER_TOKEN,
+    cut_fields,
+    shorten,
+    special_names,
+    token_starts,
+)
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
@@ -57,6 +63,10 @@ class TokenCounter(ABC):
     @abstractmethod
     def spans(self, text: str) -> list[Span]:
         """Start and end of each token in `text`, in characters. Special tokens are plain text."""
+
+    def special_tokens(self, text: str) -> list[str]:
+        """Return the special tokens in a text; none if they are not known."""
+        return []
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
@@ -127,6 +137,9 @@ class _FileCounter(TokenCounter):
         except TypeError as exc:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
+    def special_tokens(self, text: str) -> list[str]:
+        return special_names(self._tokenizer, text)
+
 
 class _TiktokenCounter(TokenCounter):
     def __init__(self, encoding: Any) -> None:
@@ -137,6 +150,9 @@ class _TiktokenCounter(TokenCounter):
         begins = self._encoding.decode_with_offsets(ids)[1]
         # Tokens that share a character start at the same place.
         return [(begin, max(begin + 1, end)) for begin, end in pairwise([*begins, len(text)])]
+
+    def special_tokens(self, text: str) -> list[str]:
+        return [name for name in self._encoding.special_tokens_set if name in text]
 
 
 def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:

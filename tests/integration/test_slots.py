@@ -113,12 +113,13 @@ async def served(
     *,
     own: Callable[[], LLMBackend] | None = None,
     proposer: LLMBackend | None = None,
+    gateway: LLMBackend | None = None,
 ) -> tuple[ReportedRun, Vocabulary]:
     """A run over HTTP, by clients that enrol in their order: its export, and its candidates."""
     federation = federation_of(spec)
     async with AsyncExitStack() as stack:
         loop = await stack.enter_async_context(
-            LoopbackFederation(spec, federation.vocabulary, backend=ScriptedBackend())
+            LoopbackFederation(spec, federation.vocabulary, backend=gateway or ScriptedBackend())
         )
         await loop.aggregator.add_run(spec, federation.vocabulary, proposer=proposer)
         clients = []
