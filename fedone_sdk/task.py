@@ -384,9 +384,9 @@ def pieces_of(template: str) -> tuple[tuple[str, str | None, int | None], ...]:
     )
 
 
-def form_of(task: TaskSpec) -> Rendered:
-    """Return an input of the task without content, for a backend's checks."""
-    return render(task, "", dict.fromkeys(task.fields, ""))
+def form_of(task: TaskSpec, prompt: TextPrompt = "") -> Rendered:
+    """Return an input of the task with a prompt and no other content, for a backend's checks."""
+    return render(task, prompt, dict.fromkeys(task.fields, ""))
 
 
 def answer_word(word: str, before: str) -> str:

@@ -44,15 +44,6 @@ def compare(
         int, typer.Option(metavar="N", min=1, max=1000, help="Repeats, from RUN.yaml's seed on.")
     ] = _SEEDS,
     cap: Cap = None,
-    queries: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TOTAL",
-            min=1,
-            help="Training queries of all trials that are kept. A seed starts only if all "
-            "its trials fit.",
-        ),
-    ] = None,
     requests: Annotated[
         int | None,
         typer.Option(
@@ -107,7 +98,7 @@ def compare(
     if html is not None:
         check_report("--html", html)
     run = RunFile.load(run_path, cap=cap)
-    caps = _Caps(queries=queries, requests=requests, usd=usd)
+    caps = _Caps(requests=requests, usd=usd)
     place = _Place(RunState.next_to(run.path, run.spec.name))
     names = default_names(run.spec) if methods is None else methods.split(",")
     repeats = range(run.spec.seed, run.spec.seed + seeds)
@@ -153,7 +144,6 @@ def compare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Caps:
-    queries: int | None
     requests: int | None
     usd: float | None
 
@@ -203,12 +193,13 @@ async def _missing(
     yes: bool,
 ) -> list[Trial]:
     from fedone_sdk.backends.label_words import check_label_words
-    from fedone_sdk.local.comparison import affordable, costs_of, is_free
+    from fedone_sdk.local.comparison import costs_of, is_free
     from fedone_sdk.task import form_of
 
     async with run.backend(cache=None if only_report else found[0].cache) as backend:
         with naming(str(run.path)):
-            await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
+            if not run.spec.task.slots:  # The trials check each form of their candidates.
+                await check_label_words(backend, run.spec.task.label_words, form_of(run.spec.task))
             if caps.usd is not None and "usd" not in backend.bounds:
                 raise ArgumentError(
                     "--usd: the price of this model is not known; backend.prices names it"
@@ -217,30 +208,21 @@ async def _missing(
             missing = session.find([*trials.values()])
             if only_report:
                 return []
-            left = [one for one in found if trials[id(one)] in missing]
-            spent = sum(result["queries"] for result in session.results.values())
-            ahead = affordable(found, left, caps.queries, spent)
-            costs = await costs_of(ahead, backend) if ahead else None
-        if costs is None:
-            if left:
-                text = f"--queries {caps.queries}: pays for none of the {len(left)} missing trials"
-                if not session.found:
-                    raise ArgumentError(text)
-                note(text)
-            return []
-        for line in _cost_lines(costs, len(found), len(left), caps):
+            ahead = [one for one in found if trials[id(one)] in missing]
+            if not ahead:
+                return []
+            costs = await costs_of(ahead, backend)
+        for line in _cost_lines(costs, len(found)):
             note(line)
         if not yes and not is_free(backend, run.spec.method.batch_size):
             raise ArgumentError("--yes: is required to begin, because this model may cost money")
-        return [trials[id(one)] for one in ahead]
+        return missing
 
 
-def _cost_lines(costs: Costs, total: int, missing: int, caps: _Caps) -> Iterator[str]:
-    kept, beyond = total - missing, missing - costs.trials
+def _cost_lines(costs: Costs, total: int) -> Iterator[str]:
+    kept = total - costs.trials
     yield (
-        f"{costs.trials} of {total} trials to run"
-        f"{f', {kept} are there already' if kept else ''}"
-        f"{f', {beyond} are beyond --queries {caps.queries}' if beyond else ''}"
+        f"{costs.trials} of {total} trials to run{f', {kept} are there already' if kept else ''}"
     )
     yield (
         f"  at most {costs.training_queries:,} training queries, and {costs.evaluation_queries:,} "

@@ -275,8 +275,8 @@ def _document(
             f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()
         ),
         slots="\n".join(
-            f"    - name: {one['name']}\n      candidates: {_yaml(one['candidates'])}"
-            for one in draft.slots
+            f"    - name: {slot}\n      candidates: {_yaml(candidates)}"
+            for slot, candidates in draft.slots.items()
         ),
         train=_yaml(files["train"]),
         dev=_yaml(files["dev"]),

@@ -27,8 +27,8 @@ def report(
         str,
         typer.Argument(
             metavar="RUN",
-            help="An export (`fedone runs export`) or result file (--json); or the id of a run "
-            "in --store, --server or this folder's .fedone.",
+            help="An export (`fedone runs export`); or the id of a run in --store, --server or "
+            "this folder's .fedone.",
         ),
     ],
     target: Annotated[
@@ -40,15 +40,7 @@ def report(
             help="RUN.html by default.",
         ),
     ] = None,
-    run_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--run",
-            metavar="RUN.yaml",
-            help="The run of a result file, which does not contain the task, and of a run with a "
-            "method of your own.",
-        ),
-    ] = None,
+    run_path: OwnRun = None,
     store: RunStore = None,
     server: OptionalServer = None,
     token: OptionalToken = None,
@@ -68,17 +60,11 @@ def report(
     if stored:
         run = stored_run(source, server=server, token=token, store=store)
     else:
-        run = _of_file(Path(source), run_path)
+        from fedone_sdk.reports import read_run
+
+        run = read_run(Path(source))
     write_report("--output", target, run)
     typer.echo(f"{target}: run {run.result.run_id}, {plural(run.result.rounds, 'round')}")
-
-
-def _of_file(source: Path, run_path: Path | None) -> ReportedRun:
-    from fedone_sdk.reports import read_run
-
-    spec = None if run_path is None else RunFile.load(run_path).spec
-    with naming(str(run_path)):
-        return read_run(source, spec)
 
 
 def check_report(option: str, target: Path) -> None:

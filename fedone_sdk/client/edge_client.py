@@ -70,8 +70,8 @@ class EdgeClient:
     A client belongs to one event loop at a time; `stop` may be called from any thread.
 
     Args:
-        data: The examples: an iterable; an async iterator, read as it yields; or a callable
-            (plain or async) that returns the current examples before each assignment.
+        data: The examples: an iterable; or a callable (plain or async) that returns the current
+            examples before each assignment.
         label: The label column, ``label`` by default. It stays on the device.
         fields: Columns that a run may render; None is every column but the label. With the label
             among them, reference texts of loss ``nll`` go to the gateway, after
@@ -163,11 +163,9 @@ class EdgeClient:
         return f"EdgeClient({self._server!r}, client_id={self._session.identity.client_id!r})"
 
     async def __aenter__(self) -> Self:
-        self._source.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._source.aclose()
         await self._session.aclose()
         self._state.close()
 
@@ -245,7 +243,6 @@ class EdgeClient:
     async def _turn(self) -> Turn:
         if not await self._condition.holds():
             return Turn(outcome="paused", next_turn_s=CONDITION_POLL_S)
-        self._source.open()  # for an app without `async with`
         await self._session.enrol()
         await self._worker.send_unsent()
         try:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import inspect
 import itertools
 import json
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +25,10 @@ from fedone_sdk.errors import (
 from fedone_sdk.messages import MAX_TEXT_CHARS, MIN_SCORED_SHARE, Scored
 from fedone_sdk.task import Example, TaskSpec, references_of
 
-Data = (
-    Iterable[Example]
-    | AsyncIterable[Example]
-    | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
-)
+Data = Iterable[Example] | Callable[[], "Iterable[Example] | Awaitable[Iterable[Example]]"]
 
 _MOST = 100_000
-"""Examples that a device holds at most; of a stream, the latest ones."""
+"""Examples that a device holds at most."""
 
 
 class Source:
@@ -53,49 +40,22 @@ class Source:
 
     def __init__(self, data: Data) -> None:
         self._data = data
-        self._examples: list[Example] = []
-        self._reader: asyncio.Task[None] | None = None
-        if not callable(data) and not isinstance(data, AsyncIterable):
-            self._examples = _examples(data)
-            if not self._examples:
-                raise DataError("data: this client has no examples; it needs at least one")
-
-    def open(self) -> None:
-        """Start to read an async iterable; idempotent."""
-        if isinstance(self._data, AsyncIterable) and self._reader is None:
-            reading = self._read(aiter(self._data))
-            self._reader = asyncio.create_task(reading, name="edge client data")
-
-    async def aclose(self) -> None:
-        """Stop reading."""
-        if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
-            self._reader = None
+        self._examples = [] if callable(data) else _examples(data)
+        if not callable(data) and not self._examples:
+            raise DataError("data: this client has no examples; it needs at least one")
 
     async def held(self) -> Sequence[Example]:
         """Return the current examples.
 
         Raises:
-            Exception: Any exception of the app's own iterator or function.
+            Exception: Any exception of the app's own function.
         """
-        self.open()
-        if self._reader is not None and not self._examples:
-            await asyncio.sleep(0)  # lets the reader start
         if not callable(self._data):
-            if self._reader is not None and self._reader.done() and not self._reader.cancelled():
-                self._reader.result()
             return self._examples
         found: Any = self._data()
         if inspect.isawaitable(found):
             found = await found
         return _examples(found)
-
-    async def _read(self, examples: AsyncIterator[Example]) -> None:
-        async for example in examples:
-            self._examples.append(_example(example, len(self._examples)))
-            # Bounds the memory of an endless stream.
-            del self._examples[:-_MOST]
 
 
 def _examples(data: Any) -> list[Example]:

@@ -30,7 +30,8 @@ Answers = tuple[LogProbs | None, ...]
 """The label log-probabilities of those losses; None if the model failed."""
 
 _MOST_JOURNALS = 8
-"""Journals that are kept. There are several if a run pauses, and the device works for another."""
+"""Journals that are kept. There are several if a run pauses, and the device works for another.
+Without a bound a server could fill the disk with assignments that it never ends."""
 
 _MOST_NOISED = 1000
 """Assignments that are remembered to have noise."""

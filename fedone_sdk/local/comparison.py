@@ -136,25 +136,6 @@ def contests(
             yield Contest(entrant=entrant, federation=federation, folder=folder, **place)
 
 
-def affordable(
-    contests: Sequence[Contest], missing: Sequence[Contest], total: int | None, spent: int
-) -> list[Contest]:
-    """Return the missing contests that a cap on training queries covers.
-
-    A seed is included with all its entrants or not at all, because an unpaired trial is of no use.
-    Each counts with its upper bound.
-    """
-    held, found = spent, list[Contest]()
-    for seed in dict.fromkeys(contest.seed for contest in contests):
-        of_seed = [contest for contest in missing if contest.seed == seed]
-        asked = sum(contest.training_queries for contest in of_seed)
-        if total is not None and held + asked > total:
-            break
-        held += asked
-        found += of_seed
-    return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """The total cost of some trials.

@@ -526,8 +526,8 @@ async def _timed(
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
-    await backend.check(federation.spec.task.label_words)
-    await backend.score(_query(backend, federation, "", federation.shards[0][:1]))
+    bare = no_prompt(federation.spec.task, federation.vocabulary)
+    await backend.score(_query(backend, federation, bare, federation.shards[0][:1]))
     loaded = loop.time()
     startup_s += loaded - began
     most = len(steps[0][0].inputs)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import fedone_sdk
 from fedone_sdk.backends import LLMBackend, Prediction, query_for, score_all
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import ResultError, SpecError
+from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.intervals import interval
 from fedone_sdk.messages import Cap, MetricReport, PromptReport, RunStatus, Verdict, first_error
 from fedone_sdk.messages.bill import Billed
@@ -99,6 +99,13 @@ class PromptArtefact(_Part):
             task = task.with_labels(self.prompt.labels)
         return task if self.prompt.bias is None else task.with_bias(self.prompt.bias)
 
+    @property
+    def functions(self) -> dict[str, str]:
+        """Names of functions, by key, which are imported only if the user's RUN.yaml has them."""
+        metric = self.task.metric if ":" in self.task.metric else None
+        named = {"task.score": self.task.score, "task.metric": metric}
+        return {key: name for key, name in named.items() if name is not None}
+
     def signed(self) -> Self:
         """Return a copy with its digest."""
         return self.model_copy(update={"sha256": self.digest})
@@ -109,16 +116,8 @@ class PromptArtefact(_Part):
 
 
 def artefact_of(run: ReportedRun) -> PromptArtefact:
-    """Return the artefact of a run in its current state.
-
-    Raises:
-        ResultError: The run is from a result file, which is incomplete.
-    """
+    """Return the artefact of a run in its current state."""
     result, spec = run.result, run.spec
-    if spec is None:
-        raise ResultError(
-            f"run {result.run_id!r}: a result file has no task; take the run's export or store"
-        )
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
     return PromptArtefact(
@@ -212,7 +211,7 @@ async def label_examples(
     task = artefact.asked
     if task.loss == "nll":
         raise SpecError("task.loss: nll scores a text that is given; there is nothing to predict")
-    await backend.check(task.label_words, form_of(task))
+    await backend.check(task.label_words, form_of(task, artefact.prompt.prompt))
     if not any_model and artefact.model not in (None, backend.fingerprint):
         raise SpecError(
             f"model: is {backend.fingerprint!r}, the prompt was tuned for {artefact.model!r}"

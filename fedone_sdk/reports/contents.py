@@ -60,7 +60,7 @@ class Contents:
     others: int
     program: str
     note: str
-    began: str | None
+    began: str
 
 
 def contents_of(run: ReportedRun) -> Contents:
@@ -68,15 +68,13 @@ def contents_of(run: ReportedRun) -> Contents:
     result, spec, verdict = run.result, run.spec, run.result.verdict
     after = run.outcomes.get("after")
     table = None
-    if after is not None and after.targets and spec is not None:
+    if after is not None and after.targets:
         table = _table(confusion(after, len(spec.task.labels)), list(spec.task.labels))
     clients = _clients(run)
-    began = None
-    if run.created_at is not None:
-        created = datetime.fromtimestamp(run.created_at, UTC)
-        began = f"{created:%Y-%m-%d %H:%M UTC}"
-    program, note = "", ""
-    if spec is not None:
+    if spec.backend.kind == "own":
+        # An export names it, and running the program would import it.
+        program, note = "", "The model is an object of the run's own, which a report does not name."
+    else:
         program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
     return Contents(
         run=run,
@@ -89,7 +87,7 @@ def contents_of(run: ReportedRun) -> Contents:
         others=len(clients[MOST_CLIENTS:]),
         program=program,
         note=note,
-        began=began,
+        began=f"{datetime.fromtimestamp(run.created_at, UTC):%Y-%m-%d %H:%M UTC}",
     )
 
 

@@ -207,7 +207,7 @@ def _metric_panel(run: ReportedRun) -> Panel:
 def _along(run: ReportedRun) -> str:
     """Return the legend of the curve, which may cover a part of the dev split only."""
     after = run.outcomes.get("after")
-    if after is None or run.spec is None:
+    if after is None:
         return "along the way"
     part = run.spec.evaluation.examples
     if part >= len(after.targets or after.losses):

@@ -96,8 +96,6 @@ def retuned(
 ) -> Retuned:
     """Compare the prompts by the answers that the run's evaluation paid for."""
     spec, result = run.spec, run.result
-    if spec is None or run.vocabulary is None:
-        raise ValueError("a retuned run has its spec and its vocabulary")
     task, old = spec.task, artefact.prompt
     bare = _no_prompt(task, run.vocabulary)
     outcomes: dict[Which, tuple[PromptReport, Outcomes | None]] = {}
@@ -107,7 +105,7 @@ def retuned(
         outcomes[which] = prompt.model_copy(update={"bias": bias}), known
 
     before = run.outcomes.get("before")
-    if run.untrained is None or run.untrained.prompt != old.prompt:
+    if run.untrained.prompt != old.prompt:
         before = None
     given = old.bias if old.bias is not None else artefact.task.bias
     add("no_prompt", bare, biases.get(bare.prompt), run.outcomes.get("no_prompt"))

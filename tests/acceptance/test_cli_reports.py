@@ -110,7 +110,7 @@ def test_export_gives_the_same_artefact(fedone: Fedone, folder: Path) -> None:
         (["prompt", "use", "none.json"], "none.json: No such file or directory"),
         (["prompt", "use", "dev.jsonl"], "dev.jsonl: is no JSON"),
         (["prompt", "use", "result.json"], "result.json: is no prompt artefact"),
-        (["report", "run.yaml"], "run.yaml: must be an export (fedone runs export) or a result"),
+        (["report", "run.yaml"], "run.yaml: must be an export (fedone runs export); it"),
         (
             ["prompt", "use", "prompt.json", "--backend", "run.yaml"],
             "arguments: --data: is required to use a model",
@@ -203,7 +203,7 @@ def test_use_takes_no_other_model(fedone: Fedone, folder: Path) -> None:
     assert fedone(*command, "--any-model").code == 0
 
 
-def test_report_of_a_store_an_export_and_a_result(fedone: Fedone, folder: Path) -> None:
+def test_report_of_a_store_and_an_export(fedone: Fedone, folder: Path) -> None:
     fedone("runs", "export", "tiny", "--store", "run.db", "-o", "tiny.jsonl")
     code, out, err = fedone("report", "tiny", "--store", "run.db", "-o", "stored.html")
     assert (code, out) == (0, "stored.html: run tiny, 4 rounds\n"), err
@@ -211,14 +211,6 @@ def test_report_of_a_store_an_export_and_a_result(fedone: Fedone, folder: Path) 
     # From wherever it comes it is the same page.
     assert Path("tiny.html").read_bytes() == Path("stored.html").read_bytes()
     assert Path("tiny.html").read_bytes() == Path("report.html").read_bytes()
-    code, out, _ = fedone("report", "result.json", "-o", "again.html", "--run", "run.yaml")
-    assert out == "again.html: run tiny, 4 rounds\n"
-    code, _, err = fedone("report", "result.json", "--run", "run.yaml", "-o", "r.html")
-    assert (code, err) == (0, "")
-    assert "BackendSpec.model_validate(" in Path("r.html").read_text()
-    Path("run.yaml").write_text(RUN.replace("tiny", "other"))
-    code, _, err = fedone("report", "result.json", "--run", "run.yaml")
-    assert (code, err) == (2, "run.yaml: name: is 'other', the result is of 'tiny'\n")
 
 
 def test_a_missing_extra_is_reported_before_the_work(

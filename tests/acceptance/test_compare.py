@@ -216,22 +216,6 @@ def test_a_process_that_ends_costs_no_trial(
     assert requests(after) <= requests(kept())
 
 
-def test_queries_of_all_trials_are_capped(compare: Fedone) -> None:
-    # A seed takes 3 x 16, and 6 for the bias.
-    outcome = compare("--seeds", 3, "--queries", 53)
-    assert outcome.code == 2
-    assert outcome.err == "arguments: --queries 53: pays for none of the 15 missing trials\n"
-    assert compare("--seeds", 3, "--queries", 108).code == 0
-    assert sum(trial["queries"] for trial in kept().values()) == 2 * 54
-    assert document()["missing"][0] == "thompson, seed 2"
-    assert len(document()["missing"]) == 5
-    # Nor is it passed later; what is there is reported.
-    code, _, err = compare("--seeds", 3, "--queries", 161)
-    assert code == 0
-    assert "--queries 161: pays for none of the 5 missing trials" in err
-    assert len(kept()) == 10
-
-
 def test_requests_of_all_trials_are_capped(compare: Fedone, folder: Path) -> None:
     from fedone_sdk.budget import SqliteLedger
 

@@ -8,11 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
-from fedone_sdk.backends import Query
+from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import BackendBlocked
 from fedone_sdk.messages import PromptReport, RunTask, VocabularyList
+from fedone_sdk.messages.array import prompts_to_wire
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.testing import ScriptedBackend
 from tests.attacks import Attack, Succeeded
@@ -137,7 +140,42 @@ async def _old_replica_closes_enrolment(folder: Path) -> str:
     return "the live tokens enrol on all replicas"
 
 
+async def _tenant_asks_the_cache(folder: Path) -> str:
+    tenants = ("acme", "zeta")
+    tokens = [
+        EnrolmentToken(token_sha256=digest(name), name=name, runs=(f"{name}-*",))
+        for name in tenants
+    ]
+    exchange = {"exchange": "alpha"}
+    specs = [run_spec(name=f"{name}-1", participation=exchange) for name in tenants]
+    backend = ModelClient(ScriptedBackend(), cache=AnswerCache())
+    prompts = prompts_to_wire(np.array([[0, 0], [0, 1], [1, 0], [1, 1]]), 3).model_dump(mode="json")
+    async with served(*specs, backend=backend, enrolment_tokens=tokens) as server:
+        found = []
+        # A tablet, that of another tenant, and another tablet of that tenant ask the same.
+        for tenant in ("acme", "zeta", "zeta"):
+            _, credential = await server.enrol(tenant)
+            work = await server.claim(credential)
+            body = {"examples": [{"text": PRIVATE}], "prompts": prompts}
+            body["assignment_id"] = work["assignment_id"]
+            before = await server.ok("GET", f"/v1/runs/{tenant}-1", token=ADMIN)
+            await server.ok("POST", "/v1/score", body, token=credential)
+            run = await server.ok("GET", f"/v1/runs/{tenant}-1", token=ADMIN)
+            hits = run["cache"]["hits"] - before["cache"]["hits"]
+            found.append((hits, run["spent"]["requests"] - before["spent"]["requests"]))
+            path = f"/v1/assignments/{work['assignment_id']}/decline"
+            await server.ok("POST", path, {"reason": "done", "unfit": True}, token=credential)
+    if len(set(found)) > 1:
+        raise Succeeded(f"hits and requests differ: {found}")
+    return "hits 0: what another run or device asked is asked again"
+
+
 ATTACKS = (
+    Attack(
+        name="a tenant asks by cache.hits whether another's device holds a text",
+        before="hits: 1 if it does, 0 if not",
+        run=_tenant_asks_the_cache,
+    ),
     Attack(
         name="a replica with an old token closes enrolment",
         before="the live token is revoked for good, on all replicas",

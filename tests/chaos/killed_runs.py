@@ -36,6 +36,7 @@ from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.budget import NOTHING, Budget, Usage
 from fedone_sdk.messages import RunResult
 from fedone_sdk.stores import SqlStore
+from tests.chaos.counts import Counts
 from tests.chaos.provider import ERRORS, GOOD, LABELS, MODEL, PRICE, Provider, text_of
 from tests.fake_openai import Received
 
@@ -228,7 +229,7 @@ def _with_signal(kill: Kill, rng: random.Random, signals: Sequence[str]) -> Kill
 
 
 @dataclass
-class Figures:
+class Figures(Counts):
     """What was found, over any number of runs."""
 
     runs: int = 0
@@ -256,17 +257,6 @@ class Figures:
     ends: Counter[str] = field(default_factory=Counter)
     capped: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
-
-    def add(self, other: Figures) -> None:
-        """Takes another run in."""
-        for name, value in vars(other).items():
-            mine = getattr(self, name)
-            if name == "most_lost":
-                self.most_lost = max(mine, value)
-            elif isinstance(mine, Counter):
-                mine.update(value)
-            else:
-                setattr(self, name, mine + value)
 
 
 class KilledRun:

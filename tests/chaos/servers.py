@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.counts import Counts
 from tests.chaos.serving import Death, Deployment, Outcome, Scenario, judge
 from tests.postgres import Cluster, cluster
 
@@ -53,7 +54,7 @@ def databases_of(server: Cluster) -> Databases:
 
 
 @dataclass
-class Figures:
+class Figures(Counts):
     """Counts over any number of runs; `violations` must stay empty."""
 
     runs: int = 0
@@ -67,12 +68,6 @@ class Figures:
     requests: int = 0
     same: int = 0
     violations: list[str] = field(default_factory=list)
-
-    def add(self, other: Figures) -> None:
-        """Add the counts of other runs."""
-        for name, value in vars(other).items():
-            mine = getattr(self, name)
-            setattr(self, name, mine + value)
 
     def table(self) -> str:
         """Return the figures as Markdown."""

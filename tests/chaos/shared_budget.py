@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard, SqliteLedger
+from tests.chaos.counts import Counts
 from tests.chaos.provider import ERRORS, Provider
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +77,7 @@ class Plan:
 
 
 @dataclass
-class Figures:
+class Figures(Counts):
     """What was found, over any number of runs."""
 
     runs: int = 0
@@ -90,17 +91,6 @@ class Figures:
     never_sent: int = 0
     capped: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
-
-    def add(self, other: Figures) -> None:
-        """Takes another run in."""
-        for name, value in vars(other).items():
-            mine = getattr(self, name)
-            if name.startswith("most_"):
-                setattr(self, name, max(mine, value))
-            elif isinstance(mine, Counter):
-                mine.update(value)
-            else:
-                setattr(self, name, mine + value)
 
 
 class SharedBudget:

@@ -98,28 +98,6 @@ class TestData:
             await worked(client)
             assert run_of(service).state.status == "completed"
 
-    async def test_an_async_iterator_is_read_as_it_yields(self) -> None:
-        more = asyncio.Event()
-        backend = ScriptedBackend()
-
-        async def stream() -> AsyncIterator[dict[str, Any]]:
-            yield DATA[0]
-            await more.wait()
-            for row in DATA[1:]:
-                yield row
-
-        async with (
-            serving(spec_of(rounds=2), backend=backend) as service,
-            client_of(service, stream()) as client,
-        ):
-            await asyncio.sleep(0)  # the reader's first turn
-            assert (await client.run_once()).outcome == "worked"
-            assert texts(backend.asked) == {"text 0"}
-            more.set()
-            await asyncio.sleep(0)
-            assert (await client.run_once()).outcome == "worked"
-            assert len(texts(backend.asked)) > 1
-
     @pytest.mark.parametrize("kind", ["sync", "async"])
     async def test_a_callable_is_called_before_each_assignment(self, kind: str) -> None:
         rows = DATA[:1]
@@ -327,7 +305,7 @@ class TestOwnBackend:
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     async def test_the_server_needs_no_model(self, exchange: str) -> None:
         own = ScriptedBackend()
-        spec = spec_of(exchange, participation={"trusted_clients": True})
+        spec = spec_of(exchange, participation={"own_models": "trusted"})
         async with (
             serving(spec, gateway=False) as service,
             client_of(service, backend=own) as client,
@@ -343,7 +321,8 @@ class TestOwnBackend:
     async def test_abandoned_work_costs_what_it_may_have_sent(self, gateway: bool) -> None:
         """Whether the server has a model, too, makes no difference."""
         own = ScriptedBackend(lambda inputs, words: None)
-        spec = spec_of().model_copy(update={"budget": Budget(queries=8)})
+        spec = spec_of(participation={"own_models": "charged"})
+        spec = spec.model_copy(update={"budget": Budget(queries=8)})
         async with (
             serving(spec, gateway=gateway) as service,
             client_of(service, backend=own) as client,
@@ -356,7 +335,7 @@ class TestOwnBackend:
     async def test_the_server_s_model_is_not_paid_for(self) -> None:
         """A trusted device reports the cost of its own model."""
         own, other = ScriptedBackend(), ScriptedBackend()
-        spec = spec_of(participation={"trusted_clients": True})
+        spec = spec_of(participation={"own_models": "trusted"})
         async with (
             serving(spec, backend=other) as service,
             client_of(service, backend=own) as client,
@@ -394,7 +373,7 @@ class TestOwnBackend:
                 raise BackendError("the key is wrong")
 
         own = ScriptedBackend(gate=gate)
-        spec = spec_of(participation={"trusted_clients": True})
+        spec = spec_of(participation={"own_models": "trusted"})
         async with serving(spec, gateway=False) as service:
             async with client_of(service, backend=own) as client:
                 assert (await client.run_once()).outcome == "declined"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -195,7 +194,8 @@ class TestOddRows:
         async with serving(spec_of(task=task)) as service:
             watched = RecordingTransport(service)
             options = {"transport": watched, "before_send": lambda text: text.replace("s 3", "")}
-            async with client_of(service, rows, **options) as client:
+            consent = {"label": "summary", "fields": ["text", "summary"]}
+            async with client_of(service, rows, **options, **consent) as client:
                 assert (await client.run_once()).outcome == "worked"
         assert [update.scored.vetoed for update in watched.updates] == [1]
 
@@ -410,28 +410,3 @@ class TestStartAgain:
             client.stop()
             assert (await client.run_once()).outcome in ("idle", "worked")
             assert (await client.run_once()).outcome == "worked"
-
-    async def test_a_stream_without_a_block(self) -> None:
-        async def stream() -> AsyncIterator[dict[str, Any]]:
-            for row in DATA:
-                yield row
-
-        async with serving() as service:
-            client = client_of(service, stream())
-            async with asyncio.timeout(10):
-                await client.run_forever()
-            assert service.runs["run"].state.status == "completed"
-            await client.__aexit__(None, None, None)
-
-    async def test_a_stream_is_read_before_the_first_turn_asks(self, tmp_path: Path) -> None:
-        """With an identity at hand nothing else gives the reader its turn."""
-
-        async def stream() -> AsyncIterator[dict[str, Any]]:
-            for row in DATA:
-                yield row
-
-        async with serving() as service:
-            async with client_of(service, state_dir=tmp_path) as client:
-                await client.enrol()
-            async with client_of(service, stream(), state_dir=tmp_path) as client:
-                assert (await client.run_once()).outcome == "worked"

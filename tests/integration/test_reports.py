@@ -19,7 +19,7 @@ import pytest
 from fedone_sdk.backends import OpenAIBackend
 from fedone_sdk.backends.build import build_backend
 from fedone_sdk.messages import PromptReport
-from fedone_sdk.reports import artefact_of, label_examples, read_export, read_run
+from fedone_sdk.reports import artefact_of, label_examples, read_export
 from fedone_sdk.reports.contents import MOST_CLIENTS, contents_of
 from fedone_sdk.reports.forms import program_of
 from fedone_sdk.reports.render import html_report
@@ -173,25 +173,10 @@ async def test_hostile_text_stays_text_in_html() -> None:
     assert "{{7*7}}" in page.text
 
 
-async def test_a_result_file_gives_what_it_has(tmp_path: Path) -> None:
-    done = await small()
-    (tmp_path / "result.json").write_text(done.result.model_dump_json())
-    run = read_run(tmp_path / "result.json")
-    page = Page(html_report(run))
-    assert done.result.verdict is not None
-    assert done.result.verdict.text[1:] in page.text
-    assert "Confusion" not in page.text
-    assert done.result.prompt.text in page.text
-    with_task = read_run(tmp_path / "result.json", RunSpec.model_validate(SPEC))
-    # Its backend is not the model that scored, so there is no program to copy.
-    assert "does not describe how to call the model" in Page(html_report(with_task)).text
-    assert "openai" not in Page(html_report(with_task)).text
-
-
 async def test_a_run_before_its_start_has_no_curves() -> None:
     done = await small()
     empty = done.result.model_copy(update={"history": (), "rounds": 0})
-    run = ReportedRun(result=empty)
+    run = replace(done.run, result=empty)
     assert "Curves" not in Page(html_report(run)).text
 
 
@@ -202,7 +187,7 @@ async def test_many_clients_are_counted() -> None:
         entry.model_copy(update={"round": number, "client_id": f"one,client-{number:03}"})
         for number in range(50)
     )
-    run = ReportedRun(result=done.result.model_copy(update={"history": history}))
+    run = replace(done.run, result=done.result.model_copy(update={"history": history}))
     contents = contents_of(run)
     assert len(contents.clients) == MOST_CLIENTS
     assert (contents.clients[0].name, contents.clients[0].rounds) == ("one", 50)

@@ -35,6 +35,7 @@ _log = structlog.get_logger(__name__)
 _MAX_BATCH = 128
 """Maximal number of writes per transaction: the first one waits for the last."""
 
+_SOON_S = 0.05
 _NUM_READERS = 4
 
 _Outcomes = Sequence[tuple[Any, BaseException | None]]
@@ -83,7 +84,7 @@ class SqliteDatabase(Alone):
         def connect(engine: Engine) -> Connection:
             _check_file(self._path, create=serving or upgrading)
             if serving or upgrading:
-                self._lock = _lock(f"{self._path}.lock")
+                self._lock = _lock(self._path)
             _configure(engine, self._busy_timeout_s)
             writer = engine.connect().execution_options(fedone_write=True)
             _erase(writer)  # A killed process may not have done it.
@@ -113,7 +114,7 @@ class SqliteDatabase(Alone):
         """
         with self._translate_errors():
             _check_file(self._path, create=empty)
-            lock = _lock(f"{self._path}.lock")
+            lock = _lock(self._path)
             engine = create_engine(self._url, poolclass=NullPool)
             _configure(engine, self._busy_timeout_s)
             try:
@@ -127,6 +128,7 @@ class SqliteDatabase(Alone):
 
     async def close(self) -> None:
         """Disconnect after pending writes."""
+        self._start()
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -162,6 +164,19 @@ class SqliteDatabase(Alone):
         with self._translate_errors():
             return await run_shielded(self._threads.read(transaction, self._engine))
 
+    async def write_soon(self, work: Callable[[Connection], None], signals: Sequence[str]) -> None:
+        """Run `work` in the transaction of the next write, or after a moment without one."""
+        if self._engine is None:
+            raise self._not_open()
+        write = _Write(work)
+        write.done.add_done_callback(_report)
+        self._waiting.append(write)
+        asyncio.get_running_loop().call_later(_SOON_S, self._start)
+
+    def _start(self) -> None:
+        if self._engine is not None and self._writing is None and self._waiting:
+            self._write_next()
+
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Run `work` on the writing connection, together with other queued writes.
 
@@ -171,8 +186,7 @@ class SqliteDatabase(Alone):
             raise self._not_open()
         write = _Write(work)
         self._waiting.append(write)
-        if self._writing is None:
-            self._write_next()
+        self._start()
         with self._translate_errors():
             try:
                 result: T = await write.done
@@ -239,6 +253,11 @@ class SqliteDatabase(Alone):
         except (SQLAlchemyError, sqlite3.Error, OSError, schema.SchemaRefused) as error:
             reason = error.orig if isinstance(error, DBAPIError) else error
             raise StoreUnavailable(f"store {self._path} cannot be used: {reason}") from error
+
+
+def _report(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _log.warning("a waiting client is not stored", reason=str(error))
 
 
 def _read_schema(path: Path) -> str | None:
@@ -328,12 +347,14 @@ def _check_file(path: str, *, create: bool) -> None:
 
 
 def _lock(path: str) -> int:
-    """Lock a file until its descriptor is closed or the process ends.
+    """Lock a database until the descriptor is closed or the process ends, by whichever link.
 
     The lock file is separate from the database: closing another descriptor of the database would
-    release SQLite's locks on it.
+    release SQLite's locks on it. It is next to the file itself, as SQLite's log is.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if os.stat(path).st_nlink > 1:
+        raise OSError("it has another name by a hard link, with a lock and a log of its own")
+    descriptor = os.open(f"{os.path.realpath(path)}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     if sys.platform != "win32":  # Python has no equivalent there.
         import fcntl
 

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from fedone_sdk.evaluation.results import (
     Entrant,
@@ -14,12 +11,9 @@ from fedone_sdk.evaluation.results import (
     results_of,
     row_of,
 )
-from fedone_sdk.local import Federation
-from fedone_sdk.local.comparison import Contest, affordable
 from fedone_sdk.local.entrants import entrants_of
 from fedone_sdk.reports.comparison_page import comparison_html, comparison_svg
 from fedone_sdk.spec import RunSpec, validate_spec
-from fedone_sdk.vocabulary import Vocabulary
 from tests.unit.evaluation.records import record
 from tests.unit.evaluation.test_entrants import RUN
 
@@ -130,38 +124,3 @@ def test_document_and_page() -> None:
     assert "fedone compare &lt;run.yaml&gt;" in page
     assert "<script" not in page
     assert found.conclusion in page
-
-
-@pytest.mark.parametrize(
-    ("total", "spent", "keys"),
-    [
-        (None, 0, [0, 0, 1, 1, 2, 2]),
-        (180, 0, [0, 0, 1, 1, 2, 2]),
-        (179, 0, [0, 0, 1, 1]),
-        (120, 60, [0, 0]),
-        (59, 0, []),
-    ],
-)
-def test_a_seed_is_run_as_a_whole_or_not_at_all(
-    total: int | None, spent: int, keys: list[int]
-) -> None:
-    contests = [
-        Contest(
-            entrant=entrant,
-            federation=Federation(
-                spec=entrant.seeded(seed),
-                shards=(({},) * 40,),
-                dev=(),
-                vocabulary=Vocabulary(candidates=(" a", " b")),
-                reused_rows=False,
-            ),
-            folder=Path(),
-            cache=Path("answers.sqlite"),
-        )
-        for seed in range(3)
-        for entrant in entrants("thompson", "random")
-    ]
-    assert [one.seed for one in affordable(contests, contests, total, spent)] == keys
-    # What is there costs nothing more.
-    ahead = affordable(contests, contests[1:], 60, 30)
-    assert [one.title for one in ahead] == ["random, seed 0"]
