@@ -225,7 +225,7 @@ ATTACKS = [
     ),
     Attack(
         name="40 requests at once under one lease",
-        before="the texts of all 40 are quoted",
+        before="328 texts are quoted under a lease of 8",
         run=_freeze_at_once,
     ),
     Attack(
@@ -235,12 +235,12 @@ ATTACKS = [
     ),
     Attack(
         name="the same where the run allows own models",
-        before="each decline costs a whole lease",
+        before="40 declines cost 160 queries, none of which was made",
         run=_drain_allowed,
     ),
     Attack(
         name="20 devices that only decline",
-        before="the run failed once 51 declines came in a row",
+        before="2 honest devices complete 40 rounds, the others get 251 seats",
         run=_crowd,
     ),
     Attack(
