@@ -214,7 +214,7 @@ async def _drafted(
     from pydantic import TypeAdapter
 
     from fedone_sdk.backends.build import build_backend
-    from fedone_sdk.local.draft import draft
+    from fedone_sdk.local.draft import FRAME_CHARS, draft
     from fedone_sdk.spec import BackendSpec
 
     spec = TypeAdapter[Any](BackendSpec).validate_python(backend)
@@ -224,7 +224,8 @@ async def _drafted(
         backend["multi_token_labels"] = True
     most = float(_LENGTHS[-1])
     if found.char_s:
-        most = _TUNE_S / found.char_s / (queries * _BATCH + 3 * len(parts.dev))
+        rows = queries * _BATCH + 3 * len(parts.dev)
+        most = _TUNE_S / found.char_s / rows - FRAME_CHARS
     return found, max(filter(lambda one: one <= most, _LENGTHS), default=_LENGTHS[0])
 
 

@@ -56,6 +56,9 @@ _VAGUE = {
 _SCREEN_CHARS = 300
 """Characters of a text that the model reads to derive words."""
 
+FRAME_CHARS = 100
+"""Characters around a text that the model reads for each row."""
+
 _WORDS_PER_LABEL = 24
 _MOST_SETS = 4
 _MAX_PERMUTED = 3
@@ -225,7 +228,7 @@ class _Reader:
         began = time.perf_counter(), time.process_time()
         inputs = tuple(self._asked(row, self.opening) for row in rows)
         answer = await self._model.score(Query(inputs=inputs, label_words=tuple(words)))
-        chars = sum(len(row["text"][:_SCREEN_CHARS]) for row in rows)
+        chars = sum(len(row["text"][:_SCREEN_CHARS]) + FRAME_CHARS for row in rows)
         # Processor time where other programs delay the model.
         took = min(time.perf_counter() - began[0], time.process_time() - began[1])
         self.char_s = took / max(1, chars)
@@ -284,8 +287,9 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     derived = _assigned({label: seen.lifts(label, seen.words) for label in labels})
     fitting = sorted(filter(seen.knows, _orders(labels, _assigned(named))), key=seen.loss)
     main = _assigned(named)
+    several = several and len(main) < len(labels) and len(set(whole.values())) == len(labels)
     if len(main) < len(labels):
-        if several and len(set(whole.values())) == len(labels):
+        if several:
             main = whole
         elif fitting and seen.loss(fitting[0]) < _TELLING * np.log(len(labels)):
             main = fitting[0]
@@ -293,7 +297,7 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
             main = derived if len(derived) == len(labels) else await _codes(reader)
     others = [one for one in (*fitting, derived) if len(one) == len(labels) and one != main]
     others.sort(key=seen.loss)
-    return _Words(main, others[: _MOST_SETS - 1], main == whole and several)
+    return _Words(main, others[: _MOST_SETS - 1], several)
 
 
 class _Seen:
