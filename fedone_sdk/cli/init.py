@@ -31,7 +31,7 @@ from fedone_sdk.errors import ArgumentError, SpecError
 if TYPE_CHECKING:
     from fedone_sdk.local.draft import Draft
 
-_SAMPLES, _BATCH = 6, 16
+_SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
 """Rounds of a new run, as a multiple of those that its cap pays for."""
 

@@ -67,7 +67,7 @@ _MAX_PERMUTED = 3
 _TELLING = 0.95
 """Cross-entropy, as a share of that of a guess, up to which shipped words fit nameless labels."""
 
-_DEMONSTRATION_CHARS = 1600
+_DEMONSTRATION_CHARS = 1000
 """Characters of a block of demonstrations, which every query reads once."""
 
 _SPELLS_SEVERAL = ("llama_cpp", "transformers", "vllm")
@@ -295,9 +295,24 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
             main = fitting[0]
         else:
             main = derived if len(derived) == len(labels) else await _codes(reader)
-    others = [one for one in (*fitting, derived) if len(one) == len(labels) and one != main]
-    others.sort(key=seen.loss)
-    return _Words(main, others[: _MOST_SETS - 1], several)
+    start = main if seen.knows(main) else derived
+    others = [*fitting, _improved(seen, start)] if len(start) == len(labels) else fitting
+    # A set that is worse already here would only cost queries.
+    worst = seen.loss(start) if start == main else np.inf
+    others = [one for one in others if one != main and seen.loss(one) <= worst]
+    return _Words(main, sorted(others, key=seen.loss)[: _MOST_SETS - 1], several)
+
+
+def _improved(seen: _Seen, start: Mapping[str, str]) -> dict[str, str]:
+    """Return a set in which each word that lowers the loss has replaced the label's own."""
+    best = dict(start)
+    for label in start:
+        lifts = seen.lifts(label, seen.words)
+        for word in sorted(lifts, key=lambda word: -lifts[word])[:_WORDS_PER_LABEL]:
+            trial = {**best, label: word}
+            if word not in best.values() and seen.loss(trial) < seen.loss(best):
+                best = trial
+    return best
 
 
 class _Seen:

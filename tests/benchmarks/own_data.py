@@ -1,6 +1,7 @@
 """Tables that the SDK was not tuned on, from `fedone init` to private rows, with default flags.
 
     python -m tests.benchmarks.own_data [--folder DIR] [--tables spam ...] [--threads N]
+        [--queries N]
 
 Each table is built from a package of PyPI or npm, in its own folder of DIR. 200 rows are set aside
 as private before `init` sees the table. Each step keeps its result, so that a rerun resumes.
@@ -53,10 +54,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("own-data"))
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES))
     parser.add_argument("--threads", type=int, help="threads of the model, for a busy machine")
+    parser.add_argument("--queries", type=int, help="instead of the default of `fedone init`")
     args = parser.parse_args()
+    more = () if args.queries is None else ("--queries", str(args.queries))
+    folder = args.folder.absolute()
     found = {
-        name: measured(name, args.folder.absolute() / name, args.folder.absolute(), args.threads)
-        for name in args.tables
+        name: measured(name, folder / name, folder, args.threads, more) for name in args.tables
     }
     report(found)
 
@@ -153,14 +156,16 @@ def build(name: str, folder: Path, packages: Path) -> None:
 # The commands
 
 
-def measured(name: str, folder: Path, packages: Path, threads: int | None) -> dict[str, Any]:
+def measured(
+    name: str, folder: Path, packages: Path, threads: int | None, more: Sequence[str]
+) -> dict[str, Any]:
     """Run the commands of one table, and score private rows."""
     packages.mkdir(parents=True, exist_ok=True)
     build(name, folder, packages)
     kept = folder / "measured.json"
     if kept.exists():
         return dict(json.loads(kept.read_bytes()))
-    times = {"init": command(folder, "init", "table.csv", "--fresh")}
+    times = {"init": command(folder, "init", "table.csv", "--fresh", *more)}
     run = folder / "run.yaml"
     if threads is not None and "threads" not in run.read_text("utf-8"):
         text = run.read_text("utf-8").replace(f'"{MODEL}"', f'"{MODEL}", "threads": {threads}')
