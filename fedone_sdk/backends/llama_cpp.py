@@ -128,6 +128,10 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         if form:
             encoder.encode(form, reserve=1)
 
+    async def special_tokens(self, text: str) -> list[str]:
+        """Return the special tokens of the model in a text."""
+        return await self._in(self._token_thread, lambda: self._model()[1].special_names(text))
+
     def _plan(self, query: Query) -> _Plan:
         _, encoder = self._model()
         several = self._multi_token_labels

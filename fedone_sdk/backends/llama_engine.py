@@ -293,9 +293,9 @@ class GgufEncoder(CausalEncoder):
         self.frames = {}
         self._place_special_tokens(Path(engine.name))
 
-    def _special_names(self, piece: str) -> list[str]:
-        """Return the special tokens in a piece of a frame, which plain text does not have."""
-        found = dict(self._engine.tokenise(piece, parse_special=True))
+    def special_names(self, text: str) -> list[str]:
+        """Return the special tokens in a text, which plain text does not have."""
+        found = dict(self._engine.tokenise(text, parse_special=True))
         return [
             name
             for token, name in found.items()

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.private_search
 
-Each round is another device, which returns the mean losses of 5 prompts on 16 random rows of a
+Each round is another device, which returns the mean losses of 5 prompts on random rows of a
 table of docs/benchmarks/slot-tables, with the noise of `fedone_sdk.client.noise`. All rows of the
 result have the same devices and mini-batches at the same seed.
 """
@@ -59,16 +59,19 @@ class Setting:
         epsilon: Total of a device; None is without noise.
         releases: How often each device takes part. The noise of each release is that of a device
             which takes part so often; here it is another device each time.
+        batch_size: Rows of a mini-batch.
     """
 
     epsilon: float | None
     releases: int = 1
+    batch_size: int = 16
 
 
 SETTINGS = (
     Setting(epsilon=None),
     *(Setting(epsilon=epsilon) for epsilon in (8, 4, 1)),
     Setting(epsilon=8, releases=10),
+    Setting(epsilon=1, batch_size=64),
 )
 
 
@@ -80,7 +83,11 @@ def lines(table: Table, budgets: list[int], seeds: int, clip: float) -> Iterator
             multiplier = multiplier_for(setting.epsilon, setting.releases)
             privacy = PrivacySpec(clip=clip, noise_multiplier=multiplier)
         federation = partial(
-            PrivateFederation, table=table, clients=1, batch_size=16, privacy=privacy
+            PrivateFederation,
+            table=table,
+            clients=1,
+            batch_size=setting.batch_size,
+            privacy=privacy,
         )
         contestant = Contestant(label="thompson", name="thompson", num_samples=5, calibrates=False)
         cells = []
@@ -93,7 +100,7 @@ def lines(table: Table, budgets: list[int], seeds: int, clip: float) -> Iterator
             cells.append(f"{np.mean(found):.1f} ± {error:.1f}")
         epsilon = "no noise" if setting.epsilon is None else f"{setting.epsilon:g}"
         noise = "0" if multiplier is None else f"{multiplier:.2f}"
-        facts = [table.name, epsilon, str(setting.releases), noise]
+        facts = [table.name, epsilon, str(setting.releases), str(setting.batch_size), noise]
         yield f"| {' | '.join(facts + cells)} |"
 
 
@@ -105,7 +112,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--clip", type=float, default=2.0)
     args = parser.parse_args()
-    heads = ["cell", "epsilon of a device", "its updates", "multiplier"]
+    heads = ["cell", "epsilon of a device", "its updates", "its texts", "multiplier"]
     heads += [f"{queries:,} queries" for queries in args.budgets]
     print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", flush=True)
     for name in args.cells:
