@@ -136,8 +136,6 @@ def init(
         files["dev"]: f"{plural(len(parts.dev), 'row')}, which only measure the prompt",
         files["public"]: f"{plural(len(parts.public), 'row')}, which become public as examples",
     }
-    if drafted.unchecked:
-        facts["not checked"] = drafted.unchecked
     output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
     output.facts(facts)
     for line in usable.notes:

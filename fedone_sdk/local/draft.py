@@ -84,14 +84,12 @@ class Draft:
         slots: The candidates of each slot.
         several: Whether label words have several tokens.
         char_s: Seconds that the model takes for a character of text; None if it was not asked.
-        unchecked: Why the label words could not be checked; None if they were.
     """
 
     task: dict[str, Any]
     slots: dict[str, Any]
     several: bool
     char_s: float | None
-    unchecked: str | None
 
 
 async def draft(
@@ -122,18 +120,12 @@ async def draft(
         words: Label words by label; None derives them.
     """
     reader = _Reader(model, rows)
-    unchecked = None
-    try:
-        await reader.find_form()
-        noun = text or _named(columns[0]) or await reader.noun()
-        about = aspect or _named(columns[1])
-        opening = f"{(about or 'category').capitalize()}:"
-        reader.opening = f" {opening}" if reader.form == "cloze" else opening
-        found = await _words(reader, words, kind)
-    except (BackendBlocked, BackendUnavailable) as exc:
-        unchecked = str(exc).splitlines()[0]
-        noun, about = text or _named(columns[0]) or "text", aspect or _named(columns[1])
-        found = _Words(dict(words or {}) or {label: f" {label}" for label in reader.labels})
+    await reader.find_form()
+    noun = text or _named(columns[0]) or await reader.noun()
+    about = aspect or _named(columns[1])
+    opening = f"{(about or 'category').capitalize()}:"
+    reader.opening = f" {opening}" if reader.form == "cloze" else opening
+    found = await _words(reader, words, kind)
     about = about or _aspect_of(found.main)
     blank = not found.several and await reader.takes(found.main.values(), "")
     sets = [[*one.values()] for one in found.others]
@@ -157,7 +149,6 @@ async def draft(
         slots=slots,
         several=found.several,
         char_s=reader.char_s,
-        unchecked=unchecked,
     )
 
 
