@@ -314,8 +314,7 @@ class TaskSpec(BaseModel):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        found = (string.Formatter().parse(template) for _, template in self.messages)
-        return tuple(name for parsed in found for _, name, _, _ in parsed if name)
+        return tuple(name for _, text in self.messages for name in _fields_in(text))
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -369,6 +368,11 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             # The line feed after an instruction separates it from text; here none follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
+
+
+@lru_cache(maxsize=256)
+def _fields_in(template: str) -> tuple[str, ...]:
+    return tuple(name for _, name, _, _ in string.Formatter().parse(template) if name)
 
 
 @lru_cache(maxsize=256)
