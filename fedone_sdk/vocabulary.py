@@ -7,6 +7,7 @@ import json
 import math
 import operator
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -41,6 +42,7 @@ __all__ = [
     "are_prompts",
     "build_vocabulary",
     "pmi_ngrams",
+    "special_token",
 ]
 
 _MAX_CANDIDATES = 65_536
@@ -60,8 +62,33 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
-Token = Annotated[str, Field(max_length=MAX_CANDIDATE_CHARS)]
-"""A candidate's text."""
+_NAMES = "bos|eos|pad|unk|mask|cls|sep|/?s|/?think|/?tool_call|(start|end)_of_(turn|image)"
+_MISTRAL = "/?(inst|system_prompt|available_tools|tool_results|tool_content)|tool_calls|args|img"
+_SPECIAL = re.compile(
+    # Of ChatML, Llama 3, Phi and DeepSeek, also in halves; Llama 2, Gemma, T5; Mistral, BERT.
+    rf"<\||\|>|<</?sys>>|<({_NAMES}|(unused|extra_id_)\d+)>"
+    rf"|\[({_MISTRAL}|g?mask|cls|sep|pad|unk|bos|eos|unused\d+)\]",
+    re.IGNORECASE,
+)
+
+
+def special_token(text: str) -> str | None:
+    """Return the first special token of a common tokeniser or chat template in a text, if any.
+
+    A tokeniser may normalise a text before it looks for them.
+    """
+    found = _SPECIAL.search(text if text.isascii() else unicodedata.normalize("NFKC", text))
+    return None if found is None else found[0]
+
+
+def _check_plain(text: str) -> str:
+    if token := special_token(text):
+        raise ValueError(f"holds {token!r} of a chat template or tokeniser; it must be plain text")
+    return text
+
+
+Token = Annotated[str, Field(max_length=MAX_CANDIDATE_CHARS), AfterValidator(_check_plain)]
+"""A candidate's text, without special tokens of models."""
 
 
 SlotName = Annotated[str, Field(pattern=r"^[^\W\d]\w{0,63}$")]

@@ -296,7 +296,7 @@ class Service:
             self._evaluate(run)
         if proposer is not None and run.run_id not in self._proposers:
             self._proposers[run.run_id] = Proposer(
-                run, _metered(proposer), replica=lambda: self.store.replica
+                run, _metered(proposer), model=self._backend, replica=lambda: self.store.replica
             )
         self.dispatcher.sync_run(run)
         self.dispatcher.wake()

@@ -24,6 +24,9 @@ from fedone_sdk.backends.chat import (
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part, Rendered
 
+CHARS_PER_TOKEN = 16
+"""Mean number of characters per token that no text exceeds, but for long runs of one character."""
+
 
 class Cloze(NamedTuple):
     """Token ids of a masked model's input, the mask's place, and whether its fields are whole."""
@@ -57,6 +60,12 @@ def check_unicode(text: str) -> None:
         raise TypeError("a lone surrogate") from exc
 
 
+def special_names(tokenizer: Any, text: str) -> list[str]:
+    """Return the special tokens of a tokeniser of ``tokenizers`` in a text."""
+    added = tokenizer.get_added_tokens_decoder().values()
+    return [token.content for token in added if token.special and token.content in text]
+
+
 class _Encoder:
     # Text before a continuation, for tokenisers that tokenise the start of a text differently.
     _anchor = ""
@@ -82,6 +91,10 @@ class _Encoder:
     def _place_special_tokens(self, tokenizer_file: Path) -> None:
         """Read the special tokens while the tokeniser still inserts them."""
         raise NotImplementedError
+
+    def special_names(self, text: str) -> list[str]:
+        """Return the special tokens that a text, or a piece of a frame, contains."""
+        return special_names(self._tokenizer, text)
 
     def _tokenise(self, text: str) -> Any:
         # Text by text: `encode_batch` is no faster on short texts, and starts a thread pool of its
@@ -145,7 +158,9 @@ class _Encoder:
         self, parts: Rendered, num_extra: int, mask_id: int | None = None
     ) -> tuple[list[int], bool]:
         """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
-        whole = True
+        given = parts
+        parts = cut_fields(parts, self._max_length * CHARS_PER_TOKEN)
+        whole = parts == given
         while True:
             borders = [
                 index for index, part in enumerate(parts) if part.kind in ("mask", "special")
@@ -252,14 +267,9 @@ class CausalEncoder(_Encoder):
         # Some tokenisers (SentencePiece) put a space before every text, but not after a line break.
         self._anchor = "" if ids("\na") == ids("\n") + plain else "\n"
 
-    def _special_names(self, piece: str) -> list[str]:
-        """Return the special tokens that a piece of a frame may contain."""
-        added = self._tokenizer.get_added_tokens_decoder().values()
-        return [token.content for token in added if token.special and token.content in piece]
-
     def cut(self, piece: str) -> Rendered:
         """Return a piece of a frame: its special tokens, and the text between them."""
-        names = sorted(self._special_names(piece), key=len, reverse=True)
+        names = sorted(self.special_names(piece), key=len, reverse=True)
         special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         parts: list[Part] = []
         end = 0
@@ -352,6 +362,14 @@ def read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def cut_fields(parts: Rendered, most_chars: int) -> Rendered:
+    """Cut each field to `most_chars` characters, before it costs the time to tokenise it."""
+    return tuple(
+        part._replace(text=part.text[:most_chars]) if part.kind == "field" else part
+        for part in parts
+    )
+
+
 def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Return the starts of each field's tokens, relative to the field; empty for other parts."""
     starts: list[list[int]] = []
@@ -369,8 +387,15 @@ def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> l
 def shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
     """Remove `excess` tokens from the ends of the fields, each from the longest field."""
     keep = [len(part_starts) for part_starts in starts]
-    for _ in range(min(excess, sum(keep))):
-        keep[keep.index(max(keep))] -= 1
+    excess = min(excess, sum(keep))
+    while excess:
+        most = max(keep)
+        longest = [index for index, kept in enumerate(keep) if kept == most][:excess]
+        below = max((kept for kept in keep if kept < most), default=0)
+        step = min(most - below, excess // len(longest))
+        for index in longest:
+            keep[index] -= step
+        excess -= step * len(longest)
     return tuple(
         part._replace(text=part.text[: part_starts[kept]]) if kept < len(part_starts) else part
         for part, part_starts, kept in zip(parts, starts, keep, strict=True)

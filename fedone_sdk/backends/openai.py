@@ -142,6 +142,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         # Detected from the server's answers.
         self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
         self._max_name_detected = False
+        self._temperature = 0
         self._num_top = _TOP
         self._shows_labels = False
         self._watch = LabelWatch(model=model, url=self._url)
@@ -224,6 +225,10 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         found = ",".join(f"{name}={value}" for name, value in asked.items() if value is not None)
         return f":{found}" if found else ""
 
+    async def special_tokens(self, text: str) -> list[str]:
+        """Return the special tokens of the model in a text, if its tokeniser is at hand."""
+        return (await self._loaded()).special_tokens(text)
+
     async def _loaded(self) -> TokenCounter:
         async with self._loading:
             if self._counter is None:
@@ -253,6 +258,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     async def _prepare(self, query: Query) -> _Prepared:
         counter = await self._loaded()
+        return await self._in(self._token_thread, lambda: self._counted(query, counter))
+
+    def _counted(self, query: Query, counter: TokenCounter) -> _Prepared:
         contents: list[Content] = []
         least: list[int] = []
         shortened: list[Content | None] = []
@@ -350,7 +358,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     def _body(self, query: Query, content: Content) -> dict[str, Any]:
         labels = query.want == "labels"
-        body: dict[str, Any] = {"model": self._model, "temperature": 1}
+        # Servers may scale log-probabilities by it; a written answer must not be random.
+        temperature = 1 if labels else self._temperature
+        body: dict[str, Any] = {"model": self._model, "temperature": temperature}
         if self._api == "completions":
             body |= {"prompt": content[0][1], "max_tokens": _most_written(query)}
             return body | ({"logprobs": self._num_top} if labels else {})
@@ -396,6 +406,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             others = {"max_tokens", "max_completion_tokens"} - {self._max_name}
             self._max_name, self._max_name_detected = others.pop(), True
             raise self._again(f"it expects {self._max_name}")
+        if "temperature" in text and self._temperature == 0:
+            self._temperature = 1
+            raise self._again("it writes at temperature 1 only, so its answers are random")
         if "response_format" in text or "json_schema" in text:
             raise BackendBlocked(
                 f"model {self._model!r} offers no JSON schema: set structured: false", **facts

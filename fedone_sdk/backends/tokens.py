@@ -13,7 +13,13 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.backends.fitting import shorten, token_starts
+from fedone_sdk.backends.fitting import (
+    CHARS_PER_TOKEN,
+    cut_fields,
+    shorten,
+    special_names,
+    token_starts,
+)
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
@@ -47,13 +53,20 @@ class TokenCounter(ABC):
 
     Attributes:
         exact: Whether the tokens are the model's; else their number is an upper bound.
+        chars_per_token: Maximal mean number of characters per token of a text, as `cut_fields`
+            takes it.
     """
 
     exact = True
+    chars_per_token = CHARS_PER_TOKEN
 
     @abstractmethod
     def spans(self, text: str) -> list[Span]:
         """Start and end of each token in `text`, in characters. Special tokens are plain text."""
+
+    def special_tokens(self, text: str) -> list[str]:
+        """Return the special tokens in a text; none if they are not known."""
+        return []
 
     def count(self, text: str) -> int:
         """Return the number of tokens of `text`."""
@@ -74,7 +87,7 @@ class TokenCounter(ABC):
             The texts, and their number of tokens: the sum of each text's, tokenised once if nothing
             is truncated.
         """
-        fitted = list(texts)
+        fitted = [cut_fields(parts, max(most, 0) * self.chars_per_token) for parts in texts]
         while True:
             spans = [self.spans("".join(part.text for part in parts)) for parts in fitted]
             num_tokens = sum(map(len, spans))
@@ -97,6 +110,7 @@ class ByteCounter(TokenCounter):
     """Counts UTF-8 bytes, an upper bound for byte-level tokenisers such as OpenAI's."""
 
     exact = False
+    chars_per_token = 1
 
     def spans(self, text: str) -> list[Span]:
         """One span per byte: the span of its character."""
@@ -123,6 +137,9 @@ class _FileCounter(TokenCounter):
         except TypeError as exc:
             raise BackendError("an input is not valid Unicode (it has a lone surrogate)") from exc
 
+    def special_tokens(self, text: str) -> list[str]:
+        return special_names(self._tokenizer, text)
+
 
 class _TiktokenCounter(TokenCounter):
     def __init__(self, encoding: Any) -> None:
@@ -133,6 +150,9 @@ class _TiktokenCounter(TokenCounter):
         begins = self._encoding.decode_with_offsets(ids)[1]
         # Tokens that share a character start at the same place.
         return [(begin, max(begin + 1, end)) for begin, end in pairwise([*begins, len(text)])]
+
+    def special_tokens(self, text: str) -> list[str]:
+        return [name for name in self._encoding.special_tokens_set if name in text]
 
 
 def find_tokenizer(tokenizer: str | None, model: str) -> Path | None:

@@ -142,6 +142,12 @@ class TransformersBackend(LocalBackend[Plan]):
         await super().aclose()
         self._model = None
 
+    async def special_tokens(self, text: str) -> list[str]:
+        """Return the special tokens of the model in a text."""
+        return await self._in(
+            self._token_thread, lambda: self._loaded_encoder().special_names(text)
+        )
+
     def _plan(self, query: Query) -> Plan:
         return plan_of(self._loaded_encoder(), query, several=self._multi_token_labels)
 

@@ -10,7 +10,7 @@ from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import Example, TaskSpec, label_index, pieces_of
-from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS
+from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS, special_token
 
 _TRIES = 50
 
@@ -38,7 +38,7 @@ def demonstration_candidates(
     each ends with a blank line.
 
     Classes alternate within a block, in a drawn order; every second block has the reverse order.
-    Rows that contain a placeholder are skipped.
+    Rows that contain a placeholder or a model's special token are skipped.
 
     Args:
         task: Supplies the template and the label values.
@@ -155,7 +155,8 @@ def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str
                 f"not one of: {', '.join(task.labels)}"
             )
         label = labels[index]
-        if not any(mark in example[field] for field in form.fields for mark in reserved):
+        texts = [example[field] for field in form.fields]
+        if not any(special_token(text) or any(mark in text for mark in reserved) for text in texts):
             found[label][form.shot(example, label_placeholder(label))] = None
     return {label: list(shots) for label, shots in found.items()}
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.description import Description
 from fedone_sdk.task import Role
+from fedone_sdk.vocabulary import special_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +132,16 @@ def read_proposals(
 
     Returns:
         The candidates in the answer's order, unique and not blank. Candidates with control or
-        invisible characters are dropped.
+        invisible characters are dropped, and those that form a special token, alone or next to
+        another candidate.
     """
     begin, end = _margins(known)
     allowed = set(map(label_placeholder, labels))
     seen = {_folded(candidate) for candidate in known}
     found: list[str] = []
     for proposal in _read(text[:_MAX_ANSWER_CHARS]):
+        if len(found) == count:
+            break
         core = proposal.replace("\r\n", "\n").strip()
         candidate = f"{begin}{core}{end}"
         if (
@@ -145,11 +149,13 @@ def read_proposals(
             or _folded(core) in {"", *seen}
             or not _is_plain(core)
             or not set(_PLACEHOLDER.findall(core)) <= allowed
+            # Positions beside it may have any candidate.
+            or any(special_token(f"{one}{candidate}{one}") for one in (candidate, *known, *found))
         ):
             continue
         seen.add(_folded(core))
         found.append(candidate)
-    return tuple(found[:count])
+    return tuple(found)
 
 
 def _margins(known: Collection[str]) -> tuple[str, str]:

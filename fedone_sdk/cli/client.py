@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import structlog
 import typer
 
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import BackendFile, header_value
 from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.data import load_examples
-from fedone_sdk.errors import ArgumentError
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
 
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
     from fedone_sdk.client import ClientEvent, EdgeClient
 
 _log = structlog.get_logger(__name__)
-
-
-class UnitName(StrEnum):
-    """Units of privacy."""
-
-    label = "label"
-    example = "example"
-    device = "device"
 
 
 def client(
@@ -81,22 +72,24 @@ def client(
     run_id: Annotated[
         str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
     ] = None,
-    max_epsilon: Annotated[
-        float | None,
+    privacy: Annotated[
+        str | None,
         typer.Option(
-            metavar="E",
-            envvar="FEDONE_MAX_EPSILON",
+            metavar="UNIT:EPSILON",
+            envvar="FEDONE_PRIVACY",
             help="Decline work of runs without differential privacy, and work that raises this "
-            "client's total epsilon (delta 1e-5) above this value; --state keeps the total. "
-            "Needs --label and --field; without --backend only with --privacy-unit label.",
+            "client's total epsilon (delta 1e-5) above this value; --state keeps the total. UNIT "
+            "is what it protects: label, example or device. Needs --label and --field; without "
+            "--backend only label.",
         ),
     ] = None,
-    privacy_unit: Annotated[
-        UnitName | None,
+    budget: Annotated[
+        list[str] | None,
         typer.Option(
-            envvar="FEDONE_PRIVACY_UNIT",
-            show_default="example",
-            help="What --max-epsilon protects: labels only, single examples, or all of the data.",
+            metavar="UNIT:AMOUNT",
+            envvar="FEDONE_BUDGET",
+            help="Cap all work of this client, once per unit: queries, and with --backend "
+            "requests, tokens or usd. --state keeps the count.",
         ),
     ] = None,
     cert: Annotated[
@@ -123,7 +116,7 @@ def client(
         quiet_logs()
     else:
         json_logs()
-    required = _required(max_epsilon, privacy_unit)
+    required, caps = _required(privacy), _capped(budget)
     examples = load_examples(data)
     own = None if backend_path is None else backend_of(backend_path)
 
@@ -137,7 +130,7 @@ def client(
         fields=field,
         backend=own,
         state_dir=state,
-        policy=WorkPolicy(run_id=run_id, privacy=required),
+        policy=WorkPolicy(run_id=run_id, privacy=required, budget=caps),
         hooks=Hooks(on_event=_EventLog()),
         network=Network(cert_file=cert),
     )
@@ -146,13 +139,19 @@ def client(
     asyncio.run(_work(edge, own))
 
 
-def _required(max_epsilon: float | None, unit: UnitName | None) -> RequiredPrivacy | None:
-    if max_epsilon is None:
-        if unit is not None:
-            raise ArgumentError("--privacy-unit: goes with --max-epsilon")
+def _required(given: str | None) -> RequiredPrivacy | None:
+    if given is None:
         return None
-    given = {"max_epsilon": max_epsilon} | ({} if unit is None else {"unit": unit.value})
-    return validate_spec(RequiredPrivacy, given, source="arguments")
+    unit, _, epsilon = given.rpartition(":")
+    found = {"unit": unit, "max_epsilon": epsilon}
+    return validate_spec(RequiredPrivacy, found, source="--privacy")
+
+
+def _capped(given: list[str] | None) -> Budget | None:
+    if not given:
+        return None
+    caps = {unit: amount for unit, _, amount in (one.partition(":") for one in given)}
+    return validate_spec(Budget, caps, source="--budget")
 
 
 class _EventLog:

@@ -19,6 +19,7 @@ from fedone_sdk.cli._output import (
     bias_text,
     check_target,
     money,
+    note,
     plural,
     say,
     terminal,
@@ -105,6 +106,8 @@ def use(
 
     quiet_logs()
     artefact = read_artefact(path)
+    for key, name in artefact.functions.items():
+        note(f"{path}: {key} names {name}, which is not imported")
     if target is not None:
         check_target("--output", target)
     if data is None:
@@ -219,7 +222,7 @@ def score(
             "--artefact",
             metavar="FILE",
             help="A prompt artefact with task and label bias, written by `tune --artefact`; "
-            "RUN.yaml then only provides the model and the dev data.",
+            "RUN.yaml then only provides the model, the dev data and the names of functions.",
         ),
     ] = None,
     data: Annotated[
@@ -243,7 +246,7 @@ def score(
     output = Output(json_file)
     quiet_logs()
     run = RunFile.load(run_path)
-    artefact = None if artefact_path is None else _artefact(artefact_path, prompt, slot)
+    artefact = None if artefact_path is None else _artefact(artefact_path, prompt, slot, run)
     task = run.spec.task if artefact is None else artefact.asked
     if bias is not None:
         task = _with_bias(task, bias)
@@ -253,7 +256,7 @@ def score(
 
     async def predicted() -> Prediction:
         async with backend:
-            await check_label_words(backend, words_of(task, asked), form_of(task))
+            await check_label_words(backend, words_of(task, asked), form_of(task, asked))
             size = run.spec.method.batch_size
             return await predict(backend, task, asked, examples, size, score=score, measure=measure)
 
@@ -289,12 +292,17 @@ def score(
         output.facts(facts)
 
 
-def _artefact(path: Path, prompt: str, slot: list[str] | None) -> PromptArtefact:
+def _artefact(path: Path, prompt: str, slot: list[str] | None, run: RunFile) -> PromptArtefact:
     from fedone_sdk.reports import read_artefact
 
     for option in (name for name, value in {"--prompt": prompt, "--slot": slot}.items() if value):
         raise ArgumentError(f"{option}: does not go with --artefact")
-    return read_artefact(path)
+    artefact = read_artefact(path)
+    for key, name in artefact.functions.items():
+        if name != getattr(run.spec.task, key.removeprefix("task.")):
+            problem = f"{key}: {path} names {name!r}; it is imported only if this file names it too"
+            raise SpecError(problem, source=str(run.path))
+    return artefact
 
 
 def _asked(task: TaskSpec, prompt: str, slots: list[str]) -> TextPrompt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,12 +14,10 @@ from fedone_sdk.backends.local_models import is_present
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
 from fedone_sdk.cli._output import (
     Output,
-    check_target,
     exit_code,
     note,
     print_result,
     printable,
-    write_file,
 )
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._run_file import RunFile
@@ -55,24 +52,12 @@ def quickstart(
     ] = _Model.smollm2,
     seed: Seed = None,
     cap: Cap = None,
-    write: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the quickstart's run as a template for your own, without running it.",
-        ),
-    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 
     A real aggregator and edge clients work in this process, under a hard cap on queries.
     """
-    if write is not None:
-        check_target("--write", write)
-        write_file("--write", write, _as_own_run(assets.path(_FILES[model])))
-        print(f"wrote {write}; next: fedone plan {write}")
-        return
     output = Output(json_file)
     quiet_logs()
     run = RunFile.load(assets.path(_FILES[_available(model)]), seed=seed, cap=cap)
@@ -99,12 +84,6 @@ def _available(model: _Model) -> _Model:
         note(f"{exc}; using the embedded mini model")
         return _Model.mini
     return model
-
-
-def _as_own_run(path: Path) -> str:
-    text = path.read_text(encoding="utf-8")
-    folder = path.parent.as_posix()
-    return text.replace("companion_feedback/", f"{folder}/companion_feedback/")
 
 
 async def _tuned(run: RunFile, federation: Federation) -> tuple[RunResult, list[Change] | None]:
@@ -141,7 +120,7 @@ def _print_changes(output: Output, run: RunFile, result: RunResult, found: list[
     output.console.print()
     output.console.print(
         f"Spent {spent.queries} of {cap} training queries. "
-        "Next, a run of your own: fedone quickstart --write run.yaml"
+        "Next, a run of your own: fedone init TABLE.csv"
     )
 
 

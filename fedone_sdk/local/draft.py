@@ -26,7 +26,22 @@ _FORMS: Mapping[str, Mapping[str, Any]] = {
     "cloze": {"template": "{context}{text}{opening}{mask}."},
     "plain": {"template": "{instruction}{demonstrations}{text}\n{opening}"},
 }
-_SLOTS = {"cloze": ("context", "opening")}
+_CHAT_SLOTS: Mapping[str, Sequence[str]] = {
+    "instruction": (),
+    "demonstrations": ("",),
+    "opening": (
+        *("", "{About}:", "Answer:", "In one word, this is", "The {about} of this {noun} is"),
+        "This {noun} is about",
+    ),
+}
+_CANDIDATES: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "chat": _CHAT_SLOTS,
+    "cloze": {
+        "context": ("", "{Noun}: ", "{About} of the {noun}: "),
+        "opening": ("", " {About}:", " It was", " This is", " In summary, it is", " All in all,"),
+    },
+    "plain": _CHAT_SLOTS,
+}
 
 _NOUNS = (
     *("review", "email", "message", "question", "comment", "article", "story", "title", "request"),
@@ -41,6 +56,9 @@ _VAGUE = {
 _SCREEN_CHARS = 300
 """Characters of a text that the model reads to derive words."""
 
+FRAME_CHARS = 100
+"""Characters around a text that the model reads for each row."""
+
 _WORDS_PER_LABEL = 24
 _MOST_SETS = 4
 _MAX_PERMUTED = 3
@@ -49,7 +67,7 @@ _MAX_PERMUTED = 3
 _TELLING = 0.95
 """Cross-entropy, as a share of that of a guess, up to which shipped words fit nameless labels."""
 
-_DEMONSTRATION_CHARS = 1600
+_DEMONSTRATION_CHARS = 1000
 """Characters of a block of demonstrations, which every query reads once."""
 
 _SPELLS_SEVERAL = ("llama_cpp", "transformers", "vllm")
@@ -63,17 +81,15 @@ class Draft:
 
     Attributes:
         task: The section ``task`` without metric; texts are not cut yet.
-        slots: The section ``prompt.slots``.
+        slots: The candidates of each slot.
         several: Whether label words have several tokens.
         char_s: Seconds that the model takes for a character of text; None if it was not asked.
-        unchecked: Why the label words could not be checked; None if they were.
     """
 
     task: dict[str, Any]
-    slots: list[dict[str, Any]]
+    slots: dict[str, Any]
     several: bool
     char_s: float | None
-    unchecked: str | None
 
 
 async def draft(
@@ -104,29 +120,26 @@ async def draft(
         words: Label words by label; None derives them.
     """
     reader = _Reader(model, rows)
-    unchecked = None
-    try:
-        await reader.find_form()
-        noun = text or _named(columns[0]) or await reader.noun()
-        about = aspect or _named(columns[1])
-        opening = f"{(about or 'category').capitalize()}:"
-        reader.opening = f" {opening}" if reader.form == "cloze" else opening
-        found = await _words(reader, words, kind)
-    except (BackendBlocked, BackendUnavailable) as exc:
-        unchecked = str(exc).splitlines()[0]
-        noun, about = text or _named(columns[0]) or "text", aspect or _named(columns[1])
-        found = _Words(words or {label: f" {label}" for label in reader.labels})
+    await reader.find_form()
+    noun = text or _named(columns[0]) or await reader.noun()
+    about = aspect or _named(columns[1])
+    opening = f"{(about or 'category').capitalize()}:"
+    reader.opening = f" {opening}" if reader.form == "cloze" else opening
+    found = await _words(reader, words, kind)
     about = about or _aspect_of(found.main)
     blank = not found.several and await reader.takes(found.main.values(), "")
     sets = [[*one.values()] for one in found.others]
     if blank:
         sets = [one for one in sets if await reader.takes(one, "")]
-    if reader.form == "cloze":
-        slots = _cloze_slots(noun, about)
-    else:
-        slots = _slots(reader, noun, about, public, blank=blank)
+    slots = _slots(reader.form, noun, about, blank=blank)
+    if "instruction" in slots:
+        slots["instruction"] = {"kind": "instructions", "size": 6}
+    shots = _shots(reader)
+    if "demonstrations" in slots and len(shots) > 1:
+        kind_of = {"kind": "demonstrations", "file": public}
+        slots["demonstrations"] = {**kind_of, "shots": shots, "blocks": 2}
     if sets:
-        slots.append({"name": "labels", "candidates": {"kind": "labels", "sets": sets}})
+        slots["labels"] = {"kind": "labels", "sets": sets}
     return Draft(
         task={
             **_FORMS[reader.form],
@@ -136,7 +149,6 @@ async def draft(
         slots=slots,
         several=found.several,
         char_s=reader.char_s,
-        unchecked=unchecked,
     )
 
 
@@ -148,10 +160,8 @@ def _named(column: str) -> str | None:
 
 
 def _aspect_of(words: Mapping[str, str]) -> str:
-    family = shipped_label_sets(words)
-    if any("positive" in str(one) or "yes" in str(one) for one in family):
-        return "sentiment" if any("positive" in str(one) for one in family) else "answer"
-    return "category"
+    likely = {word.strip() for words in shipped_label_sets(words) for word in words}
+    return "sentiment" if "good" in likely else "category"
 
 
 class _Reader:
@@ -206,11 +216,13 @@ class _Reader:
 
     async def read(self, words: Sequence[str], rows: Sequence[Mapping[str, str]]) -> _Floats:
         """Return the log-probabilities of words after rows, shape (rows, words)."""
-        begin = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         inputs = tuple(self._asked(row, self.opening) for row in rows)
         answer = await self._model.score(Query(inputs=inputs, label_words=tuple(words)))
-        chars = sum(len(row["text"][:_SCREEN_CHARS]) for row in rows)
-        self.char_s = (time.perf_counter() - begin) / max(1, chars)
+        chars = sum(len(row["text"][:_SCREEN_CHARS]) + FRAME_CHARS for row in rows)
+        # Processor time where other programs delay the model.
+        took = min(time.perf_counter() - began[0], time.process_time() - began[1])
+        self.char_s = took / max(1, chars)
         return np.array(answer.log_probs)
 
     async def noun(self) -> str:
@@ -227,7 +239,7 @@ class _Reader:
         return nouns[int(lift.argmax())].strip()
 
     def _asked(self, row: Mapping[str, str], opening: str) -> Rendered:
-        names = _SLOTS.get(self.form, ("instruction", "demonstrations", "opening"))
+        names = (*_CANDIDATES[self.form],)
         labels = {"0": " a", "1": " b"}
         task = TaskSpec.model_validate({**_FORMS[self.form], "slots": names, "labels": labels})
         texts = (*[""] * (len(names) - 1), opening)
@@ -236,112 +248,126 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    main: Mapping[str, str]
-    others: Sequence[Mapping[str, str]] = ()
+    main: dict[str, str]
+    others: Sequence[dict[str, str]] = ()
     several: bool = False
 
 
 async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) -> _Words:
-    """Return the task's label words, and other sets."""
+    """Return the task's label words, and other sets.
+
+    A label's word is one of its name, the one that its texts make likelier. If names are not enough
+    a set is, in this order: the whole names, if the model takes several tokens; shipped words that
+    fit the rows; words that the rows make likelier; letters.
+    """
     labels = reader.labels
     meaning = {label: given[label] if given else label for label in labels}
     own = {label: await reader.valid(spellings_of(meaning[label])) for label in labels}
+    telling = all(map(_says_something, meaning.values()))
+    whole = {label: " " + " ".join(re.findall(r"[^\W_]+", meaning[label])) for label in labels}
+    several = kind in _SPELLS_SEVERAL and telling
     if not reader.reads:
         main = _assigned({label: {w: -at for at, w in enumerate(own[label])} for label in labels})
-        return await _completed(reader, main, meaning, kind)
-    lexicon = [*itertools.chain(*own.values()), *_shipped(len(labels)), *_frequent(reader)]
-    alike: dict[str, str] = {}
-    for word in await reader.valid(lexicon):
-        alike.setdefault(word.strip().casefold(), word)
-    words = [*alike.values()]
-    if len(words) < len(labels):
-        return await _completed(reader, {}, meaning, kind)
-    log_probs = await reader.read(words, reader.rows)
-    inside = np.array([log_probs[reader.targets == at].mean(axis=0) for at in range(len(labels))])
-    # Against the mean over classes, so that a frequent class does not count more.
-    lift = inside - inside.mean(axis=0)
-    column = {word: at for at, word in enumerate(words)}
-    named = {
-        label: {
-            word: float(lift[row, column[word]])
-            for one in own[label]
-            if (word := alike[one.strip().casefold()]) and _says_something(meaning[label])
-        }
-        for row, label in enumerate(labels)
-    }
-    derived = _assigned(
-        {
-            label: {word: float(lift[row, at]) for at, word in enumerate(words)}
-            for row, label in enumerate(labels)
-        }
-    )
+        if len(main) == len(labels):
+            return _Words(main)
+        return _Words(whole, several=True) if several else _Words(await _codes(reader))
+    shipped = [word for words in itertools.chain(*label_families()) for word in words]
+    lexicon = [*itertools.chain(*own.values()), *(f" {word}" for word in shipped)]
+    seen = await _Seen.of(reader, [*lexicon, *_frequent(reader)])
+    named = {label: seen.lifts(label, own[label]) if telling else {} for label in labels}
+    derived = _assigned({label: seen.lifts(label, seen.words) for label in labels})
+    fitting = sorted(filter(seen.knows, _orders(labels, _assigned(named))), key=seen.loss)
+    main = _assigned(named)
+    several = several and len(main) < len(labels) and len(set(whole.values())) == len(labels)
+    if len(main) < len(labels):
+        if several:
+            main = whole
+        elif fitting and seen.loss(fitting[0]) < _TELLING * np.log(len(labels)):
+            main = fitting[0]
+        else:
+            main = derived if len(derived) == len(labels) else await _codes(reader)
+    start = main if seen.knows(main) else derived
+    others = [*fitting, _improved(seen, start)] if len(start) == len(labels) else fitting
+    # A set that is worse already here would only cost queries.
+    worst = seen.loss(start) if start == main else np.inf
+    others = [one for one in others if one != main and seen.loss(one) <= worst]
+    return _Words(main, sorted(others, key=seen.loss)[: _MOST_SETS - 1], several)
 
-    def known(word: str) -> bool:
-        return word.strip().casefold() in alike
 
-    def loss(chosen: Mapping[str, str]) -> float:
+def _improved(seen: _Seen, start: Mapping[str, str]) -> dict[str, str]:
+    """Return a set in which each word that lowers the loss has replaced the label's own."""
+    best = dict(start)
+    for label in start:
+        lifts = seen.lifts(label, seen.words)
+        for word in sorted(lifts, key=lambda word: -lifts[word])[:_WORDS_PER_LABEL]:
+            trial = {**best, label: word}
+            if word not in best.values() and seen.loss(trial) < seen.loss(best):
+                best = trial
+    return best
+
+
+class _Seen:
+    """How likely words are after the public rows.
+
+    Attributes:
+        words: Valid label words, no two with one spelling.
+    """
+
+    def __init__(self, reader: _Reader, words: Sequence[str], log_probs: _Floats) -> None:
+        self.words = words
+        self._labels, self._targets, self._log_probs = reader.labels, reader.targets, log_probs
+        self._column = {word.strip().casefold(): at for at, word in enumerate(words)}
+        inside = [log_probs[reader.targets == at].mean(axis=0) for at in range(len(reader.labels))]
+        # Against the mean over classes, so that a frequent class does not count more.
+        self._lift = np.array(inside) - np.mean(inside, axis=0)
+
+    @classmethod
+    async def of(cls, reader: _Reader, lexicon: Iterable[str]) -> _Seen:
+        """Ask for the words of a lexicon that are valid."""
+        alike: dict[str, str] = {}
+        for word in await reader.valid(lexicon):
+            alike.setdefault(word.strip().casefold(), word)
+        words = [*alike.values()]
+        return cls(reader, words, await reader.read(words, reader.rows))
+
+    def knows(self, chosen: Mapping[str, str]) -> bool:
+        """Whether all words of a set were asked for."""
+        return all(word.strip().casefold() in self._column for word in chosen.values())
+
+    def lifts(self, label: str, words: Iterable[str]) -> dict[str, float]:
+        """Return how much likelier words are after a label's texts than after others, nats."""
+        row = self._lift[self._labels.index(label)]
+        columns = {self._column[word.strip().casefold()] for word in words}
+        return {self.words[at]: float(row[at]) for at in columns}
+
+    def loss(self, chosen: Mapping[str, str]) -> float:
         """Return the cross-entropy of a set, with each word's mean taken off."""
-        found = log_probs[:, [column[alike[chosen[label].strip().casefold()]] for label in labels]]
+        words = (chosen[label].strip().casefold() for label in self._labels)
+        found = self._log_probs[:, [self._column[word] for word in words]]
         found = found - found.mean(axis=0)
         found -= np.logaddexp.reduce(found, axis=1, keepdims=True)
-        return float(-found[np.arange(len(found)), reader.targets].mean())
-
-    main = _assigned(named)
-    shipped = sorted(
-        (one for one in _orders(labels, main) if all(map(known, one.values()))), key=loss
-    )
-    if not main and shipped and loss(shipped[0]) < _TELLING * np.log(len(labels)):
-        main = shipped[0]
-    found = await _completed(reader, main, meaning, kind, derived)
-    others = [one for one in (*shipped, derived) if len(one) == len(labels) and one != found.main]
-    return _Words(found.main, sorted(others, key=loss)[: _MOST_SETS - 1], found.several)
+        return float(-found[np.arange(len(found)), self._targets].mean())
 
 
-async def _completed(
-    reader: _Reader,
-    main: Mapping[str, str],
-    meaning: Mapping[str, str],
-    kind: str,
-    derived: Mapping[str, str] | None = None,
-) -> _Words:
-    """Return label words for all labels: the found ones, whole names, derived ones, or codes."""
-    labels = reader.labels
-    if len(main) == len(labels):
-        return _Words({label: main[label] for label in labels})
-    if kind in _SPELLS_SEVERAL and all(map(_says_something, meaning.values())):
-        whole = {label: " " + " ".join(re.findall(r"[^\W_]+", meaning[label])) for label in labels}
-        if len({word.casefold() for word in whole.values()}) == len(labels):
-            return _Words(whole, several=True)
-    if derived and len(derived) == len(labels):
-        rest = {label: {derived[label]: 0.0} for label in labels if label not in main}
-        filled = {**main, **_assigned(rest, taken=main.values())}
-        if len(filled) == len(labels):
-            return _Words({label: filled[label] for label in labels})
-    letters = string.ascii_uppercase
+async def _codes(reader: _Reader) -> dict[str, str]:
+    letters, labels = string.ascii_uppercase, reader.labels
     pairs = map("".join, itertools.product(letters, repeat=2))
     codes: list[str] = []
     for name in itertools.chain(letters, pairs, _frequent(reader)):
         codes += await reader.valid([f" {name.strip()}"], taken=codes)
         if len(codes) == len(labels):
-            return _Words(dict(zip(labels, codes, strict=True)))
+            return dict(zip(labels, codes, strict=True))
     raise BackendError(f"the model has no {len(labels)} label words of one token each")
 
 
-def _assigned(
-    scores: Mapping[str, Mapping[str, float]], *, taken: Iterable[str] = ()
-) -> dict[str, str]:
-    """Return one word for each label, each once, the highest scores first."""
-    pairs = sorted(
-        ((score, label, word) for label, each in scores.items() for word, score in each.items()),
-        key=lambda pair: -pair[0],
-    )
+def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Return one word for each label, each once, the highest scores first, in label order."""
+    pairs = [(score, label, word) for label in scores for word, score in scores[label].items()]
     found: dict[str, str] = {}
-    used = {word.strip().casefold() for word in taken}
-    for _, label, word in pairs:
-        if label not in found and word.strip().casefold() not in used:
+    for _, label, word in sorted(pairs, key=lambda pair: -pair[0]):
+        if label not in found and word not in found.values():
             found[label] = word
-            used.add(word.strip().casefold())
-    return found
+    return {label: found[label] for label in scores if label in found}
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
@@ -356,26 +382,15 @@ def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str
                     yield {label: f" {word}" for label, word in zip(labels, order, strict=True)}
 
 
-def _shipped(count: int) -> list[str]:
-    return [
-        f" {word}"
-        for family in label_families()
-        for words in family
-        if len(words) == count
-        for word in words
-    ]
-
-
 def _frequent(reader: _Reader) -> list[str]:
     """Return the words of the rows that are typical of one class."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for row in reader.rows:
-        words = set(re.findall(r"[^\W\d_]{3,}", row["text"].lower()))
-        counts[row["label"]].update(words)
+        counts[row["label"]].update(set(re.findall(r"[^\W\d_]{3,}", row["text"].lower())))
     total = sum(counts.values(), Counter[str]())
-    found = []
+    found: list[str] = []
     for of_label in counts.values():
-        typical = sorted(of_label, key=lambda w: (-(of_label[w] ** 2) / total[w], w))
+        typical = sorted(of_label, key=lambda word: (-(of_label[word] ** 2) / total[word], word))
         found += [f" {word}" for word in typical[:_WORDS_PER_LABEL]]
     return found
 
@@ -384,54 +399,21 @@ def _says_something(name: str) -> bool:
     return re.search(r"[^\W\d_]{2}", name) is not None
 
 
-# Slots
-
-
-def _slots(
-    reader: _Reader, noun: str, about: str, public: str, *, blank: bool
-) -> list[dict[str, Any]]:
-    openings = [
-        f"{about.capitalize()}:",
-        "Answer:",
-        "In one word, this is",
-        f"The {about} of this {noun} is",
-        f"This {noun} is about",
-    ]
-    slots: list[dict[str, Any]] = [
-        {"name": "instruction", "candidates": {"kind": "instructions", "size": 6}}
-    ]
-    shots = [0, *(one for one in _shots(reader))]
-    demonstrations: object = [""]
-    if len(shots) > 1:
-        demonstrations = {"kind": "demonstrations", "file": public, "shots": shots, "blocks": 2}
-    slots.append({"name": "demonstrations", "candidates": demonstrations})
-    slots.append({"name": "opening", "candidates": ["", *openings] if blank else openings})
-    return slots
-
-
-def _cloze_slots(noun: str, about: str) -> list[dict[str, Any]]:
-    contexts = ["", f"{noun.capitalize()}: ", f"{about.capitalize()} of the {noun}: "]
-    openings = [
-        f" {about.capitalize()}:",
-        " It was",
-        " This is",
-        " In summary, it is",
-        " All in all,",
-    ]
-    return [
-        {"name": "context", "candidates": contexts},
-        {"name": "opening", "candidates": openings},
-    ]
+def _slots(form: str, noun: str, about: str, *, blank: bool) -> dict[str, Any]:
+    """Return the lists of candidates of the form's slots."""
+    names = {"noun": noun, "about": about, "Noun": noun.capitalize(), "About": about.capitalize()}
+    found: dict[str, Any] = {
+        slot: [text.format(**names) for text in texts] for slot, texts in _CANDIDATES[form].items()
+    }
+    if not blank:
+        found["opening"].remove("")
+    return found
 
 
 def _shots(reader: _Reader) -> list[int]:
     """Return numbers of shots: every class once and twice, within the length of a block."""
     rows = Counter(row["label"] for row in reader.rows)
     sizes = sorted(min(len(row["text"]), _SCREEN_CHARS) for row in reader.rows)
-    size = sizes[len(sizes) // 2] + 20
-    once = max(2, min(len(rows), 8))
-    return [
-        count
-        for count in (once, 2 * once)
-        if count * size <= _DEMONSTRATION_CHARS and -(-count // len(rows)) <= min(rows.values())
-    ]
+    once, most = max(2, min(len(rows), 8)), _DEMONSTRATION_CHARS // (sizes[len(sizes) // 2] + 20)
+    possible = (count for count in (once, 2 * once) if -(-count // len(rows)) <= min(rows.values()))
+    return [0, *(count for count in possible if count <= most)]

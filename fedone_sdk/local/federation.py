@@ -30,6 +30,9 @@ from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
 
+_MOST_TEXTS = 20_000
+"""Rows from which a vocabulary is built at most, evenly spaced; more would add seconds only."""
+
 Watcher = Callable[[ServedRun, Change | None], None]
 """Called with the run before it starts (no change yet), and with every change."""
 
@@ -104,8 +107,9 @@ class Federation:
             )
         if partition.reused_rows:
             _log.warning("clients share rows: too few for disjoint shards", rows=len(train))
-        # The vocabulary is built from the text that the clients hold.
+        # The vocabulary is built from the text that the clients hold, of many rows from a sample.
         held = sorted({row for shard in partition.shards for row in shard})
+        held = held[:: len(held) // _MOST_TEXTS + 1]
         texts = (str(train[row][name]) for row in held for name in task.fields)
         with _prefixed_errors("prompt" if spec.prompt.slots else "prompt.vocabulary"):
             vocabulary = spec.prompt.build(task, texts, base_dir)

@@ -10,7 +10,7 @@ from fedone_sdk.aggregator.serving.model_checks import check_caps
 from fedone_sdk.algorithms.sampling import stream_seed
 from fedone_sdk.backends import LLMBackend, Query, is_known, prediction_queries, rows_of, score_all
 from fedone_sdk.budget import NOTHING, Account
-from fedone_sdk.candidates import no_prompt
+from fedone_sdk.candidates import label_checks, no_prompt
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import SpecError
 from fedone_sdk.evaluation.verdict import label_bias
@@ -18,7 +18,7 @@ from fedone_sdk.local.federation import Ask, Federation
 from fedone_sdk.local.plan import RunPlan, plan_run
 from fedone_sdk.reports.artefact import PromptArtefact
 from fedone_sdk.spec import BackendSpec, RunSpec, validate_spec
-from fedone_sdk.task import Bias, Example, TextPrompt, form_of
+from fedone_sdk.task import Bias, Example, TextPrompt
 
 _SHARE = 0.8
 """The old prompt's share of a position's probability."""
@@ -69,7 +69,8 @@ class Retuning:
         spec = self.federation.spec
         check_caps(spec, backend.bounds)
         if not backend.local:
-            await backend.check(spec.task.label_words, form_of(spec.task))
+            for words, form in label_checks(spec.task, self.federation.vocabulary):
+                await backend.check(words, form)
         plan = await plan_run(self.federation, backend=backend)
         queries = [query for prompt in self.prompts for query in self._queries(backend, prompt)]
         quoted = sum([await backend.quote(query) for query in queries], NOTHING).without_queries()

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     )
     from fedone_sdk.messages.base import (
         MAX_MODEL_CHARS,
-        OLDEST_PROTOCOL,
         PROTOCOL_HEADER,
         PROTOCOL_VERSION,
         Message,
@@ -103,7 +102,7 @@ else:
                 "Step VocabularyList"
             ),
             "base": (
-                "MAX_MODEL_CHARS OLDEST_PROTOCOL PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
+                "MAX_MODEL_CHARS PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
                 "Problem check_protocol encode first_error is_sendable"
             ),
             "enrolment": (
@@ -165,7 +164,6 @@ __all__ = [
     "Message",
     "MetricReport",
     "NewToken",
-    "OLDEST_PROTOCOL",
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
     "Parse",

@@ -68,44 +68,32 @@ def is_none(value: object) -> bool:
 
 
 PROTOCOL_HEADER = "FedOne-Protocol"
-"""Header with the sender's version in requests, and the server's newest version in responses."""
+"""Header with the sender's version in requests, and the server's in responses."""
 
 PROTOCOL_VERSION = 1
-"""Newest supported version."""
-
-OLDEST_PROTOCOL = 1
-"""Oldest supported version."""
+"""The version that this SDK speaks."""
 
 
 def check_protocol(given: str | None) -> None:
-    """Refuse unsupported versions.
+    """Refuse another version of the protocol.
 
     Args:
-        given: The header's value; None is version 1, which had no header.
+        given: The header's value; None, as of a tool that sends no header, is this version.
 
     Raises:
-        ProblemError: ``upgrade_required``, for versions that are too old or too new.
+        ProblemError: ``upgrade_required``.
     """
-    version = 1 if given is None else int(given) if _is_version(given) else None
-    if version is None or not OLDEST_PROTOCOL <= version <= PROTOCOL_VERSION:
-        served = (
-            f"version {PROTOCOL_VERSION}"
-            if OLDEST_PROTOCOL == PROTOCOL_VERSION
-            else f"versions {OLDEST_PROTOCOL} to {PROTOCOL_VERSION}"
-        )
-        said = "it does not name one" if version is None else f"the request speaks {version}"
+    if given not in (None, str(PROTOCOL_VERSION)):
         raise ProblemError(
-            "upgrade_required", f"this server speaks {served} of the protocol; {said}"
+            "upgrade_required",
+            f"this server speaks version {PROTOCOL_VERSION} of the protocol, and the request "
+            f"names {given!r:.20}",
         )
 
 
 def is_sendable(secret: str) -> bool:
     """Whether a secret can be sent in a header: printable ASCII, not empty."""
     return bool(secret) and secret.isascii() and secret.isprintable()
-
-
-def _is_version(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 6
 
 
 class Problem(Message):

@@ -99,6 +99,13 @@ class PromptArtefact(_Part):
             task = task.with_labels(self.prompt.labels)
         return task if self.prompt.bias is None else task.with_bias(self.prompt.bias)
 
+    @property
+    def functions(self) -> dict[str, str]:
+        """Names of functions, by key, which are imported only if the user's RUN.yaml has them."""
+        metric = self.task.metric if ":" in self.task.metric else None
+        named = {"task.score": self.task.score, "task.metric": metric}
+        return {key: name for key, name in named.items() if name is not None}
+
     def signed(self) -> Self:
         """Return a copy with its digest."""
         return self.model_copy(update={"sha256": self.digest})
@@ -204,7 +211,7 @@ async def label_examples(
     task = artefact.asked
     if task.loss == "nll":
         raise SpecError("task.loss: nll scores a text that is given; there is nothing to predict")
-    await backend.check(task.label_words, form_of(task))
+    await backend.check(task.label_words, form_of(task, artefact.prompt.prompt))
     if not any_model and artefact.model not in (None, backend.fingerprint):
         raise SpecError(
             f"model: is {backend.fingerprint!r}, the prompt was tuned for {artefact.model!r}"

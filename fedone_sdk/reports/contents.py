@@ -71,7 +71,11 @@ def contents_of(run: ReportedRun) -> Contents:
     if after is not None and after.targets:
         table = _table(confusion(after, len(spec.task.labels)), list(spec.task.labels))
     clients = _clients(run)
-    program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
+    if spec.backend.kind == "own":
+        # An export names it, and running the program would import it.
+        program, note = "", "The model is an object of the run's own, which a report does not name."
+    else:
+        program, note = program_of(spec.task, result.prompt, spec.backend, result.model)
     return Contents(
         run=run,
         verdict="" if verdict is None else verdict.text,

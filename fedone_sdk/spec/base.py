@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -57,13 +58,17 @@ def _booleans(given: Any, found: Any, keys: tuple[str, ...] = ()) -> Iterator[tu
             yield from _booleans(*pair, (*keys, str(number)))
 
 
+_MAX_DIGITS = 1000
+"""Python prints no number of more than 4300."""
+
+
 def load_yaml(path: str | Path) -> Any:
     """Read a YAML file; duplicate keys are an error.
 
     ``yes``, ``no``, ``on`` and ``off`` are texts, as in YAML 1.2: they are names of labels.
 
     Raises:
-        SpecError: The file is missing or not YAML.
+        SpecError: The file is missing, not YAML, or nested too deeply.
         MissingExtraError: PyYAML is not installed.
     """
     with needs_extra("reading YAML", "cli"):
@@ -72,8 +77,8 @@ def load_yaml(path: str | Path) -> Any:
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            for key in keys:
-                if keys.count(key) > 1:
+            for key, count in Counter(key for key in keys if isinstance(key, Hashable)).items():
+                if count > 1:
                     line = node.start_mark.line + 1
                     raise yaml.constructor.ConstructorError(
                         None, None, f"key {key!r} stands twice in the block at line {line}"
@@ -85,6 +90,14 @@ def load_yaml(path: str | Path) -> Any:
         first: [one for one in resolvers if one[0] != truth]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def whole_number(loader: Loader, node: Any) -> int:
+        if len(node.value) > _MAX_DIGITS:
+            line = node.start_mark.line + 1
+            raise ValueError(f"a number of {len(node.value)} digits in line {line}")
+        return int(loader.construct_yaml_int(node))
+
+    Loader.add_constructor("tag:yaml.org,2002:int", whole_number)
     Loader.add_implicit_resolver(truth, _TRUTH, list("tTfF"))
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -93,7 +106,9 @@ def load_yaml(path: str | Path) -> Any:
         raise SpecError(f"cannot be read: {exc.strerror}", source=str(path)) from exc
     except UnicodeDecodeError as exc:
         raise SpecError("is not UTF-8 text", source=str(path)) from exc
-    except yaml.YAMLError as exc:
+    except RecursionError as exc:
+        raise SpecError("is not YAML: it is nested too deeply", source=str(path)) from exc
+    except (yaml.YAMLError, ValueError, OverflowError) as exc:  # of numbers and dates, too
         raise SpecError(f"is not YAML: {' '.join(str(exc).split())}", source=str(path)) from exc
 
 
@@ -102,10 +117,11 @@ def _merged(problems: Iterator[tuple[str, str]]) -> list[str]:
     by_key: dict[str, dict[str, None]] = {}
     for key, message in problems:
         by_key.setdefault(key, {})[message] = None
+    parents = {key[:at] for key in by_key for at, one in enumerate(key) if one == "."}
     return [
         f"{key}: {' or '.join(messages)}" if key else "; ".join(messages)
         for key, messages in by_key.items()
-        if not key or not any(other.startswith(f"{key}.") for other in by_key)
+        if key not in parents
     ]
 
 

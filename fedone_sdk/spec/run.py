@@ -198,6 +198,24 @@ class RunSpec(Spec):
                 "privacy.target: alpha needs participation.exchange alpha; losses works everywhere"
             )
 
+    def served(self) -> Self:
+        """Return the spec of a run that a server gives to devices: ``defence`` is ``standard``.
+
+        Raises:
+            SpecError: The spec does not support it, and does not set ``defence``.
+        """
+        if "defence" in self.model_fields_set:
+            return self
+        # The losses of long references are larger than the standard's limit.
+        unclipped = {"loss_clip": None} if self.task.loss == "nll" else {}
+        standard = DefenceSpec.model_validate({"kind": "standard", **unclipped})
+        spec = self.model_copy(update={"defence": standard})
+        try:
+            spec._check_defence()
+        except ValueError as exc:
+            raise SpecError(f"{exc}: standard is the default of a served run; set defence") from exc
+        return spec
+
     def is_same_run(self, other: RunSpec) -> bool:
         """Whether a stored run can continue with the other spec.
 

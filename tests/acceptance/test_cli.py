@@ -83,7 +83,7 @@ def test_quickstart_keeps_its_cap(fedone: Fedone, tmp_path: Path) -> None:
     assert "No prompt, with its own label bias" in out
     assert re.search(r"verdict +[+-][\d.]+ points over no prompt with bias \(95 %", out)
     assert "answers, " in out
-    assert "Next, a run of your own: fedone quickstart --write run.yaml" in out
+    assert "Next, a run of your own: fedone init TABLE.csv" in out
     assert "60 of 60" in out
     assert "round 1/" in err
     document = json.loads((tmp_path / "result.json").read_text())
@@ -101,12 +101,9 @@ def test_quickstart_keeps_its_cap(fedone: Fedone, tmp_path: Path) -> None:
 def test_quickstart_tunes_an_instruct_model(fedone: Fedone, tmp_path: Path, smollm2: Path) -> None:
     """Two rounds of what `fedone quickstart` does, on a few rows and one thread."""
     run = tmp_path / "run.yaml"
-    assert fedone("quickstart", "--write", run) == (
-        0,
-        f"wrote {run}; next: fedone plan {run}\n",
-        "",
-    )
-    text = run.read_text(encoding="utf-8")
+    shipped = assets.path("quickstart.yaml")
+    text = shipped.read_text(encoding="utf-8")
+    text = text.replace("companion_feedback/", f"{shipped.parent}/companion_feedback/")
     rows = (tmp_path / "dev.jsonl").absolute()
     dev = next(Path(word.strip(" ,")) for word in text.split() if word.endswith("dev.jsonl"))
     rows.write_text("".join(dev.read_text("utf-8").splitlines(True)[:8]), encoding="utf-8")
@@ -428,7 +425,7 @@ def test_serve_check(
         assert out == (
             "config.yaml: would serve 1 run at 127.0.0.1:8080; "
             f"would create the tables in {store}\n"
-            "tiny: measured on 16 rows\n"
+            "tiny: measured on 16 rows; defence: standard\n"
         )
     else:
         assert (code, out) == (2, "")
@@ -443,8 +440,16 @@ def test_serve_check_reports_what_is_measured(fedone: Fedone, configured: Path) 
     (configured / "run.yaml").write_text(RUN.replace("dev.jsonl", "gone.jsonl"))
     code, out, err = fedone("serve", "config.yaml", "--check")
     assert (code, len(err.splitlines())) == (0, 1)
-    line = "tiny: not measured: data.dev: there is no file gone.jsonl"
+    line = "tiny: not measured: data.dev: there is no file gone.jsonl; defence: standard"
     assert out.splitlines()[1:] == [line]
+
+
+def test_serve_check_warns_of_a_run_without_a_defence(fedone: Fedone, configured: Path) -> None:
+    (configured / "run.yaml").write_text(f"{RUN}\ndefence: none\n")
+    code, out, err = fedone("serve", "config.yaml", "--check")
+    assert code == 0
+    assert out.splitlines()[1].endswith("; defence: none")
+    assert err.startswith("warning: run.yaml: defence: is none")
 
 
 def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: Path) -> None:

@@ -59,7 +59,7 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
     words = Vocabulary(candidates=(" good", " bad"))
     noise = {"clip": 2.0, "noise_multiplier": 4.0}
     noisy = RunSpec.model_validate({**spec_of(2).model_dump(mode="json"), "privacy": noise})
-    options = ("--privacy-unit", "label", "--label", "label", "--field", "text")
+    options = ("--label", "label", "--field", "text")
     async with (
         asyncio.timeout(60),
         Aggregator(backend=ScriptedBackend(), enrolment_tokens=[TOKEN]) as served,
@@ -67,7 +67,7 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
         plain = await served.add_run(spec_of(2), words)
         url = await served.listen()
         declined = "the client requires noise, and the run asks for none"
-        async with fedone_client(tmp_path, url, *options, FEDONE_MAX_EPSILON="1.5") as process:
+        async with fedone_client(tmp_path, url, *options, FEDONE_PRIVACY="label:1.5") as process:
             while not plain.state.unfit:
                 await asyncio.sleep(0.05)
             assert plain.state.unfit == {0: declined}
@@ -77,7 +77,7 @@ async def test_a_run_without_noise_is_declined_and_one_with_noise_is_not(
         assert (process.returncode, err) == (0, b"")
         assert declined in out.decode()
         private = await served.add_run(noisy.model_copy(update={"name": "private"}), words)
-        arguments = (*options, "--max-epsilon", "1.5", "--run", "private")
+        arguments = (*options, "--privacy", "label:1.5", "--run", "private")
         async with fedone_client(tmp_path, url, *arguments) as process:
             out, err = await process.communicate()
         assert (process.returncode, err) == (0, b"")
@@ -115,12 +115,11 @@ async def test_check(tmp_path: Path, labels: dict[Any, str], code: int, line: st
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--privacy-unit", "label"), "--privacy-unit: goes with --max-epsilon"),
-        (("--max-epsilon", "8"), "unit 'example' needs a backend of the device's own"),
-        (
-            ("--max-epsilon", "8", "--privacy-unit", "label"),
-            "label, fields: policy.privacy needs both",
-        ),
+        (("--privacy", "8"), "--privacy: unit: "),
+        (("--privacy", "example:8"), "unit 'example' needs a backend of the device's own"),
+        (("--privacy", "label:8"), "label, fields: policy.privacy needs both"),
+        (("--budget", "2000"), "--budget: 2000: "),
+        (("--budget", "usd:5"), "policy.budget.usd: cannot be bounded here; allowed: queries"),
     ],
 )
 async def test_a_requirement_that_cannot_be_kept(

@@ -148,3 +148,19 @@ def test_a_fetched_instruct_model_is_the_default(
     with file.open("wb") as content:  # Of the model's size, without its weights.
         content.truncate(local_model("smollm2-135m-instruct").num_bytes)
     assert init._model(None) == "smollm2-135m-instruct"
+
+
+def test_words_of_an_instruct_model_are_checked_as_they_are_asked(
+    fedone: Fedone, folder: Path, smollm2: Path
+) -> None:
+    """`emotion` is one token of this model only behind text."""
+    rows = [("I feel so happy now", "emotion"), ("A loop repeats its body", "coding")] * 6
+    lines = [f"{text} {number};{label}" for number, (text, label) in enumerate(rows)]
+    Path("few.csv").write_text("\n".join(["text;label", *lines]))
+    assert fedone("init", "few.csv", "--model", smollm2, "--queries", 6).code == 0
+    spec = RunSpec.load("run.yaml")
+    assert spec.task.labels == {"coding": " coding", "emotion": " emotion"}
+    assert spec.task.slots == ("instruction", "demonstrations", "opening")
+    assert fedone("plan", "run.yaml").code == 0
+    assert fedone("tune", "run.yaml", "--artefact", "a.json").code == 0
+    assert fedone("score", "run.yaml", "--artefact", "a.json", "--data", "few.csv").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -329,6 +330,7 @@ def pilots() -> dict[str, Contestant]:
 def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[str, Any]:
     """Run once, and evaluate the deployable prompt after `queries` on all rows.
 
+    ``rows`` counts the pairs of prompt and example in all queries, ``new_rows`` the distinct ones.
     ``plain_loss`` is of no prompt with the bias that the run fitted for it, ``best_loss`` of the
     deployed prompt with the best bias on all rows.
     """
@@ -337,6 +339,7 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
     method = contestant.method(table, asks, seed)
     state, spent = method.init(), 0
     memories: dict[int, Any] = {}
+    asked_rows, known_rows = 0, set[tuple[int, int]]()
     for step in range(asks):
         if method.finished(state):
             break
@@ -347,6 +350,10 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
         candidates = method.ask(state, rng, method.wanted(state))
         prompts = candidates.prompts
         spent += len(prompts)
+        pairs = list(
+            itertools.product(map(int, table.rows_of(prompts)), federation.mini_batch(step))
+        )
+        asked_rows, known_rows = asked_rows + len(pairs), known_rows.union(pairs)
         updated: Any = (
             federation.by_class(prompts, step)
             if contestant.calibrates
@@ -365,6 +372,8 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
     return {
         "prompt": table.prompts[prompt].tolist(),
         "spent": spent,
+        "rows": asked_rows,
+        "new_rows": len(known_rows),
         "loss": deployed.loss,
         "accuracy": deployed.accuracy,
         "best_loss": best.loss,

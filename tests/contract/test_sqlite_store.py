@@ -220,6 +220,20 @@ class TestOneServer:
         async with opened(path) as second:
             assert await second.run("run-1") == RUN
 
+    async def test_links_lead_to_the_same_lock(self, tmp_path: Path) -> None:
+        path, link, folder = tmp_path / "store.db", tmp_path / "link.db", tmp_path / "folder"
+        link.symlink_to(path)
+        folder.symlink_to(tmp_path)
+        for first in (path, link):
+            async with opened(first):
+                for other in {path, link, folder / "store.db", folder / "link.db"} - {first}:
+                    with pytest.raises(FedOneError, match="in use by another process"):
+                        await SqlStore.sqlite(other).open()
+        (tmp_path / "hard.db").hardlink_to(path)
+        for name in ("store.db", "link.db", "hard.db"):
+            with pytest.raises(FedOneError, match=r"\.db cannot be used: it has another name"):
+                await SqlStore.sqlite(tmp_path / name).open()
+
     async def test_a_tool_may_read_meanwhile(self, tmp_path: Path) -> None:
         path = tmp_path / "store.db"
         async with opened(path) as server:

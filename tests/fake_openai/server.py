@@ -79,6 +79,7 @@ class FakeOpenAI:
         max_top: int = 20,
         log_probs: Literal["shown", "left_out", "forbidden", "unsupported"] = "shown",
         takes_schema: bool = True,
+        temperature: float | None = None,
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
         latency_s: float = 0.0,
@@ -96,6 +97,7 @@ class FakeOpenAI:
         self.max_top = max_top
         self.log_probs = log_probs
         self.takes_schema = takes_schema
+        self.temperature = temperature
         self.latency_s = latency_s
         self.bills = bills or (lambda _, tokens: (tokens, tokens))
         self.model = model or FakeModel()
@@ -279,6 +281,13 @@ class FakeOpenAI:
                     f"Invalid value for '{top_name}': must be at most {self.max_top}.",
                     param=top_name,
                 )
+        if self.temperature not in (None, body["temperature"]):
+            raise _Refusal(
+                400,
+                f"Unsupported value: 'temperature' does not support {body['temperature']} with "
+                f"this model. Only the default ({self.temperature}) value is supported.",
+                param="temperature",
+            )
         if "response_format" in body and not self.takes_schema:
             raise _Refusal(
                 400,

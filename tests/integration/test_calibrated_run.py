@@ -54,7 +54,7 @@ def spec_of(
     labels = {str(label): NAMES[label] for label in range(num_labels)}
     sections: dict[str, Any] = {
         "task": {**TASK, "labels": labels, "metric": "loss"},
-        "participation": {"trusted_clients": True, "min_clients": 1},
+        "participation": {"own_models": "trusted", "min_clients": 1},
         "calibration": kind,
         "rounds": 4,
         "evaluation": {"every": 2, "examples": 7},

@@ -316,6 +316,13 @@ class TestYaml:
             (b"a: {b: 1, b: 2}\n", "key 'b' stands twice"),
             (b"a: \xff\n", "is not UTF-8 text"),
             (b"a: !!python/object/apply:os.system [true]\n", "is not YAML"),
+            (b"[" * 20_000, "is not YAML: it is nested too deeply"),
+            (b"- " * 20_000, "is not YAML: it is nested too deeply"),
+            (b"a: " + b"{b: " * 20_000, "is not YAML: it is nested too deeply"),
+            (b"a: 1\nb: " + b"9" * 200_000, "is not YAML: a number of 200000 digits in line 2"),
+            (b"a: 0x" + b"f" * 9_998, "a number of 10000 digits in line 1"),
+            (b"a: 1" + b":00" * 9_999, "a number of 29998 digits in line 1"),
+            (b"a: 2026-13-99\n", "is not YAML: month must be in 1..12"),
         ],
     )
     def test_mistakes(self, tmp_path: Path, content: bytes, reason: str) -> None:
@@ -326,6 +333,11 @@ class TestYaml:
         (problem,) = excinfo.value.problems
         assert reason in problem
         assert str(excinfo.value).startswith(f"{path}: ")
+
+    def test_yes_and_no_are_names(self, tmp_path: Path) -> None:
+        path = tmp_path / "RUN.yaml"
+        path.write_text("{NO: [yes, off], true: False}")
+        assert load_yaml(path) == {"NO": ["yes", "off"], True: False}
 
     def test_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="cannot be read: No such file"):

@@ -137,7 +137,7 @@ export function checkedPrompts(work: Omit<Work, "examples" | "prompts">): number
   ) {
     throw new Declining("the assignment does not fit its run");
   }
-  if (prompts.length > assignment.leased_queries) {
+  if (!(prompts.length <= assignment.leased_queries)) {
     throw new Declining(
       `the assignment names ${prompts.length} prompts, and leases ${assignment.leased_queries} ` +
         "queries",

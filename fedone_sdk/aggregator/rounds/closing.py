@@ -47,7 +47,7 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
     if state.waiting:
         record["candidates"] = [list(each) for each in state.waiting]
     quarantined = state.quarantined
-    if machine.defence is not None:
+    if machine.defence is not None and not machine.defence.only_bounds:
         banned = _banned(machine, machine.defence, state, defence, verdicts)
         quarantined = quarantined.union(banned)
         record["defence"] = [
@@ -104,6 +104,9 @@ def _judge(
 
 
 def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contribution:
+    if machine.defence is not None and machine.defence.only_bounds:
+        alpha = (seat.local or state.method).alpha
+        return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
     compared, advantage = machine.compared_losses(seat), None
     # Only the first step's prompts can be drawn again; alpha does not describe a pool.
     if compared and (len(compared) == 1 or machine.method.shares_memory):

@@ -25,6 +25,7 @@ from fedone_sdk.algorithms import (
     stream_seed,
 )
 from fedone_sdk.algorithms.defence import Defence
+from fedone_sdk.algorithms.gradient import PolicyGradient
 from fedone_sdk.algorithms.method import clip_losses
 from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
@@ -53,6 +54,12 @@ _STRIDE = 1 << 32
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_MOST_STDS = 10.0
+"""Standard deviations of noise that no honest update exceeds."""
+
+_ROUNDING = 1.001
+"""Tolerance for float32."""
 
 _SLOW_SIZE = 1 << 16
 """Size of alpha up to which a check, a projection and a write take a few milliseconds."""
@@ -90,10 +97,17 @@ class RoundMachine:
     """Renewals of an assignment: a device that never ends holds a seat for 11 deadlines."""
 
     MAX_LOST: ClassVar = 50
-    """Lost assignments in a row after which the run ends as failed.
+    """Lost assignments in a row after which the run ends as failed, once no waiting client is left
+    that has not lost one in this round.
 
     Each may cost its lease: a run whose model never answers ends before its caps do.
     """
+
+    MAX_STRIKES: ClassVar = 3
+    """Losses of a client, less its updates, from which it is set aside: for one deadline, and twice
+    as long with each further loss, up to a day."""
+
+    LONGEST_ASIDE_S: ClassVar = 86_400.0
 
     def __init__(
         self,
@@ -315,6 +329,11 @@ class RoundMachine:
         uniform = self.spec.participation.selection == "uniform"
         return self.spec.participation.clients_per_round if uniform else 1
 
+    def admits(self, *, own_model: bool) -> bool:
+        """Whether a client may work with a model of its own, if it has one."""
+        no_gateway = self.gateway_model is None
+        return not own_model or no_gateway or self.spec.participation.own_models is not None
+
     @property
     def required_model(self) -> str | None:
         """Fingerprint of the model that must score; None if the first device decides.
@@ -404,6 +423,16 @@ class RoundMachine:
         step = position + state.rollbacks * _STRIDE
         return stream_seed(self.spec.seed, purpose, state.round, client, step)
 
+    def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
+        """Return how much a client can change an entry of alpha (alpha exchange)."""
+        if not isinstance(self.method, PolicyGradient):
+            return math.inf
+        privacy = self.spec.privacy
+        noise = 0.0
+        if privacy is not None and privacy.target == "alpha":
+            noise = privacy.clip * (1.0 + _MOST_STDS * privacy.noise_multiplier)
+        return self.method.longest_step(alpha, num_steps) * _ROUNDING + noise
+
     def as_losses(
         self, losses: Sequence[float], curves: Curves | None
     ) -> NDArray[np.float64] | ClassLosses:
@@ -432,16 +461,20 @@ class RoundMachine:
 
 
 def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
-    """Return the defence of a run; None if every update is aggregated unchanged."""
+    """Return the defence of a run; None if a step of its method is bounded by itself."""
     wanted = spec.defence
-    if not wanted.judges:
+    if wanted.judges:
+        return Defence(
+            num_samples=spec.method.num_samples,
+            # Methods with a pool derive alpha from the pool, so a step cannot be scaled.
+            trust_region=None if method.shares_memory else wanted.trust_region,
+            outliers=wanted.outliers,
+            quarantine=wanted.quarantine,
+        )
+    if not isinstance(method, PolicyGradient) or method.optimizer != "sgd":
         return None
     return Defence(
-        num_samples=spec.method.num_samples,
-        # Methods with a pool derive alpha from the pool, so a step cannot be scaled.
-        trust_region=None if method.shares_memory else wanted.trust_region,
-        outliers=wanted.outliers,
-        quarantine=wanted.quarantine,
+        num_samples=spec.method.num_samples, trust_region=wanted.widest_region, only_bounds=True
     )
 
 

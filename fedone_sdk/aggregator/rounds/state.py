@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from fedone_sdk.aggregator.rounds.curves import Curves
 from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
@@ -19,7 +19,7 @@ R = TypeVar("R")
 _NOTHING: Any = None
 
 MOST_UNFIT = 1000
-"""Maximal number of unfit clients in a state, which is written with every event."""
+"""Maximal number of unfit clients, and of clients with strikes, in a state: it is often written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,21 @@ class Seat:
         return sum(self.sent.values(), NOTHING)
 
 
+class Strikes(NamedTuple):
+    """What a client cost the run more often than it gave.
+
+    Attributes:
+        recent: Seats that it lost since the run's last update, renewals included. The model may be
+            at fault, as long as no other client gets an answer.
+        proven: Earlier such losses, less its updates.
+        until: Until when it is set aside, seconds since the epoch.
+    """
+
+    recent: int = 0
+    proven: int = 0
+    until: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """The immutable state of a run.
@@ -79,6 +94,8 @@ class RunState:
         round: Number of rounds done, and index of the current round.
         account: Caps, spending and leases of training, and of evaluation except for its queries.
         lost: Assignments without a result since the last accepted update.
+        last_lost: Why the last one was lost, for viewers and for operators.
+        strikes: Losses of clients, by enrolment index.
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
         releases: Number of noised releases per client, by enrolment index.
@@ -100,6 +117,8 @@ class RunState:
     seats: tuple[Seat, ...] = ()
     passed: frozenset[int] = frozenset()
     lost: int = 0
+    last_lost: tuple[str, str] = ("", "")
+    strikes: Mapping[int, Strikes] = field(default_factory=dict)
     fills: int = 0
     rollbacks: int = 0
     quarantined: frozenset[int] = frozenset()
@@ -155,6 +174,10 @@ class RunState:
     def next_deadline(self) -> float | None:
         """The earliest deadline of a seat, seconds since the epoch."""
         return min((seat.due for seat in self.timed_seats), default=None)
+
+    def is_aside(self, client: int, now: float) -> bool:
+        """Whether a client is set aside for its strikes."""
+        return client in self.strikes and self.strikes[client].until > now
 
     def is_answered(self, seat: Seat) -> bool:
         """Whether all queries of a seat's lease are answered: only the update is missing."""
@@ -309,6 +332,8 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "seats": [_seat(seat) for seat in state.seats],
         "passed": sorted(state.passed),
         "lost": state.lost,
+        "last_lost": state.last_lost,
+        "strikes": [[client, *strikes] for client, strikes in state.strikes.items()],
         "fills": state.fills,
         "rollbacks": state.rollbacks,
         "quarantined": sorted(state.quarantined),
@@ -351,6 +376,8 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "unfit": dict(document["unfit"]),
+                "last_lost": tuple(document["last_lost"]),
+                "strikes": {client: Strikes(*rest) for client, *rest in document["strikes"]},
                 "metric": MetricReport.model_validate(document["metric"]),
                 "verdict": _load_verdict(document["verdict"]),
                 "proposed": _load_candidates(document["proposed"]),

@@ -10,7 +10,7 @@ import numpy as np
 from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
-from fedone_sdk.aggregator.rounds.seats import renew_offers, vacate
+from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.algorithms import State
@@ -18,6 +18,9 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, Receipt
 from fedone_sdk.messages.array import from_wire
+
+_MAX_ALPHA = 1e6
+"""Upper bound of an entry of alpha in a message, as of a loss."""
 
 
 def accept(
@@ -39,18 +42,19 @@ def accept(
         return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
     told = _step_result(machine, state, seat, update)
-    spent = lease_cost(machine, state, seat, update.usage)
+    spent = lease_cost(machine, state, seat, update.usage, answered=True)
     lease = state.account.leases[assignment_id]
     if through_gateway(machine, seat) and spent.queries < lease.queries:
-        # The client used a model on its device after all.
+        if not machine.admits(own_model=True):
+            raise ProblemError(
+                "invalid_message",
+                f"losses: the gateway answered {spent.queries} of {lease.queries} queries, and the "
+                "run refuses models on devices (participation.own_models)",
+            )
         spent = lease
-    state = replace(
-        state,
-        account=state.account.settle(assignment_id, spent),
-        model=update.model,
-        lost=0,
-    )
-    state = renew_offers(machine, state, seat.client, now)
+    state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
+    counted = count_update(machine, state, seat.client, now)
+    state = renew_offers(machine, counted.state, seat.client, now)
     receipt = Receipt(assignment_id=assignment_id, round=state.round, body_sha256=body_sha256)
     closed = Closed(
         assignment_id=assignment_id, client=seat.client, reason="accepted", receipt=receipt
@@ -74,9 +78,11 @@ def accept(
     if machine.losses_exchange and steps_done < machine.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
         seat = replace(seat, phase="offered", due=now + machine.CLAIM_TIMEOUT_S)
-        return Result(state=state.with_seat(seat), closed=(closed,), reply=receipt)
-    accepted = Result(state=state, closed=(closed,), reply=receipt)
-    return accepted.then(close_seat(machine, state, seat, now)).replying(receipt)
+        later: Result[None] = Result(state=state.with_seat(seat))
+    else:
+        later = close_seat(machine, state, seat, now)
+    accepted: Result[None] = counted.then(Result(state=state, closed=(closed,)))
+    return accepted.then(later).replying(receipt)
 
 
 def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
@@ -131,7 +137,8 @@ def _step_result(
             curves=() if curves is None else (curves,),
         )
     if isinstance(update, AlphaUpdate) and not machine.losses_exchange:
-        return _StepResult(local=_local(machine, update), mean_loss=update.mean_loss)
+        local = _local(machine, state, seat, update)
+        return _StepResult(local=local, mean_loss=update.mean_loss)
     raise ProblemError(
         "invalid_message",
         f"exchange: is {update.exchange!r}, the run's is {machine.spec.participation.exchange!r}",
@@ -159,7 +166,7 @@ def _curves(machine: RoundMachine, update: LossesUpdate) -> Curves | None:
     return curves
 
 
-def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
+def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
     array = update.alpha
     if array.dtype != "float32" or array.shape != machine.shape:
         raise ProblemError(
@@ -170,6 +177,17 @@ def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
         raise ProblemError("invalid_message", "alpha: must be positive")
+    if alpha.max() > _MAX_ALPHA:
+        raise ProblemError("invalid_message", f"alpha: an entry is above {_MAX_ALPHA:g}")
     if not np.array_equal(machine.method.project(alpha), alpha):
         raise ProblemError("invalid_message", "alpha: is outside what the method allows")
+    before = state.method.alpha
+    step = float(np.abs(alpha.astype(np.float64) - before).max())
+    longest = machine.longest_step(before, seat.num_steps)
+    if step > longest:
+        raise ProblemError(
+            "invalid_message",
+            f"alpha: an entry moved by {step:g}, {seat.num_steps} local steps move it by at most "
+            f"{longest:g}",
+        )
     return State(alpha=alpha)

@@ -10,7 +10,7 @@ from fedone_sdk.aggregator.serving.run_view import reasons
 from fedone_sdk.backends import LLMBackend, query_for
 from fedone_sdk.backends.label_words import check_label_words
 from fedone_sdk.budget import Usage
-from fedone_sdk.candidates import label_checks
+from fedone_sdk.candidates import label_checks, no_prompt
 from fedone_sdk.errors import BackendError, BackendUnavailable, ProblemError, SpecError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.vocabulary import Vocabulary
@@ -59,7 +59,9 @@ class ModelChecks:
         check_caps(spec, backend.bounds)
         # Reports an unsupported template once, rather than in every query.
         nothing = dict.fromkeys(spec.task.fields, "")
-        await backend.quote(query_for(spec.task, "", [nothing], backend=backend, references=["a"]))
+        bare = no_prompt(spec.task, vocabulary)
+        query = query_for(spec.task, bare, [nothing], backend=backend, references=["a"])
+        await backend.quote(query)
         return machine.with_model(backend.fingerprint, _worst_query(spec, backend))
 
     async def probe(self, run: ServedRun) -> None:

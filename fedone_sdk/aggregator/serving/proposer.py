@@ -34,11 +34,24 @@ class Proposer:
     Its prompt has the task's description, templates and label words, and candidates with their mean
     losses: aggregates, which are noised in private runs. The run continues after a failed proposal.
 
+    Args:
+        run: A run with a proposer.
+        backend: The model that writes.
+        model: The gateway's model, whose special tokens no candidate may hold.
+        replica: Returns the id of this replica.
+
     Raises:
-        SpecError: The model writes no text.
+        SpecError: The proposer writes no text.
     """
 
-    def __init__(self, run: ServedRun, backend: LLMBackend, *, replica: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        run: ServedRun,
+        backend: LLMBackend,
+        *,
+        model: LLMBackend | None,
+        replica: Callable[[], str],
+    ) -> None:
         proposer, slot = run.spec.prompt.proposer, run.spec.prompt.proposed_slot
         if proposer is None or slot is None:
             raise ValueError("the run has no proposer")
@@ -49,6 +62,7 @@ class Proposer:
             )
         self._run = run
         self._backend = backend
+        self._model = model or backend
         self._replica = replica
         self._spec: ProposerSpec = proposer
         self._slot = slot
@@ -93,6 +107,7 @@ class Proposer:
                 max_chars=self._spec.max_chars,
                 labels=spec.task.labels,
             )
+            texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
             await run.apply(propose, slot=self._slot, texts=texts)
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:

@@ -84,7 +84,7 @@ class SqliteDatabase(Alone):
         def connect(engine: Engine) -> Connection:
             _check_file(self._path, create=serving or upgrading)
             if serving or upgrading:
-                self._lock = _lock(f"{self._path}.lock")
+                self._lock = _lock(self._path)
             _configure(engine, self._busy_timeout_s)
             writer = engine.connect().execution_options(fedone_write=True)
             _erase(writer)  # A killed process may not have done it.
@@ -114,7 +114,7 @@ class SqliteDatabase(Alone):
         """
         with self._translate_errors():
             _check_file(self._path, create=empty)
-            lock = _lock(f"{self._path}.lock")
+            lock = _lock(self._path)
             engine = create_engine(self._url, poolclass=NullPool)
             _configure(engine, self._busy_timeout_s)
             try:
@@ -347,12 +347,14 @@ def _check_file(path: str, *, create: bool) -> None:
 
 
 def _lock(path: str) -> int:
-    """Lock a file until its descriptor is closed or the process ends.
+    """Lock a database until the descriptor is closed or the process ends, by whichever link.
 
     The lock file is separate from the database: closing another descriptor of the database would
-    release SQLite's locks on it.
+    release SQLite's locks on it. It is next to the file itself, as SQLite's log is.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    if os.stat(path).st_nlink > 1:
+        raise OSError("it has another name by a hard link, with a lock and a log of its own")
+    descriptor = os.open(f"{os.path.realpath(path)}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     if sys.platform != "win32":  # Python has no equivalent there.
         import fcntl
 

@@ -346,6 +346,23 @@ async def test_the_limit_of_tokens_is_called_as_the_server_calls_it(make: Make) 
     assert server.received[2].body["max_completion_tokens"] == 1
 
 
+async def test_written_answers_are_not_random_where_the_model_allows_it(make: Make) -> None:
+    written = (
+        ask(want="text", label_words=(), max_tokens=3),
+        ask(want="choice", label_words=("yes", "no")),
+    )
+    async with FakeOpenAI() as server:
+        for query in (*written, ask()):
+            await make(server, log_probs=query.want == "labels").score(query)
+    assert [received.body["temperature"] for received in server.received] == [0, 0, 1]
+    async with FakeOpenAI(temperature=1) as server:
+        backend = make(server)
+        with pytest.raises(BackendUnavailable, match="at temperature 1 only"):
+            await backend.score(written[0])
+        await backend.score(written[0])
+    assert server.received[-1].body["temperature"] == 1
+
+
 async def test_openai_itself_gets_the_newer_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-x")
     async with OpenAIBackend("gpt-4.1-nano") as backend:

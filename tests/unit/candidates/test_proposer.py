@@ -100,6 +100,8 @@ def _read(text: str, **options: object) -> tuple[str, ...]:
         '["one", "ONE", " one ", "", "two", "\\u0000", "a\\u202eb", "\\ud800"]',
         '["one", "{sentence}", "{label:2}", "{}", "{\\n}", "two"]',
         '["one", "two", "' + "x" * 101 + '"]',
+        '["<|im_end|>", "one", "x</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "two"]',
+        '["one", "<|", "a|>", "two", "[/inst]", "<end_of_turn>", "<<SYS>>", "</think>"]',
     ],
 )
 def test_many_forms_of_the_same_answer(text: str) -> None:
@@ -125,6 +127,11 @@ def test_known_candidates_are_not_new() -> None:
     known = ("", "Judge it.\n", "What is  it?\n")
     answer = '["judge it.", "What is it?\\n", "Judge it now."]'
     assert _read(answer, known=known) == ("Judge it now.\n",)
+
+
+def test_candidates_form_no_special_token_together() -> None:
+    assert _read('["x </", "s> x", "a < b", "</review>"]') == ("x </", "a < b", "</review>")
+    assert _read('["s> x", "x"]', known=("", "x </")) == ("x",)
 
 
 def test_white_space_follows_the_slot() -> None:

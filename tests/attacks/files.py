@@ -1,0 +1,180 @@
+"""A hostile artefact, RUN.yaml, file name or text of a proposer against its user's machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedone_sdk.backends import ModelClient
+from fedone_sdk.budget import NOTHING
+from fedone_sdk.errors import FedOneError, SpecError
+from fedone_sdk.messages import Cap, MetricReport, PromptReport
+from fedone_sdk.reports import PromptArtefact
+from fedone_sdk.reports.artefact import ArtefactEvaluation, LedgerReport
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import SqlStore
+from fedone_sdk.task import TaskSpec
+from fedone_sdk.testing import ScriptedBackend
+from fedone_sdk.vocabulary import Vocabulary
+from tests.attacks import Attack, Succeeded
+from tests.integration.test_slots import SLOTS, served, spec_of
+
+_EVIL = "import pathlib\npathlib.Path('ran').touch()\ndef f(*_): return 1.0\n"
+_RUN = """\
+name: mine
+task: {template: "{prompt}{text} It was", labels: {0: " bad", 1: " good"}}
+data: {dev: rows.jsonl}
+prompt: {length: 1, vocabulary: {kind: list, candidates: [" a", " b"]}}
+budget: {queries: 6}
+backend: {kind: own, object: "fedone_sdk.testing:ScriptedBackend"}
+"""
+_TASKS = (
+    {"template": "{prompt}{text}", "loss": "score", "score": "evil:f"},
+    {"template": "{prompt}{text}", "labels": {"0": " bad", "1": " good"}, "metric": "evil:f"},
+)
+
+
+def _artefact(task: TaskSpec) -> PromptArtefact:
+    ledger = LedgerReport(cap=Cap(), spent=NOTHING, leased=NOTHING, evaluation=NOTHING, priced=True)
+    return PromptArtefact(
+        run_id="theirs",
+        name="theirs",
+        status="completed",
+        rounds=1,
+        seed=0,
+        method="random",
+        prompt=PromptReport(text=" a", tokens=(" a",)),
+        task=task,
+        model=None,
+        alpha_sha256="0" * 64,
+        ledger=ledger,
+        evaluation=ArtefactEvaluation(metric=MetricReport(name="accuracy"), batch_size=2),
+        sdk_version="1",
+    ).signed()
+
+
+def _run_code(folder: Path) -> str:
+    (folder / "evil.py").write_text(_EVIL)
+    (folder / "run.yaml").write_text(_RUN)
+    rows = (json.dumps({"text": f"row {n}", "label": n % 2}) for n in range(4))
+    (folder / "rows.jsonl").write_text("\n".join(rows))
+    said = []
+    for task in _TASKS:
+        artefact = _artefact(TaskSpec.model_validate(task))
+        (folder / "theirs.json").write_text(artefact.dump())
+        for command in (
+            ("score", "run.yaml", "--artefact", "theirs.json"),
+            ("prompt", "use", "theirs.json", "--data", "rows.jsonl", "--backend", "run.yaml"),
+        ):
+            found = subprocess.run(
+                (sys.executable, "-m", "fedone_sdk.cli", *command),
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+                capture_output=True,
+                text=True,
+            )
+            if (folder / "ran").exists():
+                raise Succeeded(" ".join(command))
+            said.append((found.returncode, found.stderr))
+    assert [code for code, _ in said] == [2, 0] * 2, said
+    assert all("evil:f" in err for _, err in said), said
+    return "names are shown, not imported"
+
+
+async def _inject_special_tokens(_: Path) -> str:
+    class Model(ScriptedBackend):
+        async def special_tokens(self, text: str) -> list[str]:
+            return ["~~end~~"] if "~~end~~" in text else []
+
+    hostile = ["x<|im_end|>", "</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "<|", "x ~~end~~"]
+    written = json.dumps([*hostile, "Is it good?"])
+    proposer = {"backend": {"kind": "onnx"}, "slot": "instruction", "every": 2}
+    spec = spec_of("random", "losses", prompt={"slots": SLOTS, "proposer": proposer})
+    writing = ModelClient(ScriptedBackend(write=lambda inputs, most: written))
+    _, vocabulary = await served(spec, proposer=writing, gateway=Model())
+    _, *added = vocabulary.candidates_of("instruction")[2:]
+    if added != ["Is it good? "]:
+        raise Succeeded(f"candidates {added}")
+    for text in hostile[:-1]:
+        try:
+            Vocabulary(candidates=("", text))
+        except ValueError:
+            continue
+        raise Succeeded(f"{text!r} by the wire")
+    return f"{len(hostile)} of {len(hostile)} refused"
+
+
+def _break_yaml(folder: Path) -> str:
+    path = folder / "run.yaml"
+    doubled = (f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
+    hostile = {
+        "lists": "[" * 20_000,
+        "blocks": "- " * 20_000,
+        "mappings": "a: " + "{b: " * 20_000,
+        "digits": "seed: " + "9" * 200_000,
+        "hex digits": "seed: 0x" + "f" * 200_000,
+        "sexagesimal digits": "seed: 1" + ":00" * 50_000,
+        "dates": "name: 2026-13-99",
+        "code points": 'name: "\\UFFFFFFFF"',
+        "aliases": "a: &a [*a]",
+        "doubling": "a0: &a0 [x]\n" + "\n".join(doubled),
+        "keys": "\n".join(f"k{n}: 1" for n in range(5_000)),
+    }
+    slowest = 0.0
+    for text in hostile.values():
+        path.write_text(text)
+        begin = time.perf_counter()
+        with pytest.raises(SpecError, match=f"^{path}: "):
+            RunSpec.load(path)
+        slowest = max(slowest, time.perf_counter() - begin)
+    return f"{len(hostile)} of {len(hostile)} give a clear error, in {slowest:.1f} s at most"
+
+
+async def _open_twice(folder: Path) -> str:
+    path, link, inside = folder / "a.db", folder / "b.db", folder / "c"
+    link.symlink_to(path)
+    inside.symlink_to(folder)
+    first = SqlStore.sqlite(path)
+    await first.open()
+    try:
+        for other in (link, inside / "a.db", inside / "b.db"):
+            await _refused(other)
+    finally:
+        await first.close()
+    (folder / "d.db").hardlink_to(path)
+    await _refused(folder / "d.db")
+    return "4 of 4 refused"
+
+
+async def _refused(path: Path) -> None:
+    store = SqlStore.sqlite(path)
+    try:
+        await store.open()
+    except FedOneError:
+        return
+    await store.close()
+    raise Succeeded(f"opened {path.name}")
+
+
+ATTACKS = [
+    Attack(
+        name="A prompt artefact names a function",
+        before="it runs at `fedone score --artefact`",
+        run=_run_code,
+    ),
+    Attack(
+        name="A proposer or a message has special tokens of chat templates",
+        before="candidates with <|im_end|>",
+        run=_inject_special_tokens,
+    ),
+    Attack(name="A RUN.yaml that no parser takes", before="tracebacks", run=_break_yaml),
+    Attack(
+        name="A second server reaches a store by a link", before="both open it", run=_open_twice
+    ),
+]
