@@ -297,8 +297,8 @@ def _optimism(observed: Observations) -> NDArray[np.float64]:
     traces = observed.expansions.at(observed.biases[observed.rows][:, None]).traces
     weights = (observed.trust[:, None] * observed.examples).sum(axis=1)[observed.batches]
     examples = np.bincount(observed.rows, weights)
-    bend = np.bincount(observed.rows, weights * (traces @ observed.class_share))
-    bend /= free * examples
+    traced = np.bincount(observed.rows, weights * (traces @ observed.class_share))
+    bend = traced / (free * examples)
     result: NDArray[np.float64] = free * bend / (bend * examples + _DEVIATION_STD**-2) / 2.0
     return result
 
