@@ -334,6 +334,11 @@ class TestYaml:
         assert reason in problem
         assert str(excinfo.value).startswith(f"{path}: ")
 
+    def test_yes_and_no_are_names(self, tmp_path: Path) -> None:
+        path = tmp_path / "RUN.yaml"
+        path.write_text("{NO: [yes, off], true: False}")
+        assert load_yaml(path) == {"NO": ["yes", "off"], True: False}
+
     def test_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="cannot be read: No such file"):
             load_yaml(tmp_path / "nothing.yaml")
