@@ -36,7 +36,8 @@ def accept(
     seat = working(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
-        lost = vacate(machine, state, seat, other, update.usage, now)
+        why = "the device scores with another model"
+        lost = vacate(machine, state, seat, why, update.usage, now, said=other)
         refused: Result[Receipt] = lost.replying(cast(Receipt, None))
         return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
