@@ -129,7 +129,8 @@ def use(
         {"text": text} if text is not None else {"label": label, "scores": scores}
         for label, scores, text in zip(found.labels, found.scores, found.texts, strict=True)
     )
-    _say("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), target)
+    ascii_only = target is None
+    _say("".join(f"{json.dumps(row, ensure_ascii=ascii_only)}\n" for row in rows), target)
     usage = found.usage
     terminal(stderr=True).print(
         f"{len(examples)} labelled, {plural(usage.requests, 'request')}, "
