@@ -314,8 +314,7 @@ class TaskSpec(BaseModel):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        found = (string.Formatter().parse(template) for _, template in self.messages)
-        return tuple(name for parsed in found for _, name, _, _ in parsed if name)
+        return tuple(name for _, text in self.messages for name in _fields_in(text))
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -369,6 +368,11 @@ def render(task: TaskSpec, prompt: TextPrompt, example: Example) -> Rendered:
             # The line feed after an instruction separates it from text; here none follows.
             parts[-1] = Part("prompt", parts[-1].text.rstrip("\n"))
     return tuple(parts)
+
+
+@lru_cache(maxsize=256)
+def _fields_in(template: str) -> tuple[str, ...]:
+    return tuple(name for _, name, _, _ in string.Formatter().parse(template) if name)
 
 
 @lru_cache(maxsize=256)
@@ -428,9 +432,8 @@ def label_index(task: TaskSpec, value: object) -> int | None:
 
     A value means the label that is equal as text, or else the only one with an equal `label_key`.
     """
-    indices = _label_indices(tuple(task.labels))
-    text = str(value)
-    return indices[text] if text in indices else indices.get(label_key(value))
+    exact, alike = _label_indices(tuple(task.labels))
+    return exact.get(str(value), alike.get(label_key(value)))
 
 
 def label_key(value: object) -> str:
@@ -440,10 +443,10 @@ def label_key(value: object) -> str:
 
 
 @lru_cache(maxsize=256)
-def _label_indices(labels: tuple[str, ...]) -> dict[str, int]:
+def _label_indices(labels: tuple[str, ...]) -> tuple[dict[str, int], dict[str, int]]:
     keys = [label_key(label) for label in labels]
     alike = {key: index for index, key in enumerate(keys) if keys.count(key) == 1}
-    return alike | {label: index for index, label in enumerate(labels)}
+    return {label: index for index, label in enumerate(labels)}, alike
 
 
 def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ def run_spec(
                 "exchange": "losses",
                 "deadline_s": 100,
                 "model": "scripted",
+                "own_models": "charged",  # tests send updates that the gateway did not answer
                 **(participation or {}),
             },
             "rounds": 3,

@@ -274,7 +274,7 @@ class ServeConfig(Spec):
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings: a model that nobody chose, and weak tokens without TLS on a network."""
+        """Return warnings: a model that nobody chose, and insecure settings on a network."""
         found = []
         if "backend" not in self.model_fields_set:
             found.append(
@@ -282,12 +282,22 @@ class ServeConfig(Spec):
                 "backend: {kind: onnx} to use it, or null if the clients have their own"
             )
         host, _ = self.address
-        if self.tls is not None or _is_loopback(host):
+        if _is_loopback(host):
             return found
-        return found + [
-            f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
-            f"make one with: {MAKE_A_TOKEN}"
-            for key in self.auth.guessable
+        weak = [] if self.tls is not None else self.auth.guessable
+        return [
+            *found,
+            *(
+                f"auth.{key}: can be guessed, and {self.listen} is open to a network without tls; "
+                f"make one with: {MAKE_A_TOKEN}"
+                for key in weak
+            ),
+            *(
+                f"auth.enrolment_tokens.{at}: has no uses, so whoever learns it enrols any number "
+                "of devices; set uses, or several tokens that expire"
+                for at, token in enumerate(self.auth.enrolment_tokens)
+                if token.uses is None
+            ),
         ]
 
     @property
@@ -319,7 +329,10 @@ class ServeConfig(Spec):
         return list(runs.values()), errors
 
     def _load_run(self, path: Path, folder: Path) -> RunToServe:
-        spec = RunSpec.load(path)
+        try:
+            spec = RunSpec.load(path).served()
+        except SpecError as exc:
+            raise SpecError(exc.problems, source=str(path)) from exc
         if isinstance(spec.method, OwnMethodSpec):
             from fedone_sdk.algorithms import load_method
 

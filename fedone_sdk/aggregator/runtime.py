@@ -110,11 +110,12 @@ class Bucket:
                 retry_after_s=wait_s,
             )
 
-    def take(self, caller: Hashable, now: float) -> None:
-        """Count a request of a caller."""
+    def take(self, caller: Hashable, now: float, count: int = 1) -> None:
+        """Count requests of a caller; the next ones wait until the bucket has refilled."""
         if self._per_minute is None:
             return
-        self._full_at[caller] = max(self._full_at.get(caller, now), now) + 60.0 / self._per_minute
+        taken = count * 60.0 / self._per_minute
+        self._full_at[caller] = max(self._full_at.get(caller, now), now) + taken
         self._full_at.move_to_end(caller)
         while self._full_at and (
             len(self._full_at) > self._capacity or next(iter(self._full_at.values())) <= now

@@ -36,8 +36,8 @@ _MOST_VOTE = 3.0
 _FEW = 3
 """With fewer updates than this, one Byzantine client could set what is typical."""
 
-_FIRST_STEP = 0.02
-"""Until then, the longest step as a fraction of alpha's norm."""
+_FIRST_STEP, _FIRST_BOUND = 0.02, 0.3
+"""Until then, the longest step as a fraction of alpha's norm; the latter with `only_bounds`."""
 
 _GROWTH = 2.0
 """Upper bound of a recorded step length, as a multiple of the allowed length."""
@@ -122,6 +122,7 @@ class Defence:
             half of them, were outliers; None disables.
         max_influence: The largest share of the run's movement that one client may have, enforced
             after 2 / `max_influence` updates; None is no limit.
+        only_bounds: Whether steps are scaled, but clients neither judged nor recorded.
     """
 
     num_samples: int
@@ -129,6 +130,7 @@ class Defence:
     outliers: float | None = None
     quarantine: int | None = None
     max_influence: float | None = None
+    only_bounds: bool = False
 
     def __post_init__(self) -> None:
         """Refuse impossible options."""
@@ -154,7 +156,7 @@ class Defence:
         Returns:
             One verdict per contribution, in order, and the next memory.
         """
-        history = _History(memory, alpha.shape)
+        history = _History(memory, (0, 0) if self.only_bounds else alpha.shape)
         updates = [_Update.at(one, alpha, history) for one in contributions]
         # Two updates of one round cannot show which of them is too long; three can.
         usual = [
@@ -185,7 +187,8 @@ class Defence:
     ) -> _Verdict:
         score = self._score(update, history)
         outlier = self.outliers is not None and score < -self.outliers
-        first = _FIRST_STEP * float(np.linalg.norm(alpha))
+        share = _FIRST_BOUND if self.only_bounds else _FIRST_STEP
+        first = share * float(np.linalg.norm(alpha))
         longest = self._longest(update.client, history, usual, first)
         scale = 0.0 if outlier else 1.0 if update.norm <= longest else longest / update.norm
         moved = update.alpha
@@ -309,12 +312,20 @@ class _History:
 
     def agreement(self, evidence: NDArray[np.float64]) -> float | None:
         """Cosine of an update's evidence with the accumulated effects of the same tokens."""
+        if not self.votes.size:
+            return None
         effects = np.where(evidence != 0.0, self.votes / (self.seen + PRIOR), 0.0)
         length = float(np.linalg.norm(effects) * np.linalg.norm(evidence))
         return None if length < 1e-30 else float((effects * evidence).sum() / length)
 
     def add(self, update: _Update, verdict: _Verdict) -> None:
         admitted = verdict.admitted
+        # Zero steps are not recorded. Once most prompts of a step are equal, the typical step would
+        # otherwise be 0.
+        if update.norm:
+            self.steps.append(verdict.measure)
+        if not self.votes.size:
+            return
         touched = update.evidence != 0.0
         if touched.any():
             # Each update has one vote, independent of its scale.
@@ -336,10 +347,6 @@ class _History:
             float(old + new) for old, new in zip(self.entry(update.client), changes, strict=True)
         ]
         self.losses.append(update.mean_loss)
-        # Zero steps are not recorded. Once most prompts of a step are equal, the typical step would
-        # otherwise be 0.
-        if update.norm:
-            self.steps.append(verdict.measure)
         if update.size is not None:
             self.sizes.append(update.size)
         if update.agreement is not None:

@@ -101,6 +101,16 @@ class PolicyGradient(PlainAlgorithm, ABC):
         alpha, memory = self._optimizer().update(alpha, gradient, state.memory)
         return State(alpha=self.project(alpha), memory=memory)
 
+    def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
+        """Return the upper bound of an entry's change in local steps from `alpha`; may be infinite.
+
+        A projection at most doubles a change.
+        """
+        longest, largest = 0.0, float(alpha.max())
+        for _ in range(num_steps):
+            longest += 2.0 * self._optimizer().longest_step(largest + longest)
+        return longest
+
     @abstractmethod
     def project(self, alpha: ArrayLike) -> NDArray[np.float32]:
         """Return the nearest feasible `alpha`; a feasible one comes back bit for bit."""

@@ -22,6 +22,10 @@ class Optimizer(Protocol):
         """Return the next parameters and memory; an empty memory is the initial one."""
         ...
 
+    def longest_step(self, largest: float) -> float:
+        """Return the upper bound of a parameter's change; `largest` bounds the parameters."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD:
@@ -40,6 +44,10 @@ class SGD:
         if memory:
             raise ValueError("sgd has no memory")
         return params - self.learning_rate * gradient, memory
+
+    def longest_step(self, largest: float) -> float:
+        """Return infinity: a step is proportional to the gradient."""
+        return math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +89,14 @@ class AdamW:
         scale = np.sqrt(v) / math.sqrt(1.0 - beta2**t) + self.eps
         decayed = params * (1.0 - self.learning_rate * self.weight_decay)
         return decayed - step_size * m / scale, {"m": m, "v": v, "t": np.array(t, dtype=np.int64)}
+
+    def longest_step(self, largest: float) -> float:
+        """Return the bound of m / sqrt(v) by the Cauchy-Schwarz inequality, and of the decay."""
+        beta1, beta2 = self.betas
+        if beta1**2 >= beta2:
+            return math.inf
+        ratio = (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2))
+        return self.learning_rate * (max(ratio, 1.0) + self.weight_decay * largest)
 
 
 OPTIMIZERS = ("adamw", "sgd")

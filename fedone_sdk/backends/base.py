@@ -320,9 +320,14 @@ R = TypeVar("R")
 
 
 class PreparingBackend(LLMBackend, Generic[P]):
-    """Base of the adapters: each query is tokenised and truncated once."""
+    """Base of the adapters: each query is tokenised and truncated once.
+
+    Tokens are counted in one thread of the backend: texts of others must not hold up the event
+    loop.
+    """
 
     def __init__(self) -> None:
+        self._token_thread = ThreadPoolExecutor(1, thread_name_prefix="fedone-tokens")
         self._recent: OrderedDict[Query, P] = OrderedDict()
 
     @abstractmethod
@@ -344,11 +349,18 @@ class PreparingBackend(LLMBackend, Generic[P]):
         """Return the truncated form of each input that is too long."""
         return (await self._prepared(query)).shortened or (None,) * len(query.inputs)
 
+    async def aclose(self) -> None:
+        """Stop the thread after its pending queries."""
+        await asyncio.to_thread(self._token_thread.shutdown)
+
+    async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(threads, call)
+
 
 class LocalBackend(PreparingBackend[P]):
     """A language model in this process, at no cost in money.
 
-    Tokens are counted in a thread of their own, while the model computes.
+    The model computes in threads of its own.
 
     Attributes:
         max_length: Maximum tokens per input, special tokens and continuation included.
@@ -361,7 +373,6 @@ class LocalBackend(PreparingBackend[P]):
     def __init__(self, name: str, *, threads: int = 1) -> None:
         super().__init__()
         self._model_threads = ThreadPoolExecutor(threads, thread_name_prefix=f"fedone-{name}")
-        self._token_thread = ThreadPoolExecutor(1, thread_name_prefix=f"fedone-{name}-tokens")
 
     @abstractmethod
     def _plan(self, query: Query) -> P:
@@ -387,15 +398,12 @@ class LocalBackend(PreparingBackend[P]):
 
     async def aclose(self) -> None:
         """Stop the threads after their pending queries."""
-        for threads in (self._token_thread, self._model_threads):
-            await asyncio.to_thread(threads.shutdown)
+        await super().aclose()
+        await asyncio.to_thread(self._model_threads.shutdown)
 
     async def _prepare(self, query: Query) -> P:
         self.check_query(query)
         return await self._in(self._token_thread, lambda: self._plan(query))
-
-    async def _in(self, threads: ThreadPoolExecutor, call: Callable[[], R]) -> R:
-        return await asyncio.get_running_loop().run_in_executor(threads, call)
 
 
 def float32(value: float) -> float:

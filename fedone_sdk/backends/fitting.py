@@ -24,6 +24,9 @@ from fedone_sdk.backends.chat import (
 from fedone_sdk.errors import BackendError, LabelWordError, SpecError
 from fedone_sdk.task import Part, Rendered
 
+CHARS_PER_TOKEN = 16
+"""Mean number of characters per token that no text exceeds, but for long runs of one character."""
+
 
 class Cloze(NamedTuple):
     """Token ids of a masked model's input, the mask's place, and whether its fields are whole."""
@@ -155,7 +158,9 @@ class _Encoder:
         self, parts: Rendered, num_extra: int, mask_id: int | None = None
     ) -> tuple[list[int], bool]:
         """Return the token ids of a rendered input, truncated to max_length - `num_extra`."""
-        whole = True
+        given = parts
+        parts = cut_fields(parts, self._max_length * CHARS_PER_TOKEN)
+        whole = parts == given
         while True:
             borders = [
                 index for index, part in enumerate(parts) if part.kind in ("mask", "special")
@@ -357,6 +362,14 @@ def read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def cut_fields(parts: Rendered, most_chars: int) -> Rendered:
+    """Cut each field to `most_chars` characters, before it costs the time to tokenise it."""
+    return tuple(
+        part._replace(text=part.text[:most_chars]) if part.kind == "field" else part
+        for part in parts
+    )
+
+
 def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
     """Return the starts of each field's tokens, relative to the field; empty for other parts."""
     starts: list[list[int]] = []
@@ -374,8 +387,15 @@ def token_starts(parts: Sequence[Part], offsets: Sequence[tuple[int, int]]) -> l
 def shorten(parts: Sequence[Part], starts: Sequence[Sequence[int]], excess: int) -> Rendered:
     """Remove `excess` tokens from the ends of the fields, each from the longest field."""
     keep = [len(part_starts) for part_starts in starts]
-    for _ in range(min(excess, sum(keep))):
-        keep[keep.index(max(keep))] -= 1
+    excess = min(excess, sum(keep))
+    while excess:
+        most = max(keep)
+        longest = [index for index, kept in enumerate(keep) if kept == most][:excess]
+        below = max((kept for kept in keep if kept < most), default=0)
+        step = min(most - below, excess // len(longest))
+        for index in longest:
+            keep[index] -= step
+        excess -= step * len(longest)
     return tuple(
         part._replace(text=part.text[: part_starts[kept]]) if kept < len(part_starts) else part
         for part, part_starts, kept in zip(parts, starts, keep, strict=True)

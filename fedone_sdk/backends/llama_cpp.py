@@ -23,6 +23,9 @@ from fedone_sdk.task import Rendered
 _CONTEXT_LENGTH = 4096
 """Default context length in tokens, at most the model's training length."""
 
+_WORTH = 0.9
+"""Share of the time that a pass with more threads takes at most to be chosen."""
+
 _TEMPLATE = "tokenizer.chat_template"
 _ARCHITECTURE = "general.architecture"
 _FILE_TYPE = "general.file_type"
@@ -81,7 +84,7 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         self._exact = found.get(_FILE_TYPE) in _NOT_QUANTISED
         self.max_length = max_input_tokens or min(_CONTEXT_LENGTH, trained)
         self._settings = "" if max_input_tokens is None else f":context={max_input_tokens}"
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = threads
         self._multi_token_labels = multi_token_labels
         super().__init__("llama-cpp")
         self._loaded: tuple[LlamaEngine, GgufEncoder] | None = None
@@ -113,14 +116,30 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         with self._loading:
             if self._loaded is None:
                 _ = self.fingerprint  # Hashed in a thread, because it blocks.
-                engine = LlamaEngine(
-                    self._file,
-                    context_length=self.max_length,
-                    threads=self._threads,
-                    exact=self._exact,
-                )
+                engine = self._engine()
                 self._loaded = engine, GgufEncoder(engine, has_template=self._has_template)
             return self._loaded
+
+    def _engine(self) -> LlamaEngine:
+        """Return the loaded model, with the fewest threads that are about the fastest now.
+
+        Threads wait for each other in every layer: if other programs use the cores, few are faster.
+        """
+
+        def load(threads: int) -> LlamaEngine:
+            return LlamaEngine(
+                self._file, context_length=self.max_length, threads=threads, exact=self._exact
+            )
+
+        most = self._threads or (os.cpu_count() or 1)
+        if self._threads is not None or most == 1:
+            return load(most)
+        best, best_s = 1, load(1).pass_s()
+        for threads in sorted({most // 2, most} - {0, 1}):
+            engine = load(threads)
+            if (found_s := engine.pass_s()) < _WORTH * best_s:
+                best, best_s = threads, found_s
+        return engine if best == threads else load(best)
 
     def _check(self, label_words: Sequence[str], form: Rendered) -> None:
         _, encoder = self._model()

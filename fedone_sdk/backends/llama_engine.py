@@ -7,6 +7,7 @@ import math
 import os
 import secrets
 import struct
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Mapping, Sequence
@@ -26,6 +27,8 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _FIRST_PROBS = 256
 """Number of next tokens to request first. The engine needs about 10 microseconds per token, and
 label words are nearly always among these."""
+
+_TIMED_TOKENS = 32
 
 _SURELY = 1e6
 """A logit far above all others."""
@@ -109,6 +112,13 @@ class LlamaEngine:
         self.num_vocab = int(model["meta"]["n_vocab"])
         self._sampled = self.tokenise("a")[-1][0]
         self._bos = str(self._request("/props")["bos_token"])
+
+    def pass_s(self) -> float:
+        """Return the seconds of a pass over some tokens; the first pass of a model is not timed."""
+        for _ in range(2):
+            start = time.perf_counter()
+            self._shown([self._sampled] * min(_TIMED_TOKENS, self.context_length // 2), fresh=True)
+        return time.perf_counter() - start
 
     def next_log_probs(
         self, prompts: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import replace
@@ -21,6 +22,9 @@ from fedone_sdk.errors import BackendBlocked, BackendError, BudgetExhausted
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 
 _log = structlog.get_logger(__name__)
+
+_SMALL = 32 * 1024
+"""Characters up to which a key is computed on the event loop."""
 
 Watch = Callable[[LLMBackend, Query], AbstractContextManager[object]]
 """Returns a context manager that wraps one request."""
@@ -192,7 +196,9 @@ class ModelClient(Wrapper):
         if self.cache is None:
             return [b"%d" % place for place in range(len(query.inputs))]
         shortened = await self.inner.shortened(query)
-        return row_keys(self.fingerprint, query, shortened, apart=self.inner.apart)
+        work = partial(row_keys, self.fingerprint, query, shortened, apart=self.inner.apart)
+        size = sum(len(part.text) for parts in query.inputs for part in parts)
+        return work() if size < _SMALL else await asyncio.to_thread(work)
 
     def _parts(self, places: Sequence[int]) -> list[Sequence[int]]:
         most = self.inner.max_inputs or max(len(places), 1)

@@ -258,6 +258,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     async def _prepare(self, query: Query) -> _Prepared:
         counter = await self._loaded()
+        return await self._in(self._token_thread, lambda: self._counted(query, counter))
+
+    def _counted(self, query: Query, counter: TokenCounter) -> _Prepared:
         contents: list[Content] = []
         least: list[int] = []
         shortened: list[Content | None] = []

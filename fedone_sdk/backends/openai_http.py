@@ -203,7 +203,8 @@ class ServerBackend(PreparingBackend[P]):
         self._server = server
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections and stop the thread."""
+        await super().aclose()
         await self._server.aclose()
 
 

@@ -13,7 +13,13 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.backends.fitting import shorten, special_names, token_starts
+from fedone_sdk.backends.fitting import (
+    CHARS_PER_TOKEN,
+    cut_fields,
+    shorten,
+    special_names,
+    token_starts,
+)
 from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.task import Rendered
 
@@ -47,9 +53,12 @@ class TokenCounter(ABC):
 
     Attributes:
         exact: Whether the tokens are the model's; else their number is an upper bound.
+        chars_per_token: Maximal mean number of characters per token of a text, as `cut_fields`
+            takes it.
     """
 
     exact = True
+    chars_per_token = CHARS_PER_TOKEN
 
     @abstractmethod
     def spans(self, text: str) -> list[Span]:
@@ -78,7 +87,7 @@ class TokenCounter(ABC):
             The texts, and their number of tokens: the sum of each text's, tokenised once if nothing
             is truncated.
         """
-        fitted = list(texts)
+        fitted = [cut_fields(parts, max(most, 0) * self.chars_per_token) for parts in texts]
         while True:
             spans = [self.spans("".join(part.text for part in parts)) for parts in fitted]
             num_tokens = sum(map(len, spans))
@@ -101,6 +110,7 @@ class ByteCounter(TokenCounter):
     """Counts UTF-8 bytes, an upper bound for byte-level tokenisers such as OpenAI's."""
 
     exact = False
+    chars_per_token = 1
 
     def spans(self, text: str) -> list[Span]:
         """One span per byte: the span of its character."""

@@ -202,7 +202,9 @@ class VllmBackend(ServerBackend[_Request]):
 
     async def _cloze_request(self, encoder: ClozeEncoder, query: Query) -> _Request:
         labels = [ids[0] for ids in await self._labels(query.label_words, ())]
-        clozes = await asyncio.to_thread(lambda: [encoder.encode(parts) for parts in query.inputs])
+        clozes = await self._in(
+            self._token_thread, lambda: [encoder.encode(parts) for parts in query.inputs]
+        )
         ids = [cloze.ids for cloze in clozes]
 
         def read(answer: Any) -> _Found:
@@ -362,7 +364,7 @@ class VllmBackend(ServerBackend[_Request]):
         if self._tokenizer_file is None:
             found = list(await asyncio.gather(*map(self._with_tokenised, calls)))
         else:
-            found = await asyncio.to_thread(lambda: [call() for call in calls])
+            found = await self._in(self._token_thread, lambda: [call() for call in calls])
         return [ids for ids, _ in found], [None if whole else ids for ids, whole in found]
 
     async def _with_tokenised(self, call: Callable[[], R]) -> R:

@@ -67,6 +67,10 @@ def create(
         output.write_json(made)
     finally:  # no other response contains it
         output.facts({"token": made.token, **_token_facts(made)})
+    if uses is None:
+        typer.echo(
+            "warning: without --uses, whoever learns it enrols any number of devices", err=True
+        )
 
 
 @tokens.command("list", epilog="Example: fedone tokens list --server https://fedone.example")

@@ -31,7 +31,7 @@ from fedone_sdk.errors import ArgumentError, SpecError
 if TYPE_CHECKING:
     from fedone_sdk.local.draft import Draft
 
-_SAMPLES, _BATCH = 6, 16
+_SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
 """Rounds of a new run, as a multiple of those that its cap pays for."""
 
@@ -136,8 +136,6 @@ def init(
         files["dev"]: f"{plural(len(parts.dev), 'row')}, which only measure the prompt",
         files["public"]: f"{plural(len(parts.public), 'row')}, which become public as examples",
     }
-    if drafted.unchecked:
-        facts["not checked"] = drafted.unchecked
     output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
     output.facts(facts)
     for line in usable.notes:
@@ -214,7 +212,7 @@ async def _drafted(
     from pydantic import TypeAdapter
 
     from fedone_sdk.backends.build import build_backend
-    from fedone_sdk.local.draft import draft
+    from fedone_sdk.local.draft import FRAME_CHARS, draft
     from fedone_sdk.spec import BackendSpec
 
     spec = TypeAdapter[Any](BackendSpec).validate_python(backend)
@@ -224,7 +222,8 @@ async def _drafted(
         backend["multi_token_labels"] = True
     most = float(_LENGTHS[-1])
     if found.char_s:
-        most = _TUNE_S / found.char_s / (queries * _BATCH + 3 * len(parts.dev))
+        rows = queries * _BATCH + 3 * len(parts.dev)
+        most = _TUNE_S / found.char_s / rows - FRAME_CHARS
     return found, max(filter(lambda one: one <= most, _LENGTHS), default=_LENGTHS[0])
 
 

@@ -37,6 +37,9 @@ _TRACES_GO = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT
 """OpenTelemetry's variables for the destination of traces."""
 
 
+_NO_DEFENCE = "defence: is none, so that false updates of a few devices can decide the prompt"
+
+
 def serve(
     config_path: Annotated[
         Path | None, typer.Argument(metavar="CONFIG.yaml", help="The service.")
@@ -75,7 +78,10 @@ def serve(
             for run in runs:
                 dev = _dev_of(run)
                 measured = f"measured on {len(dev.rows)} rows" if dev.rows else "not measured"
-                typer.echo(f"{run.spec.name}: {measured}{dev.why and f': {dev.why}'}")
+                measured += dev.why and f": {dev.why}"
+                typer.echo(f"{run.spec.name}: {measured}; defence: {run.spec.defence.kind}")
+                if not run.spec.defence.judges:
+                    typer.echo(f"warning: {run.path}: {_NO_DEFENCE}", err=True)
         else:
             asyncio.run(_serve(config, folder, runs, errors))
 
@@ -211,6 +217,8 @@ async def _add_run(
         measure=dev.measure,
         proposer=proposer,
     )
+    if measured and not run.spec.defence.judges:
+        _log.warning("no defence", run_id=run.spec.name, reason=_NO_DEFENCE)
     if dev.rows:
         _log.info("prompts are measured", run_id=run.spec.name, rows=len(dev.rows))
     elif measured:

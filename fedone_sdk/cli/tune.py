@@ -237,8 +237,8 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         "evaluation queries": f"{evaluation.queries} (no prompt {evaluation.no_prompt}, "
         f"untrained {evaluation.before}, curve {evaluation.curve}, tuned {evaluation.after})",
         "proposals": f"{plan.proposals} at most" if plan.proposals else "",
-        "requests": f"about {expected.requests} ({plan.distinct_share:.0%} of prompts differ), "
-        f"{most.requests} at most",
+        "requests": f"about {expected.requests} ({plan.distinct_share:.0%} of the training's rows "
+        f"are new), {most.requests} at most",
         "prompt tokens": f"about {expected.prompt_tokens} ({plan.per_query.prompt_tokens} per "
         f"query), {most.prompt_tokens} at most",
         "completion tokens": f"about {expected.completion_tokens}, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +28,9 @@ from fedone_sdk.task import Example, ScoreFunction, TaskSpec, target_of
 from fedone_sdk.vocabulary import Vocabulary
 
 _log = structlog.get_logger(__name__)
+
+_MOST_TEXTS = 20_000
+"""Rows from which a vocabulary is built at most, evenly spaced; more would add seconds only."""
 
 Watcher = Callable[[ServedRun, Change | None], None]
 """Called with the run before it starts (no change yet), and with every change."""
@@ -104,8 +106,9 @@ class Federation:
             )
         if partition.reused_rows:
             _log.warning("clients share rows: too few for disjoint shards", rows=len(train))
-        # The vocabulary is built from the text that the clients hold.
+        # The vocabulary is built from the text that the clients hold, of many rows from a sample.
         held = sorted({row for shard in partition.shards for row in shard})
+        held = held[:: len(held) // _MOST_TEXTS + 1]
         texts = (str(train[row][name]) for row in held for name in task.fields)
         with _prefixed_errors("prompt" if spec.prompt.slots else "prompt.vocabulary"):
             vocabulary = spec.prompt.build(task, texts, base_dir)
@@ -198,12 +201,18 @@ async def simulate(
         raise SpecError("task.score: loss score needs Federation.score")
     if ":" in federation.spec.task.metric and federation.measure is None:
         raise SpecError(f"task.metric: {federation.spec.task.metric} needs Federation.measure")
-    token = secrets.token_urlsafe(32)
+    devices = Devices(
+        shards=federation.shards,
+        task=federation.spec.task,
+        score=federation.score,
+        state_dir=None if state_dir is None else Path(state_dir),
+        between=between,
+    )
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(
             backend=None if backend is None else _OneOwner(backend),
             store=store or MemoryStore(),
-            enrolment_tokens=[token],
+            enrolment_tokens=[devices.token],
         )
         await stack.enter_async_context(aggregator)
         known = await aggregator.service.registry.get_or_load(federation.spec.name)
@@ -218,14 +227,6 @@ async def simulate(
         if first is not None:
             await first(partial(aggregator.service.query_model, run))
 
-        devices = Devices(
-            shards=federation.shards,
-            token=token,
-            task=federation.spec.task,
-            score=federation.score,
-            state_dir=None if state_dir is None else Path(state_dir),
-            between=between,
-        )
         # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
         population = await stack.enter_async_context(Population(aggregator.service, devices))
         await population.enrol()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
 from typing import Literal
 
@@ -33,7 +35,7 @@ from fedone_sdk.local.federation import Federation
 from fedone_sdk.messages import Cap, Message
 from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.task import Example, TextPrompt, references_of
+from fedone_sdk.task import Example, TaskSpec, TextPrompt, references_of
 
 _ONE = Usage(queries=1, requests=1)
 """The usage of a query without further information."""
@@ -41,14 +43,20 @@ _ONE = Usage(queries=1, requests=1)
 _STEPS = 32
 """Steps whose prompts and mini-batches are drawn as the run draws them."""
 
+_MOST_STEPS = 1000
+"""Steps whose draws are compared with each other."""
+
 _QUOTED = 128
 """Queries whose tokens are counted: of the steps, and of each measurement."""
 
 _TIMED_S = 3.0
 """Seconds of queries to a local model that its speed is measured over."""
 
+_TIMED_ROWS = 4
+"""Rows of the longer one of two timed requests."""
+
 _SLOW_S = 1.0
-"""Seconds of one query from which on queries are timed one at a time."""
+"""Seconds of one request from which on requests are timed one at a time."""
 
 _ROUND_S = 0.03
 """Processor seconds of a round's messages and of the method, without the model, on one core: 0.026
@@ -97,10 +105,11 @@ class RunPlan(Message):
         rounds_affordable: Full rounds that the caps cover if each query costs what its lease
             reserves, at most T.
         rounds_expected: Full rounds that the caps are expected to cover, at most T.
-        distinct_share: Expected share of prompts without repetitions on one mini-batch.
+        distinct_share: Expected share of the training's (prompt, row) pairs that are asked for; the
+            others are repetitions.
         proposals: Calls of the proposer, at most.
         per_query: Expected usage of a training query.
-        expected: Expected usage of the whole run, with equal queries merged.
+        expected: Expected usage of the whole run, which asks for each (prompt, row) pair once.
         most: Upper bound of the whole run's usage: what leases reserve.
         smallest_cap: The smallest caps that cover one round and evaluation.
         duration: Estimated duration; null without a probe or a rate limit.
@@ -177,23 +186,26 @@ async def plan_run(
     spec, troubles = federation.spec, list[str]()
     adapter = backend.innermost if isinstance(backend, Wrapper) else backend
     federation = await _checked(federation, backend, adapter, troubles)
-    steps, share = _steps(federation, backend)
-
     per_round, training = queries_per_round(spec), training_queries(spec)
+    draws = _drawn(
+        federation, backend, math.ceil(training / spec.method.num_samples), apart=adapter.apart
+    )
+    # A request has one input or many.
+    requests = draws.new_rows if adapter.max_inputs == 1 else draws.new_queries
     # Races at the end use fewer prompts per round.
     rounds = math.ceil(training / per_round)
     adapts = spec.method.pools and spec.participation.exchange == "losses"
     planned = max(1, training // per_round) if adapts else spec.rounds
     evaluation = _evaluation(federation, rounds=rounds)
     points = rounds // spec.evaluation.every if spec.evaluation.every else 0
-    costs = await _costs(federation, backend, steps, points, troubles)
+    costs = await _costs(federation, backend, draws.steps, points, troubles)
     proposals = await _proposals(federation, proposer, rounds, troubles)
 
-    trained = (costs.query * math.ceil(training * share)).without_queries()
+    trained = _new(costs.query, training, requests, draws.new_rows)
     leased = (costs.leased * evaluation.queries).without_queries()
     round_most = costs.leased * per_round + _share(proposals.most, 1, proposals.every)
     round_expected = (
-        costs.query.without_queries() * math.ceil(per_round * share)
+        _new(costs.query, per_round, requests, draws.new_rows)
         + Usage(queries=per_round)
         + _share(proposals.each, 1, proposals.every)
     )
@@ -201,8 +213,16 @@ async def plan_run(
     duration = _by_limits(spec, trained + costs.measured)
     if adapter.local and probe:
         try:
+            size, dev = spec.method.batch_size, len(_distinct(spec.task, federation.dev))
+            dev_rows = 3 * dev + points * min(spec.evaluation.examples, dev)
             duration = await _timed(
-                federation, adapter, steps, trained, costs.measured, rounds, startup_s
+                federation,
+                adapter,
+                draws.steps,
+                training * draws.new_queries + dev_rows / size,
+                training * draws.new_rows * size + dev_rows,
+                rounds,
+                startup_s,
             )
         except BackendError as exc:
             troubles.append(f"backend: the probe failed: {exc}")
@@ -219,7 +239,7 @@ async def plan_run(
             round_expected, spec.rounds
         ),
         training_queries=training,
-        distinct_share=round(share, 4),
+        distinct_share=round(draws.new_rows, 4),
         evaluation=evaluation,
         proposals=proposals.calls,
         per_query=costs.query,
@@ -267,24 +287,63 @@ def _machine(federation: Federation) -> RoundMachine:
         raise SpecError(f"method: {exc}") from exc
 
 
-def _steps(federation: Federation, backend: LLMBackend) -> tuple[list[list[Query]], float]:
-    """Return the distinct queries of some steps from the untrained alpha, and their share.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draws:
+    """The run's draws from the untrained method.
 
-    The share falls during training: as alpha concentrates, more prompts are equal.
+    Attributes:
+        steps: The distinct queries of some steps.
+        new_queries: Expected share of the queries that have anything to ask.
+        new_rows: Expected share of the (prompt, row) pairs that were not asked before. It falls as
+            the method prefers few prompts.
     """
+
+    steps: list[list[Query]]
+    new_queries: float
+    new_rows: float
+
+
+def _drawn(federation: Federation, backend: LLMBackend, num_steps: int, *, apart: bool) -> _Draws:
     spec, vocabulary = federation.spec, federation.vocabulary
     algorithm, count = _machine(federation).method, spec.method.num_samples
-    state, steps = algorithm.init(), []
-    for number in range(_STEPS):
+    state = algorithm.init()
+    steps: list[list[Query]] = []
+    seen = set[object]()
+    pairs = new_pairs = new_queries = 0
+    num_steps = min(max(num_steps, _STEPS), _MOST_STEPS)
+    for number in range(num_steps):
         rng = stream(stream_seed(spec.seed, "plan", number))
         shard = federation.shards[int(rng.integers(len(federation.shards)))]
         rows = draw_minibatch(len(shard), spec.method.batch_size, int(rng.integers(1 << 53)))
         batch = [shard[row] for row in rows]
         drawn = algorithm.ask(state, rng, count).prompts.tolist()
         # Compared by text, because blank candidates give several draws the same text.
-        prompts = dict.fromkeys(prompt_of(spec.task, vocabulary, row) for row in drawn)
-        steps.append([_query(backend, federation, prompt, batch) for prompt in prompts])
-    return steps, sum(map(len, steps)) / (_STEPS * count)
+        prompts = [prompt_of(spec.task, vocabulary, row) for row in drawn]
+        if number < _STEPS:
+            distinct = dict.fromkeys(prompts)
+            steps.append([_query(backend, federation, prompt, batch) for prompt in distinct])
+        together = tuple(_texts(spec.task, row) for row in batch)
+        for prompt in prompts:
+            asked = {(prompt, row if apart else together) for row in together}
+            pairs += len(asked)
+            new_pairs += len(asked - seen)
+            new_queries += not asked <= seen
+            seen |= asked
+    return _Draws(
+        steps=steps, new_queries=new_queries / (num_steps * count), new_rows=new_pairs / pairs
+    )
+
+
+def _texts(task: TaskSpec, row: Example) -> tuple[object, ...]:
+    return (
+        *(row[name] for name in task.fields),
+        row.get(task.label_field) if task.generates else None,
+    )
+
+
+def _distinct(task: TaskSpec, rows: Sequence[Example]) -> Sequence[Example]:
+    """Return the rows that differ in what the model is asked."""
+    return list({_texts(task, row): row for row in rows}.values())
 
 
 def _query(
@@ -328,18 +387,16 @@ async def _costs(
     untrained = prompt_of(
         task, federation.vocabulary, map(int, method.prompt(method.init()).tolist())
     )
-    queries_of = partial(prediction_queries, backend, task)
+    quote = partial(_quoted_rows, backend, task, size=size)
     sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
     try:
-        dev = federation.dev
-        bare = queries_of(no_prompt(task, federation.vocabulary), dev, size)
-        whole = queries_of(untrained, dev, size)
-        point = queries_of(untrained, curve_examples(spec, dev), size)
-        measured = await _quoted(backend, bare) + await _quoted(backend, whole) * 2
-        measured += await _quoted(backend, point) * points
+        dev = _distinct(task, federation.dev)
+        measured = await quote(no_prompt(task, federation.vocabulary), dev)
+        measured += await quote(untrained, dev) * 2
+        measured += await quote(untrained, curve_examples(spec, dev)) * points
         return _Costs(
             leased=backend.worst_case(size, task.max_written),
-            query=_share(await _quoted(backend, sample), 1, len(sample)),
+            query=await _quoted(backend, sample, 1),
             measured=measured.without_queries(),
         )
     except BackendError:
@@ -350,10 +407,37 @@ async def _costs(
         return _Costs()
 
 
-async def _quoted(backend: LLMBackend, queries: Sequence[Query]) -> Usage:
-    picked = queries[:: math.ceil(len(queries) / _QUOTED) or 1]
-    total = sum([await backend.quote(query) for query in picked], NOTHING)
-    return _share(total, len(queries), len(picked)) if picked else NOTHING
+async def _quoted(backend: LLMBackend, queries: Sequence[Query], count: int) -> Usage:
+    """Return the quote of `count` queries, of which these are a sample."""
+    total = sum([await backend.quote(query) for query in queries], NOTHING)
+    return _share(total, count, len(queries)) if queries else NOTHING
+
+
+async def _quoted_rows(
+    backend: LLMBackend, task: TaskSpec, prompt: TextPrompt, rows: Sequence[Example], *, size: int
+) -> Usage:
+    """Return the quote of a prompt on all rows, from a sample of the mini-batches."""
+    starts = range(0, len(rows), size)
+    picked = starts[:: math.ceil(len(starts) / _QUOTED) or 1]
+    queries = [
+        query
+        for start in picked
+        for query in prediction_queries(backend, task, prompt, rows[start : start + size], size)
+    ]
+    return await _quoted(backend, queries, len(starts))
+
+
+def _new(query: Usage, count: int, requests: float, rows: float) -> Usage:
+    """Return the usage of some queries, given the shares of requests and rows that are new."""
+    most = (query * count).without_queries()
+    return most.model_copy(
+        update={
+            "requests": math.ceil(most.requests * requests),
+            "prompt_tokens": math.ceil(most.prompt_tokens * rows),
+            "completion_tokens": math.ceil(most.completion_tokens * rows),
+            "usd": most.usd * Decimal(rows),
+        }
+    )
 
 
 def _share(total: Usage, part: int, whole: int) -> Usage:
@@ -428,15 +512,17 @@ async def _timed(
     federation: Federation,
     backend: LLMBackend,
     steps: Sequence[Sequence[Query]],
-    training: Usage,
-    evaluation: Usage,
+    requests: float,
+    rows: float,
     rounds: int,
     startup_s: float,
 ) -> Duration:
-    """Return the duration at a local model's speed, from queries of the run's steps.
+    """Return the duration of some requests and rows at a local model's speed.
 
-    Time is proportional to tokens, or to queries if the model counts no tokens. A query with no
-    prompt comes first, so that one-time costs of the first pass count as the start.
+    The prompts of each step are timed on one row and on some rows, together as in the run: a
+    request costs a constant, such as a prefix that its rows share, and so much per row. Models that
+    are not asked row by row are timed by whole queries. A query with no prompt comes first, so that
+    one-time costs of the first pass count as the start.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -444,26 +530,33 @@ async def _timed(
     await backend.score(_query(backend, federation, bare, federation.shards[0][:1]))
     loaded = loop.time()
     startup_s += loaded - began
-    waiting = [query for step in steps for query in step]
-    size, queries, seconds, used = 1, 0, 0.0, NOTHING
-    while waiting and seconds < _TIMED_S:
-        asked, waiting = waiting[:size], waiting[size:]
+    most = len(steps[0][0].inputs)
+    sizes = (min(_TIMED_ROWS, most), 1) if backend.apart and most > 1 else (most,)
+    # The first query is timed alone, so that a slow model is timed by few.
+    waiting = deque([[steps[0][0].part(range(sizes[0]))]])
+    waiting += [[query.part(range(size)) for query in step] for step in steps for size in sizes]
+    timed = {size: (0, 0.0) for size in sizes}
+    while waiting and sum(seconds for _, seconds in timed.values()) < _TIMED_S:
+        asked = waiting.popleft()
         start = loop.time()
-        answers = await score_all(backend, asked)
-        took = loop.time() - start
-        queries, seconds = queries + len(asked), seconds + took
-        used = sum((answer.usage for answer in answers), used)
-        # One at a time if they are slow, so that a slow model is timed by one query.
-        size = 1 if took > _SLOW_S * len(asked) else len(steps[0])
-    per_token = seconds / max(_tokens(used), 1)
-    total = training + evaluation
+        await score_all(backend, asked)
+        took, size = loop.time() - start, len(asked[0].inputs)
+        count, seconds = timed[size]
+        timed[size] = count + len(asked), seconds + took
+        if took > _SLOW_S * len(asked):
+            waiting = deque([query] for queries in waiting for query in queries)
+    each = {size: seconds / count for size, (count, seconds) in timed.items() if count}
+    if len(each) > 1:
+        row_s = max(each[sizes[0]] - each[1], 0.0) / (sizes[0] - 1)
+    else:
+        row_s = each[sizes[0]] / sizes[0]
+    request_s = max(each[sizes[0]] - row_s * sizes[0], 0.0)
     round_s = _POOL_ROUND_S if federation.spec.method.pools else _ROUND_S
-    busy = per_token * _tokens(total) if _tokens(used) else seconds / queries * total.requests
     return Duration(
         basis="probe",
-        seconds=round(startup_s + busy + round_s * rounds, 1),
-        probe_queries=queries,
-        probe_s=round(seconds, 1),
+        seconds=round(startup_s + request_s * requests + row_s * rows + round_s * rounds, 1),
+        probe_queries=sum(count for count, _ in timed.values()),
+        probe_s=round(sum(seconds for _, seconds in timed.values()), 1),
     )
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
@@ -163,18 +162,11 @@ class RunSpec(Spec):
             return "task.bias: must be null under calibration labels, which finds one"
         if task.loss != "cross_entropy":
             return "task.loss: must be cross_entropy under calibration labels"
-        if len(task.labels) > MAX_LABELS:
-            return (
-                f"calibration: labels takes a task of at most {MAX_LABELS} labels, this one has "
-                f"{len(task.labels)}"
-            )
         if not self.method.pools:
             return (
                 f"calibration: labels needs a method that keeps a pool of prompts; "
                 f"{self.method.name} does not"
             )
-        if self.privacy is not None:
-            return "privacy: is not supported with calibration labels, which adds no noise"
         return None
 
     def _check_defence(self) -> None:
@@ -197,6 +189,24 @@ class RunSpec(Spec):
             raise ValueError(
                 "privacy.target: alpha needs participation.exchange alpha; losses works everywhere"
             )
+
+    def served(self) -> Self:
+        """Return the spec of a run that a server gives to devices: ``defence`` is ``standard``.
+
+        Raises:
+            SpecError: The spec does not support it, and does not set ``defence``.
+        """
+        if "defence" in self.model_fields_set:
+            return self
+        # The losses of long references are larger than the standard's limit.
+        unclipped = {"loss_clip": None} if self.task.loss == "nll" else {}
+        standard = DefenceSpec.model_validate({"kind": "standard", **unclipped})
+        spec = self.model_copy(update={"defence": standard})
+        try:
+            spec._check_defence()
+        except ValueError as exc:
+            raise SpecError(f"{exc}: standard is the default of a served run; set defence") from exc
+        return spec
 
     def is_same_run(self, other: RunSpec) -> bool:
         """Whether a stored run can continue with the other spec.

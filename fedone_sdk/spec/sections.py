@@ -46,8 +46,9 @@ class ParticipationSpec(Spec):
             ``examples`` (its code).
         min_clients: Enrolled clients that are required to start the first round.
         deadline_s: Seconds until a client without a message loses its seat.
-        trusted_clients: Whether usage reported by clients with their own model is trusted, so that
-            their unused lease is refunded.
+        own_models: Who pays for devices that query a model of their own: ``charged``, each update
+            costs its whole lease; ``trusted``, what the device reports. Null is ``charged`` without
+            a gateway, and refuses such devices where there is one.
         model: Fingerprint of the required model; a device with another one declines. Null is the
             gateway's; a run without a gateway must name it.
     """
@@ -58,7 +59,7 @@ class ParticipationSpec(Spec):
     aggregation: Literal["examples", "plain"] = "plain"
     min_clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     deadline_s: Annotated[float, Field(gt=0, le=86_400)] = 120.0
-    trusted_clients: bool = False
+    own_models: Literal["charged", "trusted"] | None = None
     model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
 
 
@@ -80,9 +81,9 @@ class CalibrationSpec(Spec):
 
     Attributes:
         kind: ``auto`` is ``labels`` if the run supports it, else ``none``. ``labels``: updates have
-            losses by class on a grid of label biases, at no further query, and the method fits a
-            bias for each prompt; it needs a method with a pool of prompts, a cross-entropy over a
-            few label words, and no privacy.
+            the derivatives of the losses over the label bias, at no further query, and the method
+            fits a bias for each prompt; it needs a method with a pool of prompts and a
+            cross-entropy over label words.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"
@@ -108,6 +109,9 @@ class DefenceSpec(Spec):
 
     trust_region: ClassVar[float] = 1.5
     """Maximum step of alpha, in medians of the run's last steps: honest steps hardly exceed it."""
+
+    widest_region: ClassVar[float] = 10.0
+    """The same without a defence, for methods whose steps are not bounded otherwise (SGD)."""
 
     quarantine: ClassVar[int] = 2
     """A client gets no more work if at least this many of its updates, and more than half of them,

@@ -425,7 +425,7 @@ def test_serve_check(
         assert out == (
             "config.yaml: would serve 1 run at 127.0.0.1:8080; "
             f"would create the tables in {store}\n"
-            "tiny: measured on 16 rows\n"
+            "tiny: measured on 16 rows; defence: standard\n"
         )
     else:
         assert (code, out) == (2, "")
@@ -440,8 +440,16 @@ def test_serve_check_reports_what_is_measured(fedone: Fedone, configured: Path) 
     (configured / "run.yaml").write_text(RUN.replace("dev.jsonl", "gone.jsonl"))
     code, out, err = fedone("serve", "config.yaml", "--check")
     assert (code, len(err.splitlines())) == (0, 1)
-    line = "tiny: not measured: data.dev: there is no file gone.jsonl"
+    line = "tiny: not measured: data.dev: there is no file gone.jsonl; defence: standard"
     assert out.splitlines()[1:] == [line]
+
+
+def test_serve_check_warns_of_a_run_without_a_defence(fedone: Fedone, configured: Path) -> None:
+    (configured / "run.yaml").write_text(f"{RUN}\ndefence: none\n")
+    code, out, err = fedone("serve", "config.yaml", "--check")
+    assert code == 0
+    assert out.splitlines()[1].endswith("; defence: none")
+    assert err.startswith("warning: run.yaml: defence: is none")
 
 
 def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: Path) -> None:

@@ -88,7 +88,7 @@ class Scenario:
                 },
                 "participation": {
                     "exchange": self.exchange,
-                    "trusted_clients": True,
+                    "own_models": "trusted",
                     "model": "scripted",
                 },
                 "privacy": None if self.noise is None else privacy,

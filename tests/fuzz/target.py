@@ -30,7 +30,12 @@ _COMMON = {
     "rounds": ROUNDS,
     "evaluation": {"every": 0},
 }
-_PART = {"deadline_s": 86_400, "min_clients": 3, "model": "scripted"}
+_PART = {
+    "deadline_s": 86_400,
+    "min_clients": 3,
+    "model": "scripted",
+    "own_models": "charged",
+}
 _METHOD = {"name": "gs-bdpl", "num_samples": 4, "batch_size": 2, "optimizer": "sgd"}
 
 RUNS: tuple[dict[str, Any], ...] = (
@@ -38,7 +43,7 @@ RUNS: tuple[dict[str, Any], ...] = (
         **_COMMON,
         "name": "losses",
         "method": _METHOD,
-        "participation": {**_PART, "exchange": "losses", "trusted_clients": True},
+        "participation": {**_PART, "exchange": "losses", "own_models": "trusted"},
         "budget": {"queries": 10_000},
     },
     {

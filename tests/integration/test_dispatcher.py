@@ -683,7 +683,7 @@ class TestEvaluation:
         backend = ScriptedBackend(gate=lambda query: gate.wait())
         dev = [{"text": f"dev {number}", "label": number % 2} for number in range(4)]
         async with serving(MemoryStore(), backend=backend) as (service,):
-            run = await service.add_run(spec_of(), WORDS, dev=dev)
+            run = await service.add_run(spec_of(own_models="charged"), WORDS, dev=dev)
             (client,) = await enrol(service)
             await until(lambda: run.state.metric.before is not None)
             per_measurement = len(backend.asked) // 2  # of no prompt, and of the first one

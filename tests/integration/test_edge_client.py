@@ -305,7 +305,7 @@ class TestOwnBackend:
     @pytest.mark.parametrize("exchange", ["alpha", "losses"])
     async def test_the_server_needs_no_model(self, exchange: str) -> None:
         own = ScriptedBackend()
-        spec = spec_of(exchange, participation={"trusted_clients": True})
+        spec = spec_of(exchange, participation={"own_models": "trusted"})
         async with (
             serving(spec, gateway=False) as service,
             client_of(service, backend=own) as client,
@@ -321,7 +321,8 @@ class TestOwnBackend:
     async def test_abandoned_work_costs_what_it_may_have_sent(self, gateway: bool) -> None:
         """Whether the server has a model, too, makes no difference."""
         own = ScriptedBackend(lambda inputs, words: None)
-        spec = spec_of().model_copy(update={"budget": Budget(queries=8)})
+        spec = spec_of(participation={"own_models": "charged"})
+        spec = spec.model_copy(update={"budget": Budget(queries=8)})
         async with (
             serving(spec, gateway=gateway) as service,
             client_of(service, backend=own) as client,
@@ -334,7 +335,7 @@ class TestOwnBackend:
     async def test_the_server_s_model_is_not_paid_for(self) -> None:
         """A trusted device reports the cost of its own model."""
         own, other = ScriptedBackend(), ScriptedBackend()
-        spec = spec_of(participation={"trusted_clients": True})
+        spec = spec_of(participation={"own_models": "trusted"})
         async with (
             serving(spec, backend=other) as service,
             client_of(service, backend=own) as client,
@@ -372,7 +373,7 @@ class TestOwnBackend:
                 raise BackendError("the key is wrong")
 
         own = ScriptedBackend(gate=gate)
-        spec = spec_of(participation={"trusted_clients": True})
+        spec = spec_of(participation={"own_models": "trusted"})
         async with serving(spec, gateway=False) as service:
             async with client_of(service, backend=own) as client:
                 assert (await client.run_once()).outcome == "declined"

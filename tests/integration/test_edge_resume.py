@@ -36,7 +36,7 @@ def spec_of(exchange: str, *, rounds: int = 1, local_steps: int = 1) -> RunSpec:
     return run_spec(
         prompt={**PROMPT, "length": 4},
         method=few,
-        participation={"exchange": exchange, "trusted_clients": True},
+        participation={"exchange": exchange, "own_models": "trusted"},
         rounds=rounds,
     )
 

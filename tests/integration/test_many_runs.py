@@ -35,7 +35,7 @@ def written(**changes: Any) -> RunSpec:
             "task": {"template": "{instruction}{text}", "labels": {0: " no", 1: " yes"}},
             "prompt": {"slots": slots, "proposer": proposer},
             "method": {"name": "random", "num_samples": 2, "batch_size": 2},
-            "participation": {"exchange": "losses"},
+            "participation": {"exchange": "losses", "own_models": "charged"},
             "evaluation": {"every": 0},
             "calibration": "none",
             **changes,

@@ -43,7 +43,7 @@ def federation_of(
             "learning_rate": 0.1,
             "local_steps": local_steps,
         },
-        participation={"exchange": "alpha", "trusted_clients": True, **participation},
+        participation={"exchange": "alpha", "own_models": "trusted", **participation},
         rounds=rounds,
     )
     shards = tuple(

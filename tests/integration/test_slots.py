@@ -32,8 +32,11 @@ SLOTS = [
 ]
 
 
-def spec_of(method: str = "gs-bdpl", exchange: str = "alpha", **more: Any) -> RunSpec:
+def spec_of(
+    method: str = "gs-bdpl", exchange: str = "alpha", own_models: str | None = None, **more: Any
+) -> RunSpec:
     prompt = more.pop("prompt", {"slots": SLOTS})
+    participation = {"min_clients": 4, "exchange": exchange, "own_models": own_models}
     document = {
         "name": "slots",
         "task": {
@@ -42,7 +45,7 @@ def spec_of(method: str = "gs-bdpl", exchange: str = "alpha", **more: Any) -> Ru
         },
         "prompt": prompt,
         "method": {"name": method, "num_samples": 6, "batch_size": 2},
-        "participation": {"min_clients": 4, "exchange": exchange},
+        "participation": participation,
         "rounds": 6,
         **more,
     }
@@ -135,7 +138,7 @@ async def served(
 
 @pytest.mark.parametrize("exchange", ["alpha", "losses"])
 async def test_a_device_with_its_own_model_fetches_the_slots(exchange: str) -> None:
-    spec = spec_of("gs-bdpl", exchange)
+    spec = spec_of("gs-bdpl", exchange, own_models="charged")
     by_gateway, _ = await served(spec)
     by_itself, _ = await served(spec, own=ScriptedBackend)
     assert by_gateway.result.alpha_sha256 == by_itself.result.alpha_sha256
@@ -161,7 +164,7 @@ async def test_proposed_candidates_are_tried() -> None:
         "slots": SLOTS,
         "proposer": {"backend": {"kind": "onnx"}, "slot": "instruction", "every": 2},
     }
-    spec = spec_of("thompson", "losses", prompt=prompt, rounds=30)
+    spec = spec_of("thompson", "losses", "charged", prompt=prompt, rounds=30)
     models: list[ScriptedBackend] = []
 
     def own() -> LLMBackend:

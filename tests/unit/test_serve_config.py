@@ -33,21 +33,23 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+GUESSED = ["auth.enrolment_tokens.0", "auth.admin_token"]
+
+
 @pytest.mark.parametrize(
     ("listen", "more", "warned"),
     [
-        ("0.0.0.0:80", "", ["auth.enrolment_tokens.0", "auth.admin_token"]),
-        ("fedone.example:80", "", ["auth.enrolment_tokens.0", "auth.admin_token"]),
+        ("0.0.0.0:80", "", [*GUESSED, "auth.enrolment_tokens.1"]),
+        ("fedone.example:80", "", [*GUESSED, "auth.enrolment_tokens.1"]),
         ("127.0.0.1:80", "", []),
         ("[::1]:80", "", []),
-        ("0.0.0.0:80", "tls: {certificate: c.pem, key: k.pem}", []),
+        ("0.0.0.0:80", "tls: {certificate: c.pem, key: k.pem}", ["auth.enrolment_tokens.1"]),
     ],
 )
-def test_tokens_that_can_be_guessed(
-    tmp_path: Path, listen: str, more: str, warned: list[str]
-) -> None:
+def test_weak_tokens(tmp_path: Path, listen: str, more: str, warned: list[str]) -> None:
     strong = "oPq4-zK81vTtX0aLw9Yc"
-    tokens = f"enrolment_tokens: [enrol-me, {strong}], admin_token: {'ab' * 20}"
+    tokens = f"enrolment_tokens: [{{token: enrol-me, uses: 9}}, {strong}]"
+    tokens += f", admin_token: {'ab' * 20}"
     path = tmp_path / "config.yaml"
     path.write_text(f"listen: '{listen}'\nauth: {{{tokens}}}\nbackend: null\n{more}\n")
     found = ServeConfig.load(path).warnings

@@ -18,6 +18,8 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import PROTOCOL_HEADER, check_protocol
 from fedone_sdk.spec import Spec
 
+_BYTES_PER_REQUEST = 64 * 1024
+
 
 def _network(text: str) -> str:
     try:
@@ -39,7 +41,9 @@ class Limits(Spec):
     Attributes:
         requests_per_minute_per_ip: Requests per address (for IPv6, per /64), except those of known
             clients: many devices may share an address.
-        requests_per_minute_per_client: Requests per enrolled client.
+        requests_per_minute_per_client: Requests per enrolled client. A body counts as one more for
+            each 64 KiB.
+        enrolments_per_minute_per_ip: Enrolments per address, with a valid token.
         failures_per_minute_per_ip: Failed authentications per address. Above the limit, only known
             clients are served.
         trusted_proxies: Addresses and networks of proxies whose ``X-Forwarded-For`` is used.
@@ -49,7 +53,8 @@ class Limits(Spec):
     """
 
     requests_per_minute_per_ip: PerMinute | None = 1200.0
-    requests_per_minute_per_client: PerMinute | None = 6000.0
+    requests_per_minute_per_client: PerMinute | None = 1200.0
+    enrolments_per_minute_per_ip: PerMinute | None = 60.0
     failures_per_minute_per_ip: PerMinute | None = 30.0
     trusted_proxies: tuple[Network, ...] = ()
     keepalive_s: Annotated[float, Field(ge=1, le=3600)] = 75.0
@@ -59,6 +64,7 @@ class Limits(Spec):
 NO_LIMITS = Limits(
     requests_per_minute_per_ip=None,
     requests_per_minute_per_client=None,
+    enrolments_per_minute_per_ip=None,
     failures_per_minute_per_ip=None,
 )
 """No rate limits: for tests and for aggregators in a private network."""
@@ -72,6 +78,7 @@ class Limiter:
         self._proxies = [ip_network(network) for network in limits.trusted_proxies]
         self._by_address = Bucket(limits.requests_per_minute_per_ip)
         self._by_client = Bucket(limits.requests_per_minute_per_client)
+        self._enrolments = Bucket(limits.enrolments_per_minute_per_ip)
         self._failures = Bucket(limits.failures_per_minute_per_ip)
 
     def address(self, request: web.Request) -> str:
@@ -107,6 +114,16 @@ class Limiter:
         now = self._now()
         self._by_client.check(index, now)
         self._by_client.take(index, now)
+
+    def body(self, index: int, num_bytes: int) -> None:
+        """Count a client's body, whose parsing costs time in proportion to its size."""
+        self._by_client.take(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
+
+    def enrolment(self, address: str) -> None:
+        """Count an enrolment, or refuse it (``rate_limited``)."""
+        now = self._now()
+        self._enrolments.check(address, now)
+        self._enrolments.take(address, now)
 
     def failed(self, address: str) -> None:
         """Count a failed authentication; one above the limit does not extend the wait."""

@@ -84,6 +84,7 @@ def _run_again(machine: RoundMachine, state: RunState, now: float) -> RunState:
         summary=None,
         ended_at=None,
         lost=0,
+        strikes={},
         paused=False,
         seats=_with_new_deadlines(machine, state, now),
         model=machine.required_model or state.model,

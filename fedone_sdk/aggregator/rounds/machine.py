@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedone_sdk.aggregator.rounds.curves import Curves, as_class_losses, best_losses
+from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.privacy import Releases
 from fedone_sdk.aggregator.rounds.state import Result, RunState, Seat
 from fedone_sdk.algorithms import (
@@ -25,10 +25,11 @@ from fedone_sdk.algorithms import (
     stream_seed,
 )
 from fedone_sdk.algorithms.defence import Defence
+from fedone_sdk.algorithms.gradient import PolicyGradient
 from fedone_sdk.algorithms.method import clip_losses
 from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
-from fedone_sdk.calibration import bias_grid
+from fedone_sdk.calibration import num_groups
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     MAX_ELEMENTS,
@@ -53,6 +54,12 @@ _STRIDE = 1 << 32
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_MOST_STDS = 10.0
+"""Standard deviations of noise that no honest update exceeds."""
+
+_ROUNDING = 1.001
+"""Tolerance for float32."""
 
 _SLOW_SIZE = 1 << 16
 """Size of alpha up to which a check, a projection and a write take a few milliseconds."""
@@ -90,10 +97,17 @@ class RoundMachine:
     """Renewals of an assignment: a device that never ends holds a seat for 11 deadlines."""
 
     MAX_LOST: ClassVar = 50
-    """Lost assignments in a row after which the run ends as failed.
+    """Lost assignments in a row after which the run ends as failed, once no waiting client is left
+    that has not lost one in this round.
 
     Each may cost its lease: a run whose model never answers ends before its caps do.
     """
+
+    MAX_STRIKES: ClassVar = 3
+    """Losses of a client, less its updates, from which it is set aside: for one deadline, and twice
+    as long with each further loss, up to a day."""
+
+    LONGEST_ASIDE_S: ClassVar = 86_400.0
 
     def __init__(
         self,
@@ -122,10 +136,9 @@ class RoundMachine:
         self.gateway_model = gateway_model
         self.shape = spec.prompt.length, vocab_size
         self.losses_exchange = spec.participation.exchange == "losses"
-        # The grid of label biases for which clients report losses; None without calibration.
-        self.biases = (
-            bias_grid(len(spec.task.labels)) if spec.calibration.kind == "labels" else None
-        )
+        self.calibrates = spec.calibration.kind == "labels"
+        self.num_labels = len(spec.task.labels) if self.calibrates else 1
+        self.num_groups = num_groups(self.num_labels, private=spec.privacy is not None)
         sizes = {
             "alpha": math.prod(self.shape),
             "an assignment": spec.method.num_samples * spec.prompt.length,
@@ -133,9 +146,8 @@ class RoundMachine:
             * spec.method.batch_size
             * max(len(spec.task.labels), 1),
         }
-        points = 1 if self.biases is None else len(self.biases) * len(spec.task.labels)
         if self.losses_exchange:
-            sizes["an update"] = spec.method.num_samples * points
+            sizes["an update"] = spec.method.num_samples * self.num_groups * (2 + self.num_labels)
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
                 raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
@@ -146,7 +158,8 @@ class RoundMachine:
             blank=blank,
             space=Space.of(layout, vocab_size) if layout else None,
             seed=spec.seed,
-            biases=self.biases,
+            num_labels=self.num_labels,
+            num_groups=self.num_groups,
             asks=self.planned_asks if self.losses_exchange else None,
             start=start,
         )
@@ -315,6 +328,11 @@ class RoundMachine:
         uniform = self.spec.participation.selection == "uniform"
         return self.spec.participation.clients_per_round if uniform else 1
 
+    def admits(self, *, own_model: bool) -> bool:
+        """Whether a client may work with a model of its own, if it has one."""
+        no_gateway = self.gateway_model is None
+        return not own_model or no_gateway or self.spec.participation.own_models is not None
+
     @property
     def required_model(self) -> str | None:
         """Fingerprint of the model that must score; None if the first device decides.
@@ -404,17 +422,23 @@ class RoundMachine:
         step = position + state.rollbacks * _STRIDE
         return stream_seed(self.spec.seed, purpose, state.round, client, step)
 
+    def longest_step(self, alpha: NDArray[np.float32], num_steps: int) -> float:
+        """Return how much a client can change an entry of alpha (alpha exchange)."""
+        if not isinstance(self.method, PolicyGradient):
+            return math.inf
+        privacy = self.spec.privacy
+        noise = 0.0
+        if privacy is not None and privacy.target == "alpha":
+            noise = privacy.clip * (1.0 + _MOST_STDS * privacy.noise_multiplier)
+        return self.method.longest_step(alpha, num_steps) * _ROUNDING + noise
+
     def as_losses(
-        self, losses: Sequence[float], curves: Curves | None
+        self, candidates: Candidates, losses: Sequence[float], by_class: ByClass | None
     ) -> NDArray[np.float64] | ClassLosses:
         """Return losses as the input of the method's `tell` (losses exchange)."""
-        return self.clipped(losses) if curves is None else as_class_losses(curves, self.loss_clip)
-
-    def compared_losses(self, seat: Seat) -> list[NDArray[np.float64]]:
-        """Return the losses that a finished seat's prompts are compared by, per step, unclipped."""
-        if seat.curves:
-            return [best_losses(curves) for curves in seat.curves]
-        return [np.array(losses, dtype=np.float64) for losses in seat.losses]
+        if by_class is None or candidates.biases is None:
+            return self.clipped(losses)
+        return by_class.class_losses(candidates.biases, self.loss_clip, groups=self.num_groups)
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
         """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""
@@ -432,16 +456,20 @@ class RoundMachine:
 
 
 def _defence_of(spec: RunSpec, method: Algorithm) -> Defence | None:
-    """Return the defence of a run; None if every update is aggregated unchanged."""
+    """Return the defence of a run; None if a step of its method is bounded by itself."""
     wanted = spec.defence
-    if not wanted.judges:
+    if wanted.judges:
+        return Defence(
+            num_samples=spec.method.num_samples,
+            # Methods with a pool derive alpha from the pool, so a step cannot be scaled.
+            trust_region=None if method.shares_memory else wanted.trust_region,
+            outliers=wanted.outliers,
+            quarantine=wanted.quarantine,
+        )
+    if not isinstance(method, PolicyGradient) or method.optimizer != "sgd":
         return None
     return Defence(
-        num_samples=spec.method.num_samples,
-        # Methods with a pool derive alpha from the pool, so a step cannot be scaled.
-        trust_region=None if method.shares_memory else wanted.trust_region,
-        outliers=wanted.outliers,
-        quarantine=wanted.quarantine,
+        num_samples=spec.method.num_samples, trust_region=wanted.widest_region, only_bounds=True
     )
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fedone_sdk.aggregator.rounds.closing import close_seat
 from fedone_sdk.aggregator.rounds.lifecycle import end_early
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.privacy import count_releases, may_take_seat
 from fedone_sdk.aggregator.rounds.spending import release
-from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, Result, RunState, Seat
+from fedone_sdk.aggregator.rounds.state import MOST_UNFIT, Result, RunState, Seat, Strikes
 from fedone_sdk.algorithms import Memory, State, select, stream
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment, Renewal, Step
 from fedone_sdk.messages.array import prompts_to_wire, to_wire
+
+T = TypeVar("T")
 
 # Draws
 
@@ -38,6 +40,9 @@ def fill(
         return Result(state=state)
     if machine.is_exhausted(state):
         return end_early(machine, state, "budget_exhausted", _no_answer_reason(state), now)
+    if _is_failing(machine, state, available, now):
+        short, full = state.last_lost
+        return end_early(machine, state, "failed", full, now, summary=short)
     if last := _last_unfit(machine, state):
         why = "no client fits"
         return end_early(machine, state, "failed", f"{why}; last: {last}", now, summary=why)
@@ -48,12 +53,13 @@ def fill(
         )
         return end_early(machine, state, "stopped", reason, now)
     # Filters only when needed: thousands of clients may be available.
-    if state.quarantined or state.unfit or machine.releases is not None:
+    if state.quarantined or state.unfit or state.strikes or machine.releases is not None:
         available = {
             client: held
             for client, held in available.items()
             if client not in state.quarantined
             and client not in state.unfit
+            and not state.is_aside(client, now)
             and may_take_seat(machine.releases, state.releases, client)
         }
     return Result(state=_drawn(machine, state, available, now))
@@ -64,6 +70,15 @@ def _no_answer_reason(state: RunState) -> str | None:
     if state.round or not state.lost or any(seat.step for seat in state.seats):
         return None
     return f"no backend answered: {state.lost} assignments failed"
+
+
+def _is_failing(
+    machine: RoundMachine, state: RunState, available: Mapping[int, int], now: float
+) -> bool:
+    """Whether too many assignments in a row were lost, with all waiting clients tried."""
+    if state.lost <= machine.MAX_LOST or not available:
+        return False
+    return all(client in state.passed or state.is_aside(client, now) for client in available)
 
 
 def _last_unfit(machine: RoundMachine, state: RunState) -> str | None:
@@ -193,10 +208,12 @@ def assignment(
         "vocabulary_version": len(state.proposed),
     }
     if machine.losses_exchange:
-        prompts = machine.candidates(state, seat).prompts
+        candidates = machine.candidates(state, seat)
+        biases = candidates.biases
         return LossesAssignment(
             **common,
-            prompts=prompts_to_wire(prompts, machine.vocab_size),
+            prompts=prompts_to_wire(candidates.prompts, machine.vocab_size),
+            biases=None if biases is None else to_wire(biases),
             minibatch_seed=machine.seed(state, seat, "minibatch", seat.step),
         )
     return AlphaAssignment(
@@ -276,16 +293,22 @@ def vacate(
     An unfit client gets no other seat of the run. It declines before it queries a model, so this
     costs nothing and does not count towards `RoundMachine.MAX_LOST`.
     """
-    was_working = seat.phase == "working" and not unfit
-    seat, result = release(machine, state, seat, reason, reported, said=said, unasked=unfit)
+    was_working, renewals = seat.phase == "working" and not unfit, seat.renewals
+    seat, result = release(machine, state, seat, reason, reported, said=said)
     state = renew_offers(machine, result.state, seat.client, now)
-    state = replace(state, lost=state.lost + was_working, passed=state.passed | {seat.client})
+    strikes = state.strikes.get(seat.client, Strikes())
+    strikes = strikes._replace(recent=strikes.recent + 1 + renewals)
+    short = f"last: {reason}"
+    full = short if said is None else f"{short}: {said}"
+    state = replace(
+        state,
+        lost=state.lost + was_working,
+        last_lost=(short, full) if was_working else state.last_lost,
+        strikes=_newest({**state.strikes, seat.client: strikes}),
+        passed=state.passed | {seat.client},
+    )
     if unfit:
         state = _without_unfit(state, seat, said or reason)
-    if state.lost > machine.MAX_LOST:
-        short = f"last: {reason}"
-        full = short if said is None else f"{short}: {said}"
-        return result.then(end_early(machine, state, "failed", full, now, summary=short))
     if seat.step:
         # Earlier local steps are paid for: the seat closes with their result.
         return result.then(close_seat(machine, state, replace(seat, phase="done"), now))
@@ -295,12 +318,43 @@ def vacate(
 def _without_unfit(state: RunState, seat: Seat, reason: str) -> RunState:
     """Record an unfit client and remove its other offered seats."""
     others = {client: why for client, why in state.unfit.items() if client != seat.client}
-    newest = list(others.items())[-(MOST_UNFIT - 1) :]
     for other in state.seats:
         started = other.step or other.phase != "offered" or other.slot == seat.slot
         if other.client == seat.client and not started:
             state = state.without_seat(other)
-    return replace(state, unfit={**dict(newest), seat.client: reason})
+    return replace(state, unfit=_newest({**others, seat.client: reason}))
+
+
+def _newest(clients: Mapping[int, T]) -> dict[int, T]:
+    return dict(list(clients.items())[-MOST_UNFIT:])
+
+
+def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
+    """Count a client's update for it, and the losses since the last one against the others.
+
+    The update shows that the model answers, so the others lost their work by themselves.
+    """
+    strikes, log = {}, []
+    for other, known in state.strikes.items():
+        if other == client:
+            found = Strikes(proven=known.proven - 1)
+        elif known.recent:
+            count = known.recent + known.proven
+            found = Strikes(proven=count, until=now + _pause_s(machine, count))
+        else:
+            found = known
+        if found.proven > 0:
+            strikes[other] = found
+        if found.until > max(known.until, now):
+            log.append(("aside", {"client": other, "losses": found.proven, "until": found.until}))
+    return Result(state=replace(state, lost=0, strikes=strikes), log=tuple(log))
+
+
+def _pause_s(machine: RoundMachine, count: int) -> float:
+    if count < machine.MAX_STRIKES:
+        return 0.0
+    doublings = min(count - machine.MAX_STRIKES, 32)
+    return min(machine.spec.participation.deadline_s * 2.0**doublings, machine.LONGEST_ASIDE_S)
 
 
 def clear_unfit(machine: RoundMachine, state: RunState, now: float, *, client: int) -> Result[None]:

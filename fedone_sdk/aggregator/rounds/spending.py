@@ -24,20 +24,12 @@ def release(
     reported: Usage | None,
     *,
     said: str | None = None,
-    unasked: bool = False,
 ) -> tuple[Seat, Result[None]]:
-    """End the open assignment of a seat, if any, without an update and settle its lease.
-
-    `unasked` means that the client reports that it queried no model. Then only usage that the
-    server has seen is charged.
-    """
+    """End the open assignment of a seat, if any, without an update and settle its lease."""
     if seat.phase != "working" or seat.assignment_id is None:
         return seat, Result(state=state)
     closed = Closed(assignment_id=seat.assignment_id, client=seat.client, reason=reason, said=said)
-    if unasked and reported == NOTHING:
-        spent = seat.used + seat.max_pending
-    else:
-        spent = lease_cost(machine, state, seat, reported)
+    spent = lease_cost(machine, state, seat, reported, answered=False)
     state = replace(state, account=state.account.settle(seat.assignment_id, spent))
     seat = replace(
         seat,
@@ -56,21 +48,28 @@ def through_gateway(machine: RoundMachine, seat: Seat) -> bool:
     return machine.gateway_model is not None and not seat.own_model
 
 
-def lease_cost(machine: RoundMachine, state: RunState, seat: Seat, reported: Usage | None) -> Usage:
-    """Return the cost of a seat's open lease.
+def lease_cost(
+    machine: RoundMachine, state: RunState, seat: Seat, reported: Usage | None, *, answered: bool
+) -> Usage:
+    """Return the cost of a seat's open lease, which ends with an update if `answered`.
 
     Gateway calls are metered by the server; pending calls count with their upper bound. For a
-    client with its own model the whole lease is charged, or its report if the run trusts clients.
+    client with its own model, an update costs the whole lease, or its report if the run trusts
+    it. A decline costs its report: it gives no losses, so a low report gains nothing. Without a
+    report the client may have queried its model: the whole lease is charged, unless the caps are on
+    the gateway's model.
     """
     lease = state.account.leases[seat.assignment_id or ""]
     seen = seat.used + seat.max_pending
-    if through_gateway(machine, seat):
-        return seen
-    if not machine.spec.participation.trusted_clients or reported is None:
-        return lease
-    # With a gateway the caps are in its prices, so a report may not exceed the lease.
     has_gateway = machine.gateway_model is not None
-    most = lease if has_gateway else reported.model_copy(update={"queries": lease.queries})
+    trusted = machine.spec.participation.own_models == "trusted"
+    if through_gateway(machine, seat) or (has_gateway and reported is None):
+        return seen
+    if reported is None or (answered and not trusted):
+        return lease
+    # With a gateway the caps are in its prices.
+    bounded = has_gateway or not trusted
+    most = lease if bounded else reported.model_copy(update={"queries": lease.queries})
     return (reported - reported.beyond(most)).at_least(seen)
 
 
@@ -89,20 +88,8 @@ def reserve_call(
     Repetitions of a request have its `call` id, and its queries count once. `attempt` is unique and
     names the replica. `worst` comes on top of earlier reservations of the attempt.
     """
-    seat = working(state, assignment_id)
-    if not state.running:
-        # Without the reason: a provider's text may quote another device's input.
-        raise ProblemError(
-            "run_conflict", f"the run is {'paused' if state.paused else state.status}"
-        )
-    lease = state.account.leases[assignment_id]
-    # A repeated request costs money again, but is not a new query.
-    queries = 0 if call in seat.calls else worst.queries
-    if seat.used.queries + queries > lease.queries:
-        left = lease.queries - seat.used.queries
-        raise ProblemError(
-            "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
-        )
+    seat, lease = working(state, assignment_id), state.account.leases[assignment_id]
+    queries = new_queries(state, assignment_id, call, worst.queries)
     sent = seat.sent.get(attempt, NOTHING) + worst.without_queries()
     seat = replace(
         seat,
@@ -117,6 +104,29 @@ def reserve_call(
     except BudgetExhausted as exc:
         raise ProblemError("lease_exhausted", str(exc)) from exc
     return Result(state=replace(state.with_seat(seat), account=account))
+
+
+def new_queries(
+    state: RunState, assignment_id: str, call: str, queries: int, pending: int = 0
+) -> int:
+    """Return how many queries of a gateway call are new, or refuse them.
+
+    A repeated request costs money again, but is no new query. `pending` queries of other calls are
+    admitted, but not reserved yet.
+    """
+    seat = working(state, assignment_id)
+    if not state.running:
+        # Without the reason: a provider's text may quote another device's input.
+        raise ProblemError(
+            "run_conflict", f"the run is {'paused' if state.paused else state.status}"
+        )
+    queries = 0 if call in seat.calls else queries
+    left = state.account.leases[assignment_id].queries - seat.used.queries - pending
+    if queries > left:
+        raise ProblemError(
+            "lease_exhausted", f"{queries} queries requested, {left} left under the lease"
+        )
+    return queries
 
 
 def settle_call(

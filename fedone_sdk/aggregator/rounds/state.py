@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
-from fedone_sdk.aggregator.rounds.curves import Curves
+from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Budget, Usage
 from fedone_sdk.errors import ProblemError
@@ -19,7 +19,7 @@ R = TypeVar("R")
 _NOTHING: Any = None
 
 MOST_UNFIT = 1000
-"""Maximal number of unfit clients in a state, which is written with every event."""
+"""Maximal number of unfit clients, and of clients with strikes, in a state: it is often written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Seat:
         queries: Queries settled in earlier steps of the seat.
         local: The client's method state; None if it equals the round's.
         losses: Losses per local step.
-        curves: Losses by class and label bias per local step, in runs with label calibration.
+        by_class: Losses by class per local step, in runs with label calibration.
     """
 
     slot: int
@@ -57,7 +57,7 @@ class Seat:
     queries: int = 0
     local: State | None = None
     losses: tuple[tuple[float, ...], ...] = ()
-    curves: tuple[Curves, ...] = ()
+    by_class: tuple[ByClass, ...] = ()
     weight: int = 1
     mean_loss: float = 0.0
     renewals: int = 0
@@ -66,6 +66,21 @@ class Seat:
     def max_pending(self) -> Usage:
         """Upper bound on the cost of pending gateway calls, without queries."""
         return sum(self.sent.values(), NOTHING)
+
+
+class Strikes(NamedTuple):
+    """What a client cost the run more often than it gave.
+
+    Attributes:
+        recent: Seats that it lost since the run's last update, renewals included. The model may be
+            at fault, as long as no other client gets an answer.
+        proven: Earlier such losses, less its updates.
+        until: Until when it is set aside, seconds since the epoch.
+    """
+
+    recent: int = 0
+    proven: int = 0
+    until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +94,8 @@ class RunState:
         round: Number of rounds done, and index of the current round.
         account: Caps, spending and leases of training, and of evaluation except for its queries.
         lost: Assignments without a result since the last accepted update.
+        last_lost: Why the last one was lost, for viewers and for operators.
+        strikes: Losses of clients, by enrolment index.
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
         releases: Number of noised releases per client, by enrolment index.
@@ -100,6 +117,8 @@ class RunState:
     seats: tuple[Seat, ...] = ()
     passed: frozenset[int] = frozenset()
     lost: int = 0
+    last_lost: tuple[str, str] = ("", "")
+    strikes: Mapping[int, Strikes] = field(default_factory=dict)
     fills: int = 0
     rollbacks: int = 0
     quarantined: frozenset[int] = frozenset()
@@ -155,6 +174,10 @@ class RunState:
     def next_deadline(self) -> float | None:
         """The earliest deadline of a seat, seconds since the epoch."""
         return min((seat.due for seat in self.timed_seats), default=None)
+
+    def is_aside(self, client: int, now: float) -> bool:
+        """Whether a client is set aside for its strikes."""
+        return client in self.strikes and self.strikes[client].until > now
 
     def is_answered(self, seat: Seat) -> bool:
         """Whether all queries of a seat's lease are answered: only the update is missing."""
@@ -309,6 +332,8 @@ def encode_document(state: RunState) -> dict[str, Any]:
         "seats": [_seat(seat) for seat in state.seats],
         "passed": sorted(state.passed),
         "lost": state.lost,
+        "last_lost": state.last_lost,
+        "strikes": [[client, *strikes] for client, strikes in state.strikes.items()],
         "fills": state.fills,
         "rollbacks": state.rollbacks,
         "quarantined": sorted(state.quarantined),
@@ -351,6 +376,8 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
                 "defence": _below(_DEFENCE, loaded),
                 "models": tuple(document["models"]),
                 "unfit": dict(document["unfit"]),
+                "last_lost": tuple(document["last_lost"]),
+                "strikes": {client: Strikes(*rest) for client, *rest in document["strikes"]},
                 "metric": MetricReport.model_validate(document["metric"]),
                 "verdict": _load_verdict(document["verdict"]),
                 "proposed": _load_candidates(document["proposed"]),
@@ -412,7 +439,7 @@ def _seat(seat: Seat) -> dict[str, Any]:
         "calls": sorted(seat.calls),
         "sent": {attempt: worst.exact() for attempt, worst in seat.sent.items()},
         "used": seat.used.exact(),
-        "curves": [curves.dump() for curves in seat.curves],
+        "by_class": [one.dump() for one in seat.by_class],
     }
 
 
@@ -426,7 +453,7 @@ def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
             },
             "used": Usage.model_validate(document["used"]),
             "losses": tuple(tuple(losses) for losses in document["losses"]),
-            "curves": tuple(Curves.load(curves) for curves in document["curves"]),
+            "by_class": tuple(map(ByClass.load, document["by_class"])),
             "local": local,
         }
     )

@@ -7,10 +7,10 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.closing import close_seat
-from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
-from fedone_sdk.aggregator.rounds.seats import renew_offers, vacate
+from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
 from fedone_sdk.aggregator.rounds.state import Closed, Result, RunState, Seat
 from fedone_sdk.algorithms import State
@@ -18,6 +18,9 @@ from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MIN_SCORED_SHARE, AlphaUpdate, LossesUpdate, Receipt
 from fedone_sdk.messages.array import from_wire
+
+_MAX_ALPHA = 1e6
+"""Upper bound of an entry of alpha in a message, as of a loss."""
 
 
 def accept(
@@ -33,23 +36,25 @@ def accept(
     seat = working(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
-        lost = vacate(machine, state, seat, other, update.usage, now)
+        why = "the device scores with another model"
+        lost = vacate(machine, state, seat, why, update.usage, now, said=other)
         refused: Result[Receipt] = lost.replying(cast(Receipt, None))
         return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
     told = _step_result(machine, state, seat, update)
-    spent = lease_cost(machine, state, seat, update.usage)
+    spent = lease_cost(machine, state, seat, update.usage, answered=True)
     lease = state.account.leases[assignment_id]
     if through_gateway(machine, seat) and spent.queries < lease.queries:
-        # The client used a model on its device after all.
+        if not machine.admits(own_model=True):
+            raise ProblemError(
+                "invalid_message",
+                f"losses: the gateway answered {spent.queries} of {lease.queries} queries, and the "
+                "run refuses models on devices (participation.own_models)",
+            )
         spent = lease
-    state = replace(
-        state,
-        account=state.account.settle(assignment_id, spent),
-        model=update.model,
-        lost=0,
-    )
-    state = renew_offers(machine, state, seat.client, now)
+    state = replace(state, account=state.account.settle(assignment_id, spent), model=update.model)
+    counted = count_update(machine, state, seat.client, now)
+    state = renew_offers(machine, counted.state, seat.client, now)
     receipt = Receipt(assignment_id=assignment_id, round=state.round, body_sha256=body_sha256)
     closed = Closed(
         assignment_id=assignment_id, client=seat.client, reason="accepted", receipt=receipt
@@ -62,7 +67,7 @@ def accept(
         step=steps_done,
         local=told.local,
         losses=seat.losses + told.losses,
-        curves=seat.curves + told.curves,
+        by_class=seat.by_class + told.by_class,
         queries=seat.queries + spent.queries,
         weight=update.num_examples,
         mean_loss=seat.mean_loss + (told.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
@@ -73,9 +78,11 @@ def accept(
     if machine.losses_exchange and steps_done < machine.spec.method.local_steps:
         # The next local step is a new assignment for the same client.
         seat = replace(seat, phase="offered", due=now + machine.CLAIM_TIMEOUT_S)
-        return Result(state=state.with_seat(seat), closed=(closed,), reply=receipt)
-    accepted = Result(state=state, closed=(closed,), reply=receipt)
-    return accepted.then(close_seat(machine, state, seat, now)).replying(receipt)
+        later: Result[None] = Result(state=state.with_seat(seat))
+    else:
+        later = close_seat(machine, state, seat, now)
+    accepted: Result[None] = counted.then(Result(state=state, closed=(closed,)))
+    return accepted.then(later).replying(receipt)
 
 
 def _check_scored(update: AlphaUpdate | LossesUpdate) -> None:
@@ -99,7 +106,7 @@ class _StepResult(NamedTuple):
     local: State
     mean_loss: float
     losses: tuple[tuple[float, ...], ...] = ()
-    curves: tuple[Curves, ...] = ()
+    by_class: tuple[ByClass, ...] = ()
 
 
 def _step_result(
@@ -118,47 +125,50 @@ def _step_result(
                 "invalid_message",
                 f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
             )
-        curves = _curves(machine, update)
+        by_class = _by_class(machine, update)
+        candidates = machine.candidates(state, seat)
         return _StepResult(
             local=machine.method.tell(
                 seat.local or state.method,
-                machine.candidates(state, seat),
-                machine.as_losses(update.losses, curves),
+                candidates,
+                machine.as_losses(candidates, update.losses, by_class),
             ),
             mean_loss=float(np.mean(machine.clipped(update.losses))),
             losses=(update.losses,),
-            curves=() if curves is None else (curves,),
+            by_class=() if by_class is None else (by_class,),
         )
     if isinstance(update, AlphaUpdate) and not machine.losses_exchange:
-        return _StepResult(local=_local(machine, update), mean_loss=update.mean_loss)
+        local = _local(machine, state, seat, update)
+        return _StepResult(local=local, mean_loss=update.mean_loss)
     raise ProblemError(
         "invalid_message",
         f"exchange: is {update.exchange!r}, the run's is {machine.spec.participation.exchange!r}",
     )
 
 
-def _curves(machine: RoundMachine, update: LossesUpdate) -> Curves | None:
-    if machine.biases is None:
-        if update.by_class is not None or update.class_counts:
-            raise ProblemError("invalid_message", "by_class: this run does not calibrate by labels")
-        return None
+def _by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
+    given = update.by_class is not None or bool(update.class_counts)
+    if given != machine.calibrates:
+        does = "calibrates" if machine.calibrates else "does not calibrate"
+        raise ProblemError("invalid_message", f"by_class: this run {does} by labels")
     if update.by_class is None:
-        raise ProblemError("invalid_message", "by_class: this run calibrates by labels")
-    curves = Curves(update.by_class, update.class_counts)
-    if sum(curves.counts) != update.scored.scored:
+        return None
+    labels = machine.num_labels
+    if len(update.class_counts) != labels:
+        number = len(update.class_counts)
         raise ProblemError(
-            "invalid_message",
-            f"class_counts: add up to {sum(curves.counts)}, scored is {update.scored.scored}",
+            "invalid_message", f"class_counts: {number} were sent for {labels} labels"
         )
+    by_class = ByClass(update.by_class, update.class_counts, update.scored.scored)
+    private = machine.spec.privacy is not None
     try:
-        check_curves(curves, update.losses, machine.biases)
-        check_possible(curves, machine.biases)
+        by_class.check(update.losses, groups=machine.num_groups, private=private)
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from exc
-    return curves
+    return by_class
 
 
-def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
+def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:
     array = update.alpha
     if array.dtype != "float32" or array.shape != machine.shape:
         raise ProblemError(
@@ -169,6 +179,17 @@ def _local(machine: RoundMachine, update: AlphaUpdate) -> State:
     alpha = from_wire(array)
     if not (alpha >= 0).all() or not alpha.any(axis=1).all():
         raise ProblemError("invalid_message", "alpha: must be positive")
+    if alpha.max() > _MAX_ALPHA:
+        raise ProblemError("invalid_message", f"alpha: an entry is above {_MAX_ALPHA:g}")
     if not np.array_equal(machine.method.project(alpha), alpha):
         raise ProblemError("invalid_message", "alpha: is outside what the method allows")
+    before = state.method.alpha
+    step = float(np.abs(alpha.astype(np.float64) - before).max())
+    longest = machine.longest_step(before, seat.num_steps)
+    if step > longest:
+        raise ProblemError(
+            "invalid_message",
+            f"alpha: an entry moved by {step:g}, {seat.num_steps} local steps move it by at most "
+            f"{longest:g}",
+        )
     return State(alpha=alpha)

@@ -157,6 +157,8 @@ async def authorize(request: web.Request, route: Route) -> None:
     access = service.access
     if route.access == "enrolment":
         await access.check_token(token)
+        limiter = request.app[LIMITER]
+        limiter.enrolment(limiter.address(request))
     elif route.access in ROLES:
         context.person = access.authority.check(token, route.access)
     elif route.access == "member":
@@ -212,6 +214,8 @@ async def message_of(request: web.Request, validate: Callable[[Any], T]) -> tupl
     limit = None if route is None else route.max_body
     if request.content_type == JSON:
         context.upload = len(await body_of(request, max_bytes=limit))
+        if context.client is not None:
+            request.app[LIMITER].body(context.client.index, context.upload)
     found = await read(request, validate, max_bytes=limit)
     if context.client is not None:
         await request.app[SERVICE].access.check_active(context.client)

@@ -16,6 +16,7 @@ from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     UPDATE,
     AlphaAssignment,
+    Array,
     Assignment,
     Claim,
     Decline,
@@ -68,6 +69,7 @@ async def update(request: web.Request) -> web.Response:
     """Send an update. The same body again gets the same receipt."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
+    await service.work.check_known(client, assignment_id)
     message, body = await message_of(request, UPDATE.validate_python)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     return answer(await service.work.update(client, assignment_id, message, body_sha256))
@@ -87,8 +89,11 @@ async def renew(request: web.Request) -> web.Response:
 async def _assigned(work: AlphaAssignment | LossesAssignment) -> web.Response:
     """Return an assignment; large ones are encoded in a thread."""
     alpha = work.alpha if isinstance(work, AlphaAssignment) else work.prompts
-    size = 8 * math.prod(alpha.shape)
-    return await in_thread_if_large(size, answer, work)
+    return await in_thread_if_large(_size(alpha), answer, work)
+
+
+def _size(array: Array | None) -> int:
+    return 0 if array is None else 8 * math.prod(array.shape)
 
 
 async def decline(request: web.Request) -> web.Response:
@@ -103,10 +108,12 @@ async def decline(request: web.Request) -> web.Response:
 async def score(request: web.Request) -> web.Response:
     """Score prompts with the server's model, under the lease of the device's assignment."""
     service, client = request.app[SERVICE], client_of(request)
+    await service.work.check_busy(client)
     message, body = await message_of(request, Score.model_validate)
     CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
-    return answer(await service.work.score(client, message, body_sha256))
+    scores = await service.work.score(client, message, body_sha256)
+    return await in_thread_if_large(_size(scores.log_probs), answer, scores)
 
 
 async def task(request: web.Request) -> web.Response:
@@ -140,7 +147,7 @@ DEVICE_ROUTES = tagged(
         request=Claim,
         answers={200: Assignment, 204: None},
         headers={204: {"Retry-After": _RETRY_AFTER}},
-        problems=("not_found", "model_mismatch", "run_ended", "backend_unavailable"),
+        problems=("forbidden", "not_found", "model_mismatch", "run_ended", "backend_unavailable"),
     ),
     Route(
         "POST /v1/assignments/{assignment_id}/update",

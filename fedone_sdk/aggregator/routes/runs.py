@@ -53,7 +53,7 @@ async def add_run(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     document, _ = await message_of(request, _JSON.validate_python)
     try:
-        spec = validate_spec(RunSpec, document, source="run")
+        spec = validate_spec(RunSpec, document, source="run").served()
         if spec.data is not None:
             raise SpecError("data: clients bring their own; leave it out", source="run")
         for key, source in spec.prompt.sources:

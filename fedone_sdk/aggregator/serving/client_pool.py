@@ -142,8 +142,8 @@ class ClientPool:
             if one.member.until > now and one.may(run_id)
         ]
 
-    def remove_unfit(self, run_id: str, clients: Iterable[int]) -> None:
-        """Remove unfit clients from the places of a run."""
+    def remove_places(self, run_id: str, clients: Iterable[int]) -> None:
+        """Remove the places of clients that get no seat of a run."""
         places = self._places.get(run_id)
         if places:
             for client in places.keys() & set(clients):
@@ -156,7 +156,7 @@ class ClientPool:
         run_id: str | None,
         patterns: Sequence[str] | None,
         now: float,
-        unfit_runs: Container[str] = (),
+        closed_runs: Container[str] = (),
     ) -> Member | RetryLater | None:
         """Add a client to the pool, or turn it away.
 
@@ -172,7 +172,7 @@ class ClientPool:
         )
         waiting = _Waiting(member, patterns)
         known = self._members.get(client)
-        may = [r for r in self._places if waiting.may(r) and r not in unfit_runs]
+        may = [r for r in self._places if waiting.may(r) and r not in closed_runs]
         if known is None:
             returned = self._away.pop(client, None) is not None
             has_worked = client in self._just_worked
@@ -206,11 +206,11 @@ class ClientPool:
             self._places[run_id][client] = waiting.member.num_examples
 
     def add(
-        self, member: Member, patterns: Sequence[str] | None, unfit_runs: Container[str] = ()
+        self, member: Member, patterns: Sequence[str] | None, closed_runs: Container[str] = ()
     ) -> None:
         """Add a member that the store or another replica reported."""
         waiting = _Waiting(member, patterns)
-        may = [r for r in self._places if waiting.may(r) and r not in unfit_runs]
+        may = [r for r in self._places if waiting.may(r) and r not in closed_runs]
         self._add_to_runs(waiting, may)
 
     def remove(self, clients: Iterable[int]) -> None:

@@ -123,7 +123,8 @@ class Dispatcher:
         A client's new claim ends its previous one.
 
         Raises:
-            ProblemError: ``run_ended`` if all runs have ended.
+            ProblemError: ``run_ended`` if all runs have ended; ``forbidden`` if none admits the
+                client's own model.
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
@@ -135,6 +136,7 @@ class Dispatcher:
                 poll.changed.clear()
                 eligible = runs()
                 _check_open(eligible, others)
+                eligible = _admitting(eligible, message)
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
                 assignment = await self._claim_offer(client.index, message)
@@ -181,7 +183,7 @@ class Dispatcher:
             message.run_id,
             client.runs,
             self._clock.now(),
-            self._unfit_runs(client.index),
+            self._closed_runs(client.index, own_model=message.own_model),
         )
         if isinstance(entered, RetryLater):
             return entered
@@ -262,6 +264,8 @@ class Dispatcher:
     ) -> AlphaAssignment | LossesAssignment | None:
         await run.model_checked.wait()
         await run.catch_up()
+        if not run.machine.admits(own_model=message.own_model):
+            return None
         seat = run.state.seat_of(client)
         if seat is None and not run.machine.needs_seating(run.state):
             self._offers.remove(run.run_id, [client])
@@ -289,8 +293,10 @@ class Dispatcher:
             for seat in other.state.seats
             if seat.phase == "working"
         }
-        self.pool.remove_unfit(run.run_id, run.state.unfit)
-        waiting = self.pool.waiting(run.run_id, self._clock.now())
+        state, now = run.state, self._clock.now()
+        aside = [client for client in state.strikes if state.is_aside(client, now)]
+        self.pool.remove_places(run.run_id, [*state.unfit, *aside])
+        waiting = self.pool.waiting(run.run_id, now)
         if not busy:
             return waiting
         return {client: held for client, held in waiting.items() if client not in busy}
@@ -311,12 +317,20 @@ class Dispatcher:
             else (),
         )
 
-    def _unfit_runs(self, client: int) -> frozenset[str]:
-        return frozenset(run_id for run_id, run in self._runs.items() if client in run.state.unfit)
+    def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
+        """Return the runs that give a client no seat now."""
+        now = self._clock.now()
+        return frozenset(
+            run_id
+            for run_id, run in self._runs.items()
+            if client in run.state.unfit
+            or run.state.is_aside(client, now)
+            or not run.machine.admits(own_model=own_model)
+        )
 
     def add_member(self, member: Member, client: ClientRecord) -> None:
         """Add a waiting client that the store or another replica reported."""
-        self.pool.add(member, client.runs, self._unfit_runs(client.index))
+        self.pool.add(member, client.runs, self._closed_runs(client.index))
 
     def extend_membership(self, member: Member) -> Member:
         """Return a member with a new expiry, for use after downtime of all replicas."""
@@ -427,6 +441,17 @@ class Dispatcher:
         """Answer all polls at once, now and in the future."""
         self._draining = True
         self.wake()
+
+
+def _admitting(runs: Sequence[ServedRun], message: Claim) -> Sequence[ServedRun]:
+    found = [run for run in runs if run.machine.admits(own_model=message.own_model)]
+    if runs and not found:
+        raise ProblemError(
+            "forbidden",
+            "the run scores with the server's model and refuses models on devices "
+            "(participation.own_models); claim without own_model",
+        )
+    return found
 
 
 def _check_open(runs: Sequence[ServedRun], others: Callable[[], Sequence[StoredRun]]) -> None:

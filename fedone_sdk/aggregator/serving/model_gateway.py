@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from fedone_sdk.aggregator.rounds.spending import reserve_call, settle_call
+from fedone_sdk.aggregator.rounds.spending import new_queries, reserve_call, settle_call
 from fedone_sdk.aggregator.rounds.state import Seat
+from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget, Reservations
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
@@ -44,6 +48,7 @@ _UNEXPECTED = (DataError, MissingExtraError)
 class ModelGateway:
     """Scores prompts for clients, with a reservation before and a settlement after each call.
 
+    The lease admits a call before its texts are rendered and counted, which happens in threads.
     A repeated request is answered from memory and its queries count once. After a restart it goes
     to the backend again, within the same lease.
     """
@@ -54,6 +59,8 @@ class ModelGateway:
         self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = {}
         self._run_ids: dict[str, ServedRun] = {}
         self._pending: dict[asyncio.Task[Scores], ServedRun] = {}
+        # Assignment -> new queries of calls that are admitted, but not reserved yet.
+        self._quoting: Counter[str] = Counter()
         self._bugs = BugCounter("the model's backend")
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
@@ -70,12 +77,10 @@ class ModelGateway:
         task = calls.get(body_sha256)
         # No await from here to the task: the same request sent twice at once is one call.
         if task is None or _failed(task):
-            rows = self._prompts(run, seat, message)
-            self._check(run, message)
             self._calls[message.assignment_id] = calls
             self._run_ids[message.assignment_id] = run
             task = calls[body_sha256] = asyncio.create_task(
-                self._query_model(run, str(seat.client), message, rows, body_sha256),
+                self._query_model(run, seat, message, body_sha256),
                 name=f"gateway {message.assignment_id}",
             )
             self._pending[task] = run
@@ -116,6 +121,18 @@ class ModelGateway:
         if _failed(task) and calls.get(call) is task:
             del calls[call]
 
+    @contextmanager
+    def _admitted(self, run: ServedRun, work: str, call: str, num_queries: int) -> Iterator[None]:
+        """Context of the work for a call until its reservation, if the lease admits it."""
+        new = new_queries(run.state, work, call, num_queries, self._quoting[work])
+        self._quoting[work] += new
+        try:
+            yield
+        finally:
+            self._quoting[work] -= new
+            if not self._quoting[work]:
+                del self._quoting[work]
+
     async def _on_bug(self, run: ServedRun, bug: Exception) -> ProblemError:
         """Return the refusal of a call that failed with a bug in the backend."""
         if not await self._bugs.add(run, bug):
@@ -123,12 +140,12 @@ class ModelGateway:
         return ProblemError("run_conflict", "the run is paused")
 
     @staticmethod
-    def _prompts(run: ServedRun, seat: Seat, message: Score) -> list[list[int]]:
+    def _num_queries(run: ServedRun, seat: Seat, message: Score) -> int:
+        """Check the shape of a request's prompts; return their number."""
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
                 raise ProblemError("invalid_message", "prompts: are required in this exchange")
-            drawn: list[list[int]] = run.machine.candidates(run.state, seat).prompts.tolist()
-            return drawn
+            return seat.num_samples
         array, length = message.prompts, run.spec.prompt.length
         is_integer = not array.dtype.startswith("float")
         if not is_integer or len(array.shape) != 2 or array.shape[1] != length:
@@ -141,15 +158,39 @@ class ModelGateway:
             raise ProblemError(
                 "lease_exhausted", f"{array.shape[0]} queries requested, the lease has {leased}"
             )
-        prompts = from_wire(array)
-        if not prompts.size:
+        if not array.shape[0]:
             raise ProblemError("invalid_message", "prompts: are empty")
-        rows: list[list[int]] = prompts.tolist()
-        if not are_prompts(rows, run.vocabulary.layout(length)):
+        return array.shape[0]
+
+    @staticmethod
+    async def _prompts(run: ServedRun, seat: Seat, array: Array | None) -> list[list[int]]:
+        if array is None:
+            drawn: list[list[int]] = run.machine.candidates(run.state, seat).prompts.tolist()
+            return drawn
+        rows: list[list[int]] = from_wire(array).tolist()
+        layout = run.vocabulary.layout(run.spec.prompt.length)
+        if not await in_thread_if_large(8 * math.prod(array.shape), are_prompts, rows, layout):
             raise ProblemError(
                 "invalid_message", "prompts: an index is not one of its position's candidates"
             )
         return rows
+
+    def _queries(
+        self, run: ServedRun, seat: Seat, message: Score, rows: Sequence[Sequence[int]]
+    ) -> list[Query]:
+        return [
+            replace(
+                query_for(
+                    run.spec.task,
+                    run.shown(row),
+                    message.examples,
+                    backend=self.backend,
+                    references=message.references,
+                ),
+                scope=(run.run_id, str(seat.client)),
+            )
+            for row in rows
+        ]
 
     @staticmethod
     def _check(run: ServedRun, message: Score) -> None:
@@ -174,9 +215,7 @@ class ModelGateway:
                 f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}",
             )
 
-    async def _query_model(
-        self, run: ServedRun, client_id: str, message: Score, rows: list[list[int]], call: str
-    ) -> Scores:
+    async def _query_model(self, run: ServedRun, seat: Seat, message: Score, call: str) -> Scores:
         assignment_id, attempts = message.assignment_id, Reservations(self._replica)
 
         async def reserve_more(worst: Usage) -> None:
@@ -199,21 +238,27 @@ class ModelGateway:
 
         call_budget = CallBudget(run.run_id, NOTHING, reserve_more)
         try:
-            queries = [
-                replace(
-                    query_for(
-                        run.spec.task,
-                        run.shown(row),
-                        message.examples,
-                        backend=self.backend,
-                        references=message.references,
-                    ),
-                    scope=(run.run_id, client_id),
+            num_queries = self._num_queries(run, seat, message)
+            self._check(run, message)
+            try:
+                with self._admitted(run, assignment_id, call, num_queries):
+                    rows = await self._prompts(run, seat, message.prompts)
+                    size = _rendered_size(run, message) * num_queries
+                    queries = await in_thread_if_large(
+                        size, self._queries, run, seat, message, rows
+                    )
+                    quotes = [await self.backend.quote(query) for query in queries]
+                    worst = sum((quote.without_queries() for quote in quotes), NOTHING)
+                    await reserve_more(worst + Usage(queries=num_queries))
+                call_budget.granted = worst
+                answers = await score_all(
+                    self.backend, [replace(query, payer=call_budget) for query in queries]
                 )
-                for row in rows
-            ]
-            answers = await self._query_with_budget(queries, call_budget, reserve_more, settle)
-            scores = _scores(queries, answers, self.backend.fingerprint)
+            finally:
+                await settle(call_budget.spent)
+            size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)
+            model = self.backend.fingerprint
+            scores = await in_thread_if_large(size, _scores, queries, answers, model)
         except BackendUnavailable as exc:
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
@@ -235,24 +280,12 @@ class ModelGateway:
         await run.record_answers(answers)
         return scores
 
-    async def _query_with_budget(
-        self,
-        queries: list[Query],
-        call_budget: CallBudget,
-        reserve_more: Callable[[Usage], Awaitable[None]],
-        settle: Callable[[Usage], Awaitable[None]],
-    ) -> list[Answer]:
-        """Query the model with a budget that is reserved before and settled after."""
-        quotes = [await self.backend.quote(query) for query in queries]
-        worst = sum((quote.without_queries() for quote in quotes), NOTHING)
-        try:
-            await reserve_more(worst + Usage(queries=len(queries)))
-            call_budget.granted = worst
-            return await score_all(
-                self.backend, (replace(query, payer=call_budget) for query in queries)
-            )
-        finally:
-            await settle(call_budget.spent)
+
+def _rendered_size(run: ServedRun, message: Score) -> int:
+    """Return the size of a request's texts with their templates, roughly, bytes."""
+    around = sum(len(template) for _, template in run.spec.task.messages)
+    texts = sum(len(text) for example in message.examples for text in example.values())
+    return texts + len(message.examples) * around
 
 
 def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scores:

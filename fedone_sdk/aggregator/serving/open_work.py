@@ -35,6 +35,25 @@ class OpenWork:
         self._on_finished = on_finished
         self._gateway = gateway
 
+    async def check_known(self, client: ClientRecord, assignment_id: str) -> None:
+        """Refuse work that a client never had (``not_found``), before its body is read."""
+        if await self._find_open(client, assignment_id) is None:
+            await self._closed(client, assignment_id)
+
+    async def check_busy(self, client: ClientRecord) -> None:
+        """Refuse a client without open work (``assignment_expired``), before its body is read."""
+        if not self._is_busy(client) and self._store.shared:
+            await self._refresh()
+        if not self._is_busy(client):
+            raise ProblemError("assignment_expired", "you have no open assignment")
+
+    def _is_busy(self, client: ClientRecord) -> bool:
+        return any(
+            (seat.client, seat.phase) == (client.index, "working")
+            for run in self._runs.values()
+            for seat in run.state.seats
+        )
+
     async def update(
         self,
         client: ClientRecord,

@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 Handler = Callable[..., Result[Any]]
 
-_LOGGED = {"budget": "caps raised", "rollback": "run rolled back"}
+_LOGGED = {"aside": "client set aside", "budget": "caps raised", "rollback": "run rolled back"}
 
 _phase = attrgetter("status", "paused", "ended_at")
 

@@ -335,7 +335,7 @@ async def test_a_tokeniser_is_found_by_the_models_name(server: FakeVllm, tmp_pat
 async def test_cuts_of_two_tokenisers_share_no_answer(server: FakeVllm, tmp_path: Path) -> None:
     """Where only the server has the tokeniser, its tokens are taken to be equally long."""
     words = (" a", " extraordinarily")
-    long, short = ask("".join(words[n > 60] for n in range(200))), ask(" a film")
+    long, short = ask("".join(words[n > 20] for n in range(200))), ask(" a film")
     for tokenizer in (str(TOKENIZER), None):
         backend = connect(server, tokenizer=tokenizer)
         async with ModelClient(backend, cache=AnswerCache(tmp_path / "answers")) as cached:

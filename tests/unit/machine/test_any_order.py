@@ -95,7 +95,7 @@ class AnyOrder(RuleBasedStateMachine):
                     "exchange": exchange,
                     "clients_per_round": clients_per_round,
                     "selection": selection,
-                    "trusted_clients": trusted,
+                    "own_models": "trusted" if trusted else "charged",
                     "min_clients": 1,
                 },
                 **options,

@@ -103,13 +103,15 @@ class TestDeadlines:
     ) -> None:
         monkeypatch.setattr(RoundMachine, "MAX_LOST", 2)
         game = Game(spec_of(participation={"exchange": exchange, "clients_per_round": 3}))
-        works = [game.claim(client) for client in game.seat(range(9))]
+        works = [game.claim(client) for client in game.seat(range(5))]
         for work in works:
             assert work is not None
             game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
-            if game.state.running:
-                for client in game.seat(range(9)):
-                    game.claim(client)
+        for client in game.seat(range(5)):  # Two have not been tried.
+            work = game.claim(client)
+            assert work is not None
+            game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
+        game.seat(range(5))
         assert (game.state.status, game.state.reason) == (
             "failed",
             "last: the client declined: no battery",
@@ -139,4 +141,68 @@ class TestDeadlines:
         for client in game.seat():
             game.claim(client)
         assert len(game.advance(100).closed) == 3
+        game.seat()
         assert game.state.status == "failed"
+
+
+class TestSetAside:
+    """A client that loses work while others answer costs the run less and less."""
+
+    def lose(self, game: Game, client: int, times: int) -> None:
+        for _ in range(times):
+            assert game.seat([client]) == [client]
+            work = game.claim(client)
+            assert work is not None
+            game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
+
+    def test_for_longer_each_time(self) -> None:
+        game = Game(spec_of(rounds=9))
+        self.lose(game, 0, 2)
+        game.send(game.take([1]))
+        assert game.seat([0]) == [0]
+        self.lose_seated(game)
+        game.send(game.take([1]))
+        assert game.log[-1] == ("aside", {"client": 0, "losses": 3, "until": game.now + 100})
+        assert (game.seat([0]), game.seat([0, 1])) == ([], [1])
+        game.send(game.take())
+        game.now += 100
+        self.lose(game, 0, 1)
+        game.send(game.take([1]))
+        assert game.state.strikes[0].until == game.now + 200
+
+    @staticmethod
+    def lose_seated(game: Game) -> None:
+        work = game.take()
+        game.apply(decline, assignment_id=work.assignment_id, reason="no battery")
+
+    def test_an_outage_of_the_model_is_nobody_s_fault(self) -> None:
+        game = Game(spec_of())
+        self.lose(game, 0, 9)
+        assert game.seat([0]) == [0]
+
+    def test_renewals_and_missed_offers_count(self) -> None:
+        game = Game(spec_of())
+        work = game.take([0])
+        game.apply(renew, assignment_id=work.assignment_id)
+        game.advance(100)
+        game.seat([0])
+        game.advance(10)
+        assert game.state.strikes[0].recent == 3
+
+    def test_its_updates_count_for_it(self) -> None:
+        game = Game(spec_of(rounds=9))
+        for _ in range(4):
+            self.lose(game, 0, 1)
+            game.send(game.take([1]))
+            game.send(game.take([0]))
+        assert 0 not in game.state.strikes
+
+    def test_many_that_decline_do_not_end_the_run(self) -> None:
+        """While another one waits that has not been tried."""
+        game = Game(spec_of(rounds=1))
+        clients = list(range(100))
+        for client in range(99):
+            work = game.take([c for c in clients if c == client])
+            game.apply(decline, assignment_id=work.assignment_id, reason="no")
+        game.send(game.take(clients))
+        assert game.state.status == "completed"

@@ -14,10 +14,10 @@ from fedone_sdk.aggregator.routes.monitoring import client_influences
 from fedone_sdk.algorithms import State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.errors import SpecError
-from fedone_sdk.messages import AlphaUpdate, LossesUpdate
+from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, LossesUpdate
 from fedone_sdk.messages.array import from_wire, to_wire
 from fedone_sdk.spec import RunSpec, validate_spec
-from tests.unit.machine.game import Game, answer_to, both, spec_of
+from tests.unit.machine.game import Game, answer_to, both, refusal, spec_of
 
 CLIENTS = (0, 1, 2, 3)
 ATTACKER = 3
@@ -63,7 +63,7 @@ def test_the_default_changes_nothing(exchange: str) -> None:
     plain, off = (Game(defended(exchange, defence=kind, rounds=6)) for kind in ("none", {}))
     for game in (plain, off):
         play(game)
-        assert game.state.defence == {}
+        assert ledger(game.state.defence) == []
         assert "defence" not in records(game)[0]
     assert plain.spec == off.spec
     assert alpha_sha256(plain.state.method.alpha) == alpha_sha256(off.state.method.alpha)
@@ -174,14 +174,46 @@ def test_the_aggregate_of_many() -> None:
     game.seat(CLIENTS)
     works = {seat.client: game.claim(seat.client) for seat in game.state.seats}
     alphas = []
-    for client, work in sorted(works.items()):
+    for _, work in sorted(works.items()):
         assert work is not None
-        update = ascent(game, work) if client == ATTACKER else answer_to(game, work)
+        update = answer_to(game, work)
         assert isinstance(update, AlphaUpdate)
         alphas.append(from_wire(update.alpha))
         game.send(work, update)
     feasible = game.machine.method.project(aggregate(alphas))
     assert game.state.method.alpha.tobytes() == State(alpha=feasible).alpha.tobytes()
+
+
+@both
+def test_a_step_of_sgd_is_bounded_without_a_defence(exchange: str) -> None:
+    game = Game(defended(exchange, defence="none", rounds=12))
+    before = [game.state.method.alpha]
+    for until in range(1, 9):
+        play(game, until=until)
+        before.append(game.state.method.alpha)
+    usual = np.median(np.linalg.norm(np.diff(before, axis=0), axis=(1, 2)))
+    work = game.take(CLIENTS)
+    changes: dict[str, Any] = {"losses": (0.0, *[1e6] * 19)}
+    if isinstance(work, AlphaAssignment):
+        changes = {"alpha": to_wire(before[-1] + np.eye(*before[-1].shape, dtype=np.float32))}
+    game.send(work, game.update_for(work, **changes))
+    step = np.linalg.norm(game.state.method.alpha - before[-1])
+    assert 0 < step <= game.spec.defence.widest_region * usual * 1.01
+
+
+@pytest.mark.parametrize("name", ["gs-bdpl", "bdpl"])
+def test_a_step_of_adamw_is_bounded_without_a_defence(name: str) -> None:
+    """Honest devices never meet the bound; nothing beyond it is accepted."""
+    options = {"optimizer": "adamw", "local_steps": 3, "rounds": 10}
+    game = Game(defended("alpha", defence="none", name=name, **options))
+    play(game, until=9)
+    work, before = game.take(CLIENTS), game.state.method.alpha
+    for far in (1e30, 1.0):
+        alpha = game.machine.method.project(np.where(np.eye(*before.shape) == 1, far, before))
+        refused = refusal(game.send(work, game.update_for(work, alpha=to_wire(alpha))))
+        assert refused.code == "invalid_message"
+    game.send(work, answer_to(game, work))
+    assert game.state.status == "completed"
 
 
 @both
@@ -226,7 +258,7 @@ def test_a_majority_is_never_put_out() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"defence": "strict"}, "defence.kind: "),
+        ({"defence": "strict"}, "defence: "),
         ({"defence": {"outliers": 2}}, "defence.outliers: needs kind standard"),
         ({"defence": {"trust_region": 0}}, "defence.trust_region: unknown key"),
         (

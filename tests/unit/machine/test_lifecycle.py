@@ -198,6 +198,7 @@ class TestStopAndResume:
         for _ in range(2):
             game.take()
             game.advance(100)
+        game.seat([game.closed[-1].client])
         assert game.state.status == "failed"
         game.apply(resume)
         game.take()

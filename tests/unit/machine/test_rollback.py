@@ -32,6 +32,8 @@ def rounds(game: Game, count: int) -> list[RunState]:
     states = [game.state]
     for _ in range(count):
         work = game.take(range(6))
+        if game.machine.gateway_model is not None:
+            game.gateway(work, work.leased_queries)
         game.send(work, answer_to(game, work))
         states.append(game.state)
     return states

@@ -72,13 +72,13 @@ class TestRounds:
             part = {} if aggregation is None else {"aggregation": aggregation}
             game = Game(spec_of(participation={"clients_per_round": 2, **part}))
             clients = sorted(game.seat(range(2)))
-            alphas = [np.full((LENGTH, N), value, np.float32) for value in (0.5, 2.0)]
+            alphas = [np.full((LENGTH, N), value, np.float32) for value in (0.3, 0.4)]
             for client, alpha, held in zip(clients, alphas, (10, 30), strict=True):
                 work = game.claim(client)
                 assert work is not None
                 packed = Array.from_bytes(alpha.tobytes(), alpha.shape, "float32")
                 game.send(work, game.update_for(work, alpha=packed, num_examples=held))
-            expected = shares[0] * 0.5 + shares[1] * 2.0
+            expected = shares[0] * 0.3 + shares[1] * 0.4
             np.testing.assert_allclose(game.state.method.alpha, expected, rtol=1e-6)
 
     def test_local_steps_of_the_alpha_exchange_are_one_assignment(self) -> None:

@@ -113,7 +113,7 @@ class TestBudget:
         game = Game(
             spec_of(
                 budget={"queries": 5},
-                participation={"clients_per_round": 2, "trusted_clients": True},
+                participation={"clients_per_round": 2, "own_models": "trusted"},
             )
         )
         first, second = game.seat()
@@ -151,17 +151,18 @@ class TestWhatALostSeatCost:
         assert game.spent == Usage(queries=2, requests=2) + under_way
 
     @pytest.mark.parametrize(
-        ("trusted", "expected"), [(False, Usage(queries=4)), (True, Usage(queries=1, requests=9))]
+        ("own_models", "expected"),
+        [(None, Usage(queries=1)), ("trusted", Usage(queries=1, requests=9))],
     )
-    def test_a_model_on_the_device(self, trusted: bool, expected: Usage) -> None:
-        game = Game(spec_of(participation={"trusted_clients": trusted}))
+    def test_a_model_on_the_device(self, own_models: str | None, expected: Usage) -> None:
+        game = Game(spec_of(participation={"own_models": own_models}))
         work = game.take()
         usage = Usage(queries=1, requests=9)
         game.apply(decline, assignment_id=work.assignment_id, reason="broken", usage=usage)
         assert game.spent == expected
 
     def test_a_trusted_client_cannot_report_more_queries_than_it_leased(self) -> None:
-        game = Game(spec_of(budget={"queries": 4}, participation={"trusted_clients": True}))
+        game = Game(spec_of(budget={"queries": 4}, participation={"own_models": "trusted"}))
         work = game.take()
         game.send(work, game.update_for(work, usage=Usage(queries=400, requests=7)))
         assert game.spent == Usage(queries=4, requests=7)
@@ -189,11 +190,11 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
             game.apply(decline, assignment_id=work.assignment_id, reason="failed", usage=usage)
 
     @ways
-    def test_work_that_is_lost_costs_its_lease(self, way: str) -> None:
-        game = Game(spec_of(), gateway=True)
+    def test_work_that_is_lost_costs_what_was_asked(self, way: str) -> None:
+        game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
         work = self.claimed(game, own_model=True)
-        self.end(game, work, way, NOTHING)
-        assert game.spent == GATEWAY_QUERY * SAMPLES
+        self.end(game, work, way, Usage(queries=1, requests=1))
+        assert game.spent == (Usage(queries=1, requests=1) if way == "declined" else NOTHING)
 
     @ways
     def test_through_the_gateway_no_query_costs_nothing(self, way: str) -> None:
@@ -206,12 +207,12 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
         ("way", "expected"),
         [
             ("declined", Usage(queries=1, requests=7)),
-            ("late", GATEWAY_QUERY * SAMPLES),
-            ("stopped", GATEWAY_QUERY * SAMPLES),
+            ("late", NOTHING),
+            ("stopped", NOTHING),
         ],
     )
     def test_a_trusted_client_s_report_is_used(self, way: str, expected: Usage) -> None:
-        game = Game(spec_of(participation={"trusted_clients": True}), gateway=True)
+        game = Game(spec_of(participation={"own_models": "trusted"}), gateway=True)
         work = self.claimed(game, own_model=True)
         self.end(game, work, way, Usage(queries=1, requests=7))
         assert game.spent == expected
@@ -219,26 +220,29 @@ class TestAModelOnTheDeviceBesideThatOfTheServer:
     def test_no_report_passes_its_lease(self) -> None:
         """Caps are on what the server's model costs."""
         game = Game(
-            spec_of(budget={"requests": 10}, participation={"trusted_clients": True}), gateway=True
+            spec_of(budget={"requests": 10}, participation={"own_models": "trusted"}), gateway=True
         )
         work = self.claimed(game, own_model=True)
         self.end(game, work, "declined", Usage(queries=1, requests=500))
         assert game.spent == Usage(queries=1, requests=2 * SAMPLES)
 
     def test_a_client_that_returns_with_a_model_pays_for_it(self) -> None:
-        game = Game(spec_of(), gateway=True)
+        game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
         work = self.claimed(game, own_model=False)
         assert game.claim(game.state.seats[0].client, own_model=True) == work
-        self.end(game, work, "declined", NOTHING)
+        game.send(work)
         assert game.spent == GATEWAY_QUERY * SAMPLES
 
     @both
     @pytest.mark.parametrize(
-        ("trusted", "expected"),
-        [(False, GATEWAY_QUERY * SAMPLES), (True, Usage(queries=SAMPLES, requests=3))],
+        ("own_models", "expected"),
+        [
+            ("charged", GATEWAY_QUERY * SAMPLES),
+            ("trusted", Usage(queries=SAMPLES, requests=3)),
+        ],
     )
-    def test_an_update(self, exchange: str, trusted: bool, expected: Usage) -> None:
-        participation = {"exchange": exchange, "trusted_clients": trusted}
+    def test_an_update(self, exchange: str, own_models: str, expected: Usage) -> None:
+        participation = {"exchange": exchange, "own_models": own_models}
         game = Game(spec_of(participation=participation), gateway=True)
         work = self.claimed(game, own_model=True)
         usage = Usage(queries=SAMPLES, requests=3)
@@ -256,11 +260,18 @@ class TestGatewaySpending:
 
     def test_an_update_that_the_gateway_never_scored_costs_its_lease(self) -> None:
         """A model on the device answered: its spending was not observed."""
-        game = Game(spec_of(), gateway=True)
+        game = Game(spec_of(participation={"own_models": "charged"}), gateway=True)
         work = game.take()
         game.gateway(work, 1)
         game.send(work)
         assert game.spent == GATEWAY_QUERY * SAMPLES
+
+    def test_an_update_that_the_gateway_never_scored_is_refused(self) -> None:
+        """By default there is no model on the devices, so that such losses are invented."""
+        game = Game(spec_of(), gateway=True)
+        work = game.take()
+        game.gateway(work, 1)
+        assert refusal(game.send(work)).code == "invalid_message"
 
     def test_no_more_queries_than_leased(self) -> None:
         game = Game(spec_of(), gateway=True)

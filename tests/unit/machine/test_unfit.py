@@ -38,8 +38,8 @@ def test_they_count_neither_as_failures_nor_to_the_budget() -> None:
 
 def test_what_they_did_ask_is_spent() -> None:
     game = game_of()
-    declines(game, 0, usage=Usage(requests=1))
-    assert game.spent.queries > 0
+    declines(game, 0, usage=Usage(queries=1))
+    assert game.spent.queries == 1
 
 
 def test_they_are_not_drawn_until_they_change() -> None:
@@ -79,7 +79,7 @@ def test_a_budget_without_a_result_is_reported() -> None:
     """Devices with their own model, which does not answer: their leases stay spent."""
     game = game_of(queries=8)
     for client in (0, 1):
-        declines(game, client, unfit=False)
+        declines(game, client, unfit=False, usage=Usage(queries=4))
     game.seat([2])
     assert game.state.status == "budget_exhausted"
     assert game.state.reason == "no backend answered: 2 assignments failed"

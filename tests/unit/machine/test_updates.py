@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedone_sdk.budget import NOTHING
+from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import Array, Scored
 from tests.unit.machine.game import ALPHA, LOSSES, SAMPLES, Game, both, refusal, spec_of
 
@@ -83,7 +83,8 @@ class TestBadUpdates:
         game = Game(spec_of(participation={"exchange": exchange}))
         game.send(game.take())
         work = game.take()
-        refused = refusal(game.send(work, game.update_for(work, model="model-b")))
+        usage = Usage(queries=SAMPLES)
+        refused = refusal(game.send(work, game.update_for(work, model="model-b", usage=usage)))
         assert refused.code == "model_mismatch"
         assert "'model-b'" in refused.detail
         # Such a client would not get better: its seat is free, its lease settled.
