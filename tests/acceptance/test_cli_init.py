@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,20 @@ def test_a_failure_leaves_no_file(
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     assert fedone("init", "my tickets.csv", "--model", "roberta-mini").code == 0
+
+
+def test_a_terminal_of_any_encoding_shows_the_result(tmp_path: Path) -> None:
+    rows = [f"Text {number},{('für', 'wider')[number % 2]}" for number in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]), encoding="cp1252")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedone_sdk.cli", "init", "t.csv", "--model", "roberta-mini"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert rb"f\xfcr: " in done.stdout
+    assert done.stderr == b""
 
 
 def test_a_hosted_model_needs_its_key(
