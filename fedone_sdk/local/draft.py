@@ -61,6 +61,9 @@ FRAME_CHARS = 100
 
 _WORDS_PER_LABEL = 24
 _MOST_SETS = 4
+_LAST = 1000.0
+"""Nats, more than log-probabilities differ."""
+
 _MAX_PERMUTED = 3
 """Up to so many labels without a name, shipped words are tried in every order."""
 
@@ -275,14 +278,21 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     lexicon = [*itertools.chain(*own.values()), *(f" {word}" for word in shipped)]
     seen = await _Seen.of(reader, [*lexicon, *_frequent(reader)])
     named = {label: seen.lifts(label, own[label]) if telling else {} for label in labels}
-    derived = _assigned({label: seen.lifts(label, seen.words) for label in labels})
+    # Words of the names first, then any other.
+    derived = _assigned(
+        {
+            label: {word: lift - _LAST for word, lift in seen.lifts(label, seen.words).items()}
+            | named[label]
+            for label in labels
+        }
+    )
     fitting = sorted(filter(seen.knows, _orders(labels, _assigned(named))), key=seen.loss)
     main = _assigned(named)
     several = several and len(main) < len(labels) and len(set(whole.values())) == len(labels)
     if len(main) < len(labels):
         if several:
             main = whole
-        elif fitting and seen.loss(fitting[0]) < _TELLING * np.log(len(labels)):
+        elif not telling and fitting and seen.loss(fitting[0]) < _TELLING * np.log(len(labels)):
             main = fitting[0]
         else:
             main = derived if len(derived) == len(labels) else await _codes(reader)

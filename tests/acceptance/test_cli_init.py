@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,8 +45,9 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     assert (spec.budget and spec.budget.queries, spec.rounds) == (12, 20)
     parts = [load_examples(f"my-tickets.{part}.jsonl") for part in ("train", "dev", "public")]
     assert list(map(len, parts)) == [40, 32, 8]
-    assert all({row["label"] for row in part} == set(spec.task.labels) for part in parts)
-    assert len({row["text"] for part in parts for row in part}) == 80
+    assert all({row["Sentiment"] for row in part} == set(spec.task.labels) for part in parts)
+    assert len({row["body"] for part in parts for row in part}) == 80
+    assert (spec.task.fields, spec.task.label_field) == (("body",), "Sentiment")
     assert fedone("plan", "run.yaml").code == 0
     assert fedone("tune", "run.yaml").code == 0
     # What the file says of a higher number is true.
@@ -85,6 +89,20 @@ def test_a_failure_leaves_no_file(
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     assert fedone("init", "my tickets.csv", "--model", "roberta-mini").code == 0
+
+
+def test_a_terminal_of_any_encoding_shows_the_result(tmp_path: Path) -> None:
+    rows = [f"Text {number},{('für', 'wider')[number % 2]}" for number in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["text,label", *rows]), encoding="cp1252")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedone_sdk.cli", "init", "t.csv", "--model", "roberta-mini"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    assert rb"f\xfcr: " in done.stdout
+    assert done.stderr == b""
 
 
 def test_a_hosted_model_needs_its_key(
