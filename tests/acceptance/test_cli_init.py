@@ -45,8 +45,9 @@ def test_a_table_becomes_a_run(fedone: Fedone, folder: Path) -> None:
     assert (spec.budget and spec.budget.queries, spec.rounds) == (12, 20)
     parts = [load_examples(f"my-tickets.{part}.jsonl") for part in ("train", "dev", "public")]
     assert list(map(len, parts)) == [40, 32, 8]
-    assert all({row["label"] for row in part} == set(spec.task.labels) for part in parts)
-    assert len({row["text"] for part in parts for row in part}) == 80
+    assert all({row["Sentiment"] for row in part} == set(spec.task.labels) for part in parts)
+    assert len({row["body"] for part in parts for row in part}) == 80
+    assert (spec.task.fields, spec.task.label_field) == (("body",), "Sentiment")
     assert fedone("plan", "run.yaml").code == 0
     assert fedone("tune", "run.yaml").code == 0
     # What the file says of a higher number is true.

@@ -114,7 +114,7 @@ async def fleet(
         LoopbackFederation(spec, WORDS, backend=None if own else ScriptedBackend()) as served,
         AsyncExitStack() as stack,
     ):
-        env = {"FIELDS": "text,label"} if spec.task.loss == "nll" else {}
+        env = {"FIELDS": "text,label"}
         if own is not None:
             env |= {"MODEL_URL": await stack.enter_async_context(listening(app_of(own)))}
         working: list[asyncio.Task[Any]] = []
@@ -153,7 +153,7 @@ async def test_a_device_counts_epsilon(tmp_path: Path, package: Path) -> None:
     one = {"exchange": "losses", "min_clients": 1, "model": "scripted"}
     noise = {"clip": 2.0, "noise_multiplier": 4.0}
     spec = spec_of({"participation": one, "privacy": noise})
-    env = {"POLICY": '{"privacy": {"maxEpsilon": 1.5, "unit": "label"}}'}
+    env = {"FIELDS": "text", "POLICY": '{"privacy": {"maxEpsilon": 1.5, "unit": "label"}}'}
     async with (
         asyncio.timeout(60),
         LoopbackFederation(spec, WORDS, backend=ScriptedBackend()) as served,
