@@ -113,9 +113,9 @@ async def fleet(
         LoopbackFederation(spec, WORDS, backend=None if own else ScriptedBackend()) as served,
         AsyncExitStack() as stack,
     ):
-        env: dict[str, str] = {}
+        env = {"FIELDS": "text,label"}
         if own is not None:
-            env = {"MODEL_URL": await stack.enter_async_context(listening(app_of(own)))}
+            env |= {"MODEL_URL": await stack.enter_async_context(listening(app_of(own)))}
         working: list[asyncio.Task[Any]] = []
         for number in range(DEVICES):
             rows = rows_of(spec, number)
