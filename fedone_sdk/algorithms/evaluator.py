@@ -61,11 +61,8 @@ them Byzantine: 0: 83 / 94 %; 63 / 91 % (one run lost twice the gap). 1: 85 / 93
 gains 0.0076 nats after 500 queries, 2 gains 0.0056; the worst run
 loses 0.0001 with either."""
 
-_CONFIRMED = 2.5
-"""Trusted mini-batches that an incumbent needs in each class (sum of their trust): three of them.
-
-With 1.5 (two mini-batches), 2 of 400 runs on the tables of docs/benchmarks/slots.md deployed a
-prompt at least 0.3 nats worse than no prompt; with 2.5 the worst was 0.13 nats worse."""
+_CONFIRMED = 1.5
+"""Trusted mini-batches that an incumbent needs in each class (sum of their trust): two of them."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
@@ -167,7 +164,7 @@ class Evaluator:
     def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when three mini-batches agree on it in each class. One client alone
+        A prompt is confirmed when two mini-batches agree on it in each class. One client alone
         does not suffice: where clients hold single classes, a prompt could get a bias that fits one
         class. The reference needs no confirmation. Without a reference and without confirmed
         prompts, the best pessimistic value of all wins.
@@ -223,7 +220,7 @@ def updated(
     Trust is updated once per mini-batch, from its last estimate.
     """
     shared = None
-    if observed.biases.shape[1] > 1 and observed.seen.all():
+    if observed.biases.shape[1] > 1:
         shared = _shared_bias(observed)
         biases = _best_biases(observed, shared, _Parts.of(observed, features, values), values)
         observed = replace(observed, biases=biases)
@@ -248,13 +245,15 @@ def _shared_bias(observed: Observations) -> NDArray[np.float64]:
     """Return the best label bias for all prompts together, shape (C,)."""
     examples = observed.trust[:, None] * observed.examples
     weights = examples[observed.batches]
-    weights = weights / weights.sum(axis=0) * observed.class_share
+    weights = weights / np.where(observed.seen, weights.sum(axis=0), 1.0) * observed.class_share
+    weights /= weights.sum()
     start = observed.biases[observed.rows].mean(axis=0)
     every = observed.expansions.at(start)
     flat = type(every)(*(each.reshape(1, weights.size, *each.shape[2:]) for each in every))
     ridge = np.array([1.0 / (PRIOR_STD**2 * examples.sum())])
-    found: NDArray[np.float64] = lowest(flat, weights.reshape(1, -1), ridge)[0]
-    return found
+    found = lowest(flat, weights.reshape(1, -1), ridge)
+    biases: NDArray[np.float64] = _with_unseen(found, observed)[0]
+    return biases
 
 
 def _best_biases(
@@ -266,19 +265,28 @@ def _best_biases(
     numbers = np.concatenate([about.gradients, about.traces[..., None]], axis=-1)
     padded = parts.batches.padded(numbers)
     weights = observed.trust[:, None] * observed.examples
-    smooth = np.empty((len(observed.prompts), *numbers.shape[1:]))
-    for c in range(weights.shape[1]):
+    smooth = np.zeros((len(observed.prompts), *numbers.shape[1:]))
+    for c in np.flatnonzero(observed.seen):
         own = Comparisons(parts.batches, parts.contrasts, padded[:, :, c], weights[:, c])
         mean = np.linalg.solve(prior + own.precision(), own.weighted())
         residuals = padded[:, :, c] - mean[parts.batches.members]
         intercepts = np.einsum("ji,jig->jg", parts.contrasts.level, residuals)
         smooth[:, c] = mean + np.average(intercepts, axis=0, weights=weights[:, c])
-    targets = np.einsum("jk,jkc->kc", weights, observed.targets) / weights.sum(axis=0)[:, None]
+    totals = np.where(observed.seen, weights.sum(axis=0), 1.0)
+    targets = np.einsum("jk,jkc->kc", weights, observed.targets) / totals[:, None]
     prompts = expanded(smooth[..., :-1], targets, smooth[..., -1], shared)
     share = np.broadcast_to(observed.class_share, smooth.shape[:2])
     examples = np.bincount(observed.rows, weights.sum(axis=1)[observed.batches])
     ridge: NDArray[np.float64] = 1.0 / (_DEVIATION_STD**2 * np.maximum(examples, 1.0))
-    return lowest(prompts, share, ridge)
+    return _with_unseen(lowest(prompts, share, ridge), observed)
+
+
+def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray[np.float64]:
+    """Return biases (P, C) with the mean of the others for labels without an example so far."""
+    seen = np.broadcast_to(observed.seen, biases.shape[1:])
+    found = np.where(seen, biases, biases[:, seen].mean(axis=1, keepdims=True))
+    shifted: NDArray[np.float64] = found - found[:, :1]
+    return shifted
 
 
 def _optimism(observed: Observations) -> NDArray[np.float64]:
