@@ -86,6 +86,7 @@ def method_from_spec(
     space: Space | None = None,
     seed: int = 0,
     biases: Sequence[Sequence[float]] | None = None,
+    labelled: bool = True,
     asks: int | None = None,
     start: Start | None = None,
 ) -> Algorithm:
@@ -99,6 +100,7 @@ def method_from_spec(
         space: Which candidates each position has, if not all N.
         seed: The run's seed.
         biases: Label biases that losses are reported for, shape (G, C), for a pool method.
+        labelled: Whether the task has labels.
         asks: The run's number of asks, of which a race takes the last; None disables the race.
         start: The warm start of the search (`warm_start`).
 
@@ -131,6 +133,7 @@ def method_from_spec(
         race = 0 if asks is None else math.floor(pool.race * asks)
         options |= {
             "biases": None if biases is None else tuple(map(tuple, biases)),
+            "labelled": labelled,
             "race": race,
             "search": None if asks is None or not race else asks - race,
         }

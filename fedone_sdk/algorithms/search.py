@@ -87,6 +87,7 @@ class PromptSearch(ABC):
         space: Which candidates each position has; by default, the same N for all n.
         biases: Label biases that losses are reported for, shape (G, C) (see `BiasGrid`); None
             disables calibration.
+        labelled: Whether the losses are of labels; else of generated text.
         start: The warm start of the first ask (`warm_start`); None disables.
         seed: Breaks ties of the untrained prompt, and seeds the draws behind alpha.
     """
@@ -101,6 +102,7 @@ class PromptSearch(ABC):
     blank: int | None = None
     space: Space | None = None
     biases: tuple[tuple[float, ...], ...] | None = None
+    labelled: bool = True
     start: Start | None = None
     seed: int = 0
     _grid: BiasGrid | None = field(init=False, repr=False, compare=False, default=None)
@@ -238,7 +240,7 @@ class PromptSearch(ABC):
 
     def _incumbent(self, known: Known) -> int:
         """Return the row of the prompt to deploy."""
-        return known.evaluator.incumbent(known.estimates)
+        return known.evaluator.incumbent(known.estimates, labelled=self.labelled)
 
     # Making prompts
 

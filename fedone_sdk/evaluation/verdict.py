@@ -150,7 +150,9 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
         )
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
     if verdict.empty and verdict.conclusion != "worth_keeping":
-        return f"{summary}: the tuned prompt is empty, and its label bias is all that was found"
+        biased = verdict.standing("no_prompt_biased") is not None
+        found = ", and its label bias is all that was found" if biased else ""
+        return f"{summary}: the tuned prompt is empty{found}"
     if verdict.conclusion == "worth_keeping":
         return f"{summary}: worth keeping"
     if verdict.conclusion == "worse":

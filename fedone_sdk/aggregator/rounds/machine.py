@@ -161,6 +161,7 @@ class RoundMachine:
             space=Space.of(layout, vocab_size) if layout else None,
             seed=spec.seed,
             biases=self.biases,
+            labelled=not spec.task.generates,
             asks=self.planned_asks if self.losses_exchange else None,
             start=start,
         )
