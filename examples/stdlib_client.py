@@ -9,7 +9,6 @@ there is no more work. It keeps no identity, and has no state folder, conditions
 """
 
 import base64
-import itertools
 import json
 import math
 import pathlib
@@ -24,6 +23,7 @@ from typing import Any
 
 PATH = "/v1/assignments"
 PAUSE_S = 10
+LABEL, FIELDS = "label", {"text"}  # columns: compared here, and shown to a model
 
 Row = Mapping[str, Any]
 
@@ -57,44 +57,54 @@ def draw(num_examples: int, batch_size: int, seed: int) -> list[int]:
     return rows[:batch_size]
 
 
-def loss(log_probs: Sequence[float], target: int, bias: Sequence[float]) -> float:
-    """Cross-entropy over the label words in nats, after the bias is added."""
+def terms(log_probs: Sequence[float], target: int, bias: Sequence[float]) -> list[float]:
+    """Loss, trace of its Hessian, and probability of each label, after the bias is added."""
     values = [value + more for value, more in zip(log_probs, bias, strict=True)]
     highest = max(values)
-    return math.log(math.fsum(math.exp(v - highest) for v in values)) + highest - values[target]
+    odds = [math.exp(value - highest) for value in values]
+    shares = [each / math.fsum(odds) for each in odds]
+    loss = math.log(math.fsum(odds)) + highest - values[target]
+    return [loss, 1 - math.fsum(share * share for share in shares), *shares]
 
 
-def mean(values: Sequence[float]) -> float:
-    """Return the mean; 0 for an empty list."""
-    return math.fsum(values) / max(len(values), 1)
+def means(rows: Sequence[Sequence[float]], width: int) -> list[float]:
+    """Return the mean of each column; 0 without rows."""
+    columns = zip(*rows, strict=True) if rows else [()] * width
+    return [math.fsum(column) / max(len(rows), 1) for column in columns]
+
+
+def floats(array: Row) -> list[tuple[float, ...]]:
+    """Return the last axis of a float32 array as tuples."""
+    data = base64.b64decode(array["data"])
+    return list(struct.iter_unpack(f"<{array['shape'][-1]}f", data))
 
 
 def by_class(prompts: Sequence[Any], targets: Sequence[int], labels: int) -> dict[str, Any]:
-    """Per prompt, label and bias of the grid, the mean loss over that label's examples."""
-    offsets = {2: range(-4, 5), 3: range(-3, 4), 4: range(-2, 3)}[labels]
-    grid = [(0, *others) for others in itertools.product(offsets, repeat=labels - 1)]
-    cells, values = itertools.product(prompts, range(labels), grid), []
-    for prompt, label, bias in cells:
-        own = [row for row, target in zip(prompt, targets, strict=True) if target == label]
-        values.append(mean([loss(row, label, bias) for row in own]))
-    data = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
-    array = {"dtype": "float32", "shape": [len(prompts), labels, len(grid)], "data": data}
+    """Per prompt the mean terms of each label's examples; with more than 4 labels, of all."""
+    size = labels if labels <= 4 else 1
+    groups = [[at for at, t in enumerate(targets) if size == 1 or t == g] for g in range(size)]
+    cells = [means([rows[at] for at in g], 2 + labels) for rows in prompts for g in groups]
+    data = base64.b64encode(b"".join(struct.pack(f"<{2 + labels}f", *cell) for cell in cells))
+    shape = [len(prompts), size, 2 + labels]
+    array = {"dtype": "float32", "shape": shape, "data": data.decode()}
     return {"by_class": array, "class_counts": [targets.count(i) for i in range(labels)]}
 
 
-def update(run: Row, batch: Sequence[Row], scores: Row, held: int) -> dict[str, Any]:
+def update(run: Row, work: Row, batch: Sequence[Row], scores: Row, held: int) -> dict[str, Any]:
     """Per prompt, the mean loss over the examples that are scored for every prompt."""
     task, failed = run["task"], {row for _, row in scores["failed"]}
-    _, rows, labels = scores["log_probs"]["shape"]
-    table = struct.iter_unpack(f"<{labels}f", base64.b64decode(scores["log_probs"]["data"]))
-    kept, names = [b for b in range(rows) if b not in failed], list(task["labels"])
-    prompts = [[prompt[b] for b in kept] for prompt in zip(*[table] * rows, strict=True)]
+    count, size, labels = scores["log_probs"]["shape"]
+    table, names = floats(scores["log_probs"]), list(task["labels"])
+    kept = [b for b in range(size) if b not in failed]
     targets = [names.index(str(batch[b][task["label_field"]])) for b in kept]
-    bias = task.get("bias") or [0] * labels
-    losses = [mean([loss(*pair, bias) for pair in zip(p, targets, strict=True)]) for p in prompts]
+    calibrates = run["calibration"]["kind"] == "labels"
+    biases: Any = [task.get("bias") or [0] * labels] * count
+    biases = floats(work["biases"]) if calibrates else biases
+    pairs = list(zip(kept, targets, strict=True))
+    prompts = [[terms(table[size * i + b], t, biases[i]) for b, t in pairs] for i in range(count)]
     counts = {"scored": len(kept), "failed": len(failed)}
     head = {"exchange": "losses", "num_examples": held, "usage": {}, "model": scores["model"]}
-    calibrates = run["calibration"]["kind"] == "labels"
+    losses = [means(rows, 1)[0] for rows in prompts]
     more = by_class(prompts, targets, labels) if calibrates else {}
     return head | {"scored": counts, "losses": losses} | more
 
@@ -104,13 +114,18 @@ def perform(server: str, me: str, work: Row, held: Sequence[Row]) -> tuple[Any, 
     answer = call(server, me, "GET", f"/v1/runs/{work['run_id']}/task")
     if answer[0] == 200:
         run = answer[2]
+        task = run["task"]
+        names = {one[1] or "" for one in string.Formatter().parse(task["template"])}
+        columns = names - {"", "prompt", "mask", *task.get("slots", ())}
+        covered = all(str(row[LABEL]) in task["labels"] for row in held)
+        if task["label_field"] != LABEL or not columns <= FIELDS or not covered:
+            return 422, None, {"detail": "the run does not fit this device"}
         rows = draw(len(held), run["method"]["batch_size"], work["minibatch_seed"])
-        names = {one[1] or "" for one in string.Formatter().parse(run["task"]["template"])}
-        texts = [{name: held[i][name] for name in names & held[i].keys()} for i in rows]
+        texts = [{name: held[i][name] for name in columns} for i in rows]
         ask = {"assignment_id": work["assignment_id"], "examples": texts}
         answer = call(server, me, "POST", "/v1/score", ask)
         if answer[0] == 200:
-            sent = update(run, [held[i] for i in rows], answer[2], len(held))
+            sent = update(run, work, [held[i] for i in rows], answer[2], len(held))
             answer = call(server, me, "POST", f"{PATH}/{work['assignment_id']}/update", sent)
     return answer
 

@@ -1,82 +1,59 @@
-"""Label bias: a task's losses over a grid of biases.
+"""What a device reports of its losses so that the server can fit label biases.
 
-Pure Python: devices without NumPy report these numbers.
+Pure Python: devices without NumPy compute these numbers.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from fedone_sdk.task import Bias, LogProbs, TaskSpec, label_loss
+from fedone_sdk.task import LogProbs, TaskSpec, biased, label_loss
 
-__all__ = [
-    "ByClass",
-    "MAX_LABELS",
-    "bias_grid",
-    "class_losses",
-]
+__all__ = ["MAX_CLASSES", "class_means", "loss_terms", "num_groups"]
 
-_OFFSETS: dict[int, tuple[float, ...]] = {
-    2: (-4.0, -3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0),
-    3: (-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0),
-    4: (-2.0, -1.0, 0.0, 1.0, 2.0),
-}
-# Biases of a label after the first, nats, by the number of labels. A paraboloid fits badly if they
-# are more than 1 apart. Grids of more labels have a smaller range, so that an update stays within
-# some kilobytes.
-
-MAX_LABELS = max(_OFFSETS)
-"""The largest number of labels with a grid."""
+MAX_CLASSES = 4
+"""The largest number of labels whose examples are reported apart."""
 
 
-class ByClass(NamedTuple):
-    """One prompt's losses on a mini-batch, per class and bias.
+def num_groups(num_labels: int, *, private: bool) -> int:
+    """Return K, the number of groups of examples that losses are reported for.
 
-    Attributes:
-        means: Shape (C, G): the mean loss over the examples of a class at a grid point; 0.0 for a
-            class without examples.
-        counts: Shape (C,): examples of each class.
+    One per class for up to `MAX_CLASSES` labels, else one of all examples. Under privacy it is one,
+    because the noise on each class would hide the losses.
     """
-
-    means: tuple[tuple[float, ...], ...]
-    counts: tuple[int, ...]
+    return 1 if private or num_labels > MAX_CLASSES else num_labels
 
 
-def bias_grid(num_labels: int) -> tuple[Bias, ...]:
-    """Return the G biases at which losses are reported.
+def loss_terms(task: TaskSpec, row: LogProbs, target: int) -> list[float]:
+    """Return one example's loss with what its derivatives over the label bias depend on.
 
-    A constant added to all labels has no effect, so the first label's bias is always 0. The
-    others run through all combinations of a few offsets; the last label's varies fastest:
-
-    >>> len(bias_grid(2)), bias_grid(2)[0], bias_grid(3)[1]
-    (9, (0.0, -4.0), (0.0, -3.0, -2.0))
+    Args:
+        task: Its loss is ``cross_entropy``, at its bias.
+        row: Log-probabilities of the labels.
+        target: The true label.
 
     Returns:
-        Shape (G, C), nats: G is 9 for 2 labels, 49 for 3, 125 for 4. The middle one is zero.
+        Shape (2 + C,): the loss, nats; the trace of its Hessian, 1 - sum_k p_k^2; the probability
+        p_k of each label. The gradient is p minus the indicator of the true label.
     """
-    if num_labels not in _OFFSETS:
-        raise ValueError(f"biases exist for 2 to {MAX_LABELS} labels, not for {num_labels}")
-    offsets = _OFFSETS[num_labels]
-    return tuple((0.0, *others) for others in itertools.product(offsets, repeat=num_labels - 1))
+    values = biased(task, row)
+    highest = max(values)
+    odds = [math.exp(value - highest) for value in values]
+    total = math.fsum(odds)
+    probabilities = [value / total for value in odds]
+    trace = 1.0 - math.fsum(value * value for value in probabilities)
+    return [label_loss(task, row, target), max(trace, 0.0), *probabilities]
 
 
-def class_losses(task: TaskSpec, rows: Sequence[LogProbs], targets: Sequence[int]) -> ByClass:
-    """Return one prompt's mean losses per class, at each bias of the grid."""
-    num_labels = len(task.labels)
-    tasks = [task.with_bias(bias) for bias in bias_grid(num_labels)]
-    held: list[list[LogProbs]] = [[] for _ in range(num_labels)]
-    for row, target in zip(rows, targets, strict=True):
-        held[target].append(row)
-    means = tuple(
-        tuple(
-            math.fsum(label_loss(one, row, target) for row in held[target]) / len(held[target])
-            if held[target]
-            else 0.0
-            for one in tasks
-        )
-        for target in range(num_labels)
-    )
-    return ByClass(means=means, counts=tuple(map(len, held)))
+def class_means(
+    terms: Sequence[Sequence[float]], targets: Sequence[int], groups: int
+) -> list[list[float]]:
+    """Return the mean `loss_terms` of each group of examples, shape (K, 2 + C); 0 for none."""
+    means = []
+    for group in range(groups):
+        pairs = zip(terms, targets, strict=True)
+        own = [term for term, target in pairs if groups == 1 or target == group]
+        columns = zip(*own, strict=True) if own else [()] * len(terms[0])
+        means.append([math.fsum(column) / max(len(own), 1) for column in columns])
+    return means

@@ -444,9 +444,8 @@ def label_index(task: TaskSpec, value: object) -> int | None:
 
     A value means the label that is equal as text, or else the only one with an equal `label_key`.
     """
-    indices = _label_indices(tuple(task.labels))
-    text = str(value)
-    return indices[text] if text in indices else indices.get(label_key(value))
+    exact, alike = _label_indices(tuple(task.labels))
+    return exact.get(str(value), alike.get(label_key(value)))
 
 
 def label_key(value: object) -> str:
@@ -456,10 +455,10 @@ def label_key(value: object) -> str:
 
 
 @lru_cache(maxsize=256)
-def _label_indices(labels: tuple[str, ...]) -> dict[str, int]:
+def _label_indices(labels: tuple[str, ...]) -> tuple[dict[str, int], dict[str, int]]:
     keys = [label_key(label) for label in labels]
     alike = {key: index for index, key in enumerate(keys) if keys.count(key) == 1}
-    return alike | {label: index for index, label in enumerate(labels)}
+    return {label: index for index, label in enumerate(labels)}, alike
 
 
 def references_of(task: TaskSpec, examples: Iterable[Example]) -> tuple[str, ...]:

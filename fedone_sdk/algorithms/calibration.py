@@ -1,192 +1,184 @@
-"""The best label bias: the minimum of losses over a bias grid, or a fit to log-probabilities."""
+"""Label biases: the loss at a bias that was not scored, and the convex fit of the best bias.
+
+For a prompt and some examples, scored at a bias b0, a client reports the mean loss l, the mean
+label probabilities p and the trace h of the loss's Hessian; t are the shares of the true labels.
+At the bias b0 + d the loss is taken as
+
+    l - t.d + s log sum_k p_k e^(d_k / s),    s = (1 - sum_k p_k^2) / h.
+
+At d = 0 this has the reported value, gradient p - t and trace; far away it has the slopes of a
+cross-entropy. It is convex, and exact for one example, where s is 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-_LARGEST = 20.0
-"""Upper bound of a fitted bias, nats: if a class is absent, the likelihood has no maximum."""
+_Floats = NDArray[np.float64]
+
+PRIOR_STD = 3.0
+"""Prior standard deviation of a label's bias, nats."""
+
+_LARGEST = 50.0
+"""Bound of a fitted bias, nats."""
+
+_MOST_SPREAD = 10.0
+"""Bound of s: examples whose log-odds differ more have no curvature at the bias b0."""
+
+_LEAST = 1e-30
+_STEPS = 100
 
 
-class BiasGrid:
-    """A regular grid of label biases.
-
-    Args:
-        biases: G rows of C numbers, the first 0. The other columns hold every combination of the
-            same evenly spaced numbers; the last class varies fastest.
+class Expansions(NamedTuple):
+    """Losses as functions of the label bias, about the biases at which they were scored.
 
     Attributes:
-        biases: Shape (G, C).
-
-    Raises:
-        ValueError: The biases are not such a grid.
+        losses: l, nats, shape (...).
+        probabilities: p, shape (..., C), on the simplex.
+        gradients: p - t, shape (..., C), sum 0; noise may take p - t off the simplex.
+        spreads: s, shape (...), at least 1.
+        biases: b0, shape (..., C).
     """
 
-    def __init__(self, biases: Sequence[Sequence[float]]) -> None:
-        self.biases = np.array(biases, dtype=np.float64)
-        if self.biases.ndim != 2 or self.biases.shape[1] < 2:
-            raise ValueError("biases must be rows of one number per class, two classes or more")
-        axes = self.biases.shape[1] - 1
-        offsets = np.unique(self.biases[:, -1])
-        grid = np.stack(np.meshgrid(*[offsets] * axes, indexing="ij"), axis=-1).reshape(-1, axes)
-        whole = np.pad(grid, ((0, 0), (1, 0)))
-        steps = np.diff(offsets)
-        if (
-            len(offsets) < 3
-            or whole.shape != self.biases.shape
-            or not np.array_equal(whole, self.biases)
-            or not np.allclose(steps, steps[0])
-        ):
-            raise ValueError("biases must be a regular grid, 0 for the first class")
-        self._step = float(steps[0])
-        self._shape = (len(offsets),) * axes
+    losses: _Floats
+    probabilities: _Floats
+    gradients: _Floats
+    spreads: _Floats
+    biases: _Floats
 
-    def lowest(self, curves: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the interpolated minimum of each curve, and the nearest grid point.
-
-        The interpolation is a paraboloid through the least point and its neighbours, because the
-        loss is smooth and convex in the bias. At the grid's edge it is the point itself.
+    @classmethod
+    def of(
+        cls, means: NDArray[np.floating], targets: _Floats, biases: NDArray[np.floating]
+    ) -> Self:
+        """Return the expansions of reported numbers.
 
         Args:
-            curves: Shape (P, G).
-
-        Returns:
-            Values, shape (P,), and rows of `biases`, shape (P,).
+            means: l, h and p of some examples, shape (..., 2 + C).
+            targets: t, shape (..., C).
+            biases: b0, broadcast to (..., C).
         """
-        values, places, _ = self._fitted(curves)
-        return values, places
+        numbers = means.astype(np.float64)
+        gradients = numbers[..., 2:] - targets
+        probabilities = on_simplex(numbers[..., 2:])
+        return cls(
+            losses=numbers[..., 0],
+            probabilities=probabilities,
+            gradients=gradients - gradients.mean(axis=-1, keepdims=True),
+            spreads=_spreads(probabilities, numbers[..., 1]),
+            biases=np.broadcast_to(biases, probabilities.shape).astype(np.float64),
+        )
 
-    def best(self, curve: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the bias where a curve, shape (G,), is least; shape (C,)."""
-        bias: NDArray[np.float64] = self.bests(curve[None])[0]
-        return bias
+    def at(self, biases: _Floats) -> Self:
+        """Return the expansions about other biases, broadcast to (..., C)."""
+        shift = biases - self.biases
+        scaled = np.log(np.maximum(self.probabilities, _LEAST)) + shift / self.spreads[..., None]
+        total = np.logaddexp.reduce(scaled, axis=-1)
+        probabilities = np.exp(scaled - total[..., None])
+        linear = ((self.gradients - self.probabilities) * shift).sum(axis=-1)
+        return self._replace(
+            losses=self.losses + linear + self.spreads * total,
+            probabilities=probabilities,
+            gradients=self.gradients + probabilities - self.probabilities,
+            biases=np.broadcast_to(biases, self.biases.shape),
+        )
 
-    def bests(self, curves: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the bias where each of some curves, shape (P, G), is least; shape (P, C)."""
-        _, places, shifts = self._fitted(curves)
-        biases: NDArray[np.float64] = self.biases[places].copy()
-        biases[:, 1:] += shifts
-        return biases
+    @property
+    def traces(self) -> _Floats:
+        """h, shape (...)."""
+        found: _Floats = _impurity(self.probabilities) / self.spreads
+        return found
 
-    def weights(self, biases: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the weights that interpolate a curve at some biases, shape (P, G).
 
-        Interpolates with a parabola through the three nearest points of each axis (Lagrange).
+def on_simplex(values: _Floats) -> _Floats:
+    """Return numbers (..., C) as probabilities: without their negative part, with the sum 1."""
+    positive = np.maximum(values, _LEAST)
+    found: _Floats = positive / positive.sum(axis=-1, keepdims=True)
+    return found
 
-        Args:
-            biases: Shape (P, C); 0 for the first class.
-        """
-        size = self._shape[0]
-        lowest = self.biases[0, -1]
-        result = np.ones((len(biases), 1))
-        for axis in range(len(self._shape)):
-            place = (biases[:, axis + 1] - lowest) / self._step
-            middle = np.clip(np.rint(place), 1, size - 2)
-            at = np.clip(place - middle, -1.0, 1.0)
-            three = np.stack([at * (at - 1.0) / 2.0, 1.0 - at**2, at * (at + 1.0) / 2.0], axis=1)
-            along = np.zeros((len(biases), size))
-            columns = middle[:, None].astype(np.int64) + np.arange(-1, 2)
-            np.put_along_axis(along, columns, three, axis=1)
-            result = (result[:, :, None] * along[:, None, :]).reshape(len(biases), -1)
-        return result
 
-    def possible(self, curves: NDArray[np.float64], *, rounding: float) -> bool:
-        """Return whether losses by class and bias can come from log-probabilities.
+def expanded(gradients: _Floats, targets: _Floats, traces: _Floats, biases: _Floats) -> Expansions:
+    """Return expansions, up to their losses, from smoothed gradients, traces and label shares."""
+    probabilities = on_simplex(gradients + targets)
+    spreads = _spreads(probabilities, traces)
+    about = np.broadcast_to(biases, gradients.shape)
+    return Expansions(np.zeros_like(traces), probabilities, gradients, spreads, about)
 
-        The slope of any loss of a task is in [-1, 0] along the bias of the true label and in [0, 1]
-        along the others, and so is the slope of a mean over examples. Losses that a client mirrors,
-        scales or makes up break this, because their prompts have different best biases.
 
-        Args:
-            curves: Mean losses of each class, shape (P, C, G).
-            rounding: Tolerance as a fraction of a curve's largest loss, or of 1 if that is larger.
-        """
-        grids = curves.reshape(*curves.shape[:2], *self._shape)
-        along = range(2, grids.ndim)
-        tolerance = rounding * np.maximum(1.0, np.abs(grids).max(axis=(*along,), keepdims=True))
-        for label, axis in enumerate(along, start=1):  # the first label has no axis
-            rises = np.diff(grids, axis=axis)
-            rises[:, label] *= -1.0
-            if (rises < -tolerance).any() or (rises > self._step + tolerance).any():
-                return False
-        return True
+def _impurity(probabilities: _Floats) -> _Floats:
+    found: _Floats = 1.0 - (probabilities**2).sum(axis=-1)
+    return found
 
-    def _fitted(
-        self, curves: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return the least values, the nearest points, and the offset from them along each axis."""
-        places = curves.argmin(axis=1)
-        rows, axes = np.arange(len(curves)), len(self._shape)
-        least = curves[rows, places]
-        at = np.stack(np.unravel_index(places, self._shape), axis=1)
-        size = self._shape[0]
-        inside = (at > 0) & (at < size - 1)
-        strides = np.where(inside, size ** np.arange(axes - 1, -1, -1), 0)
 
-        def neighbour(
-            axis: int, sign: int, other: int = 0, other_sign: int = 0
-        ) -> NDArray[np.float64]:
-            step = sign * strides[:, axis] + other_sign * strides[:, other]
-            values: NDArray[np.float64] = curves[rows, places + step]
-            return values
+def _spreads(probabilities: _Floats, traces: _Floats) -> _Floats:
+    found = np.maximum(_impurity(probabilities), 0.0) / np.maximum(traces, _LEAST)
+    return np.clip(found, 1.0, _MOST_SPREAD)
 
-        slope = np.zeros((len(curves), axes))
-        bend = np.zeros((len(curves), axes, axes))
-        for one in range(axes):
-            after, before = neighbour(one, 1), neighbour(one, -1)
-            slope[:, one] = (after - before) / 2.0
-            bend[:, one, one] = after + before - 2.0 * least
-            for two in range(one):
-                mixed = neighbour(one, 1, two, 1) + neighbour(one, -1, two, -1)
-                mixed = mixed - neighbour(one, 1, two, -1) - neighbour(one, -1, two, 1)
-                both = inside[:, one] & inside[:, two]
-                bend[:, one, two] = bend[:, two, one] = np.where(both, mixed / 4.0, 0.0)
-        # An axis at an edge, or without curvature, gets no offset.
-        flat = np.diagonal(bend, axis1=1, axis2=2) <= 0.0
-        slope[flat] = 0.0
-        bend += np.where(flat, 1.0, 0.0)[:, :, None] * np.eye(axes)
-        solved = np.linalg.solve(bend, slope[:, :, None])[:, :, 0]
-        shifts: NDArray[np.float64] = -np.asarray(solved, dtype=np.float64)
-        # The least point's neighbours are no lower, so an offset beyond half a step is an error.
-        shifts = np.clip(shifts, -0.5, 0.5)
-        values: NDArray[np.float64] = least + 0.5 * (slope * shifts).sum(axis=1)
-        return values, places, shifts * self._step
+
+def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
+    """Return the biases that minimise weighted means of expansions about one bias each.
+
+    Newton's method with bounded steps on
+
+        sum_t w_t loss_t(b0 + d) + ridge |d|^2 / 2.
+
+    Args:
+        parts: Shape (P, T), with the same b0 in each row.
+        weights: w, shape (P, T), sum 1.
+        ridge: Shape (P,); positive.
+
+    Returns:
+        b0 + d, shape (P, C), 0 for the first label.
+    """
+    size = parts.probabilities.shape[-1]
+    log_probs = np.log(np.maximum(parts.probabilities, _LEAST))
+    wanted = np.einsum("pt,ptc->pc", weights, parts.probabilities - parts.gradients)
+    shift = np.zeros_like(wanted)
+    diagonal = np.arange(size)
+    for _ in range(_STEPS):
+        scaled = log_probs + shift[:, None] / parts.spreads[..., None]
+        odds = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
+        probabilities = odds / odds.sum(axis=-1, keepdims=True)
+        gradient = np.einsum("pt,ptc->pc", weights, probabilities) - wanted
+        gradient += ridge[:, None] * shift
+        bent = (weights / parts.spreads)[..., None] * probabilities
+        hessian = -bent.transpose(0, 2, 1) @ probabilities
+        hessian[:, diagonal, diagonal] += bent.sum(axis=1) + ridge[:, None]
+        step = np.clip(np.linalg.solve(hessian, gradient[..., None])[..., 0], -1.0, 1.0)
+        before, shift = shift, np.clip(shift - step, -_LARGEST, _LARGEST)
+        if np.abs(shift - before).max() < 1e-9:
+            break
+    best = parts.biases[:, 0] + shift
+    found: _Floats = np.clip(best - best[:, :1], -_LARGEST, _LARGEST)
+    return found
 
 
 def fitted_bias(
-    log_probs: NDArray[np.float64],
-    targets: NDArray[np.int64],
-    weights: NDArray[np.float64] | None = None,
-) -> NDArray[np.float64]:
-    """Return the label bias of the least cross-entropy: a regression with intercepts only.
-
-    Newton's method; the loss is convex. The first label's bias is 0.
+    log_probs: _Floats, targets: NDArray[np.int64], weights: _Floats | None = None
+) -> _Floats:
+    """Return the label bias of the least cross-entropy, with a normal prior (`PRIOR_STD`).
 
     Args:
         log_probs: Shape (R, C), nats.
         targets: Indices of the true labels, shape (R,).
         weights: Weight of each row, shape (R,); None weighs all equally.
+
+    Returns:
+        Shape (C,), nats; 0 for the first label.
     """
-    num_labels = log_probs.shape[1]
+    total = np.logaddexp.reduce(log_probs, axis=1, keepdims=True)
+    probabilities = np.exp(log_probs - total)
+    rows = Expansions(
+        losses=np.zeros(len(targets)),
+        probabilities=probabilities,
+        gradients=probabilities - np.eye(log_probs.shape[1])[targets],
+        spreads=np.ones(len(targets)),
+        biases=np.zeros_like(probabilities),
+    )
     parts = np.ones(len(targets)) if weights is None else weights
-    parts = parts / parts.sum()
-    share = np.bincount(targets, parts, minlength=num_labels)
-    bias = np.zeros(num_labels)
-    for _ in range(100):
-        shifted = log_probs + bias
-        shifted = shifted - shifted.max(axis=1, keepdims=True)
-        odds = np.exp(shifted)
-        probabilities = odds / odds.sum(axis=1, keepdims=True)
-        mean = parts @ probabilities
-        gradient = (mean - share)[1:]
-        hessian = np.diag(mean) - probabilities.T @ (parts[:, None] * probabilities)
-        # The ridge keeps a step finite where all probabilities are 0 or 1.
-        step = np.linalg.solve(hessian[1:, 1:] + 1e-9 * np.eye(num_labels - 1), gradient)
-        step = np.clip(step, -1.0, 1.0)
-        before, bias[1:] = bias[1:].copy(), np.clip(bias[1:] - step, -_LARGEST, _LARGEST)
-        if np.abs(bias[1:] - before).max() < 1e-9:
-            break
-    return bias
+    ridge = np.array([1.0 / (PRIOR_STD**2 * parts.sum())])
+    one = Expansions(*(each[None] for each in rows))
+    found: _Floats = lowest(one, (parts / parts.sum())[None], ridge)[0]
+    return found

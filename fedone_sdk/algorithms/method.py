@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -23,15 +23,18 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Prompts to be scored. Both arrays are read-only.
+    """Prompts to be scored. The arrays are read-only.
 
     Attributes:
         prompts: Token indices, int64, shape (I, n).
         probabilities: The categoricals that the tokens were drawn from, float64, shape (n, N).
+        biases: The label bias to score each prompt at, nats, rounded to float32, shape (I, C);
+            None without calibration.
     """
 
     prompts: NDArray[np.int64]
     probabilities: NDArray[np.float64]
+    biases: NDArray[np.floating[Any]] | None = None
 
     def __post_init__(self) -> None:
         """Check the arrays and keep read-only copies."""
@@ -44,44 +47,78 @@ class Candidates:
         vocab_size = probabilities.shape[1]
         if prompts.size and not 0 <= prompts.min() <= prompts.max() < vocab_size:
             raise ValueError(f"prompts must lie in [0, {vocab_size})")
-        prompts = prompts.astype(np.int64)
-        probabilities.setflags(write=False)
-        prompts.setflags(write=False)
-        object.__setattr__(self, "probabilities", probabilities)
-        object.__setattr__(self, "prompts", prompts)
+        arrays: dict[str, NDArray[Any]] = {
+            "prompts": prompts.astype(np.int64),
+            "probabilities": probabilities,
+        }
+        if self.biases is not None:
+            arrays["biases"] = np.array(self.biases, dtype=np.float32)
+            if arrays["biases"].ndim != 2 or len(arrays["biases"]) != len(prompts):
+                raise ValueError("biases must be a matrix (I, C) with one row per prompt")
+        for name, array in arrays.items():
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassLosses:
-    """Losses of one mini-batch per class, for a grid of label biases. Read-only arrays.
+    """Losses of one mini-batch for the fit of label biases. Read-only arrays.
+
+    The examples are in K groups: one per class, or one in all. `calibration` has the formulas.
 
     Attributes:
-        means: Mean loss of each prompt over the examples of a class, with the bias added to the
-            label log-probabilities; float64, shape (I, C, G), 0 for a class without an example.
-        counts: Examples of each class, int64, shape (C,); their sum is at least 1.
+        means: Of each prompt and group of examples, at the prompt's bias: the mean loss, the trace
+            of its Hessian, and the mean probability of each label; float64, shape (I, K, 2 + C).
+            Zeros for a group without an example.
+        counts: Examples of each group, int64, shape (K,); their sum is at least 1.
+        targets: Shares of the true labels in each group, float64, shape (K, C).
+        biases: The label bias that each prompt was scored at, nats, float64, shape (I, C).
     """
 
     means: NDArray[np.float64]
     counts: NDArray[np.int64]
+    targets: NDArray[np.float64]
+    biases: NDArray[np.floating[Any]]
 
     def __post_init__(self) -> None:
         """Check the arrays and keep read-only copies."""
         means = np.array(self.means, dtype=np.float64)
-        if means.ndim != 3 or not np.isfinite(means).all():
-            raise ValueError("means must be finite numbers of shape (I, C, G)")
+        if means.ndim != 3 or means.shape[2] < 3 or not np.isfinite(means).all():
+            raise ValueError("means must be finite numbers of shape (I, K, 2 + C)")
+        prompts, groups, labels = len(means), means.shape[1], means.shape[2] - 2
         counts = np.array(self.counts)
-        if not np.issubdtype(counts.dtype, np.integer) or counts.shape != means.shape[1:2]:
-            raise ValueError(f"counts must be {means.shape[1]} integers, one per class")
+        if not np.issubdtype(counts.dtype, np.integer) or counts.shape != (groups,):
+            raise ValueError(f"counts must be {groups} integers, one per group")
         if counts.min(initial=0) < 0 or not counts.any():
             raise ValueError("counts must not be negative, and sum to at least 1")
+        targets, biases = (np.array(each, dtype=np.float64) for each in (self.targets, self.biases))
+        if targets.shape != (groups, labels) or not np.isfinite(targets).all():
+            raise ValueError(f"targets must be finite numbers of shape ({groups}, {labels})")
+        if biases.shape != (prompts, labels) or not np.isfinite(biases).all():
+            raise ValueError(f"biases must be finite numbers of shape ({prompts}, {labels})")
         counts = counts.astype(np.int64)
-        for name, array in (("means", means), ("counts", counts)):
+        for name, array in (
+            *(("means", means), ("counts", counts), ("targets", targets), ("biases", biases)),
+        ):
             array.setflags(write=False)
             object.__setattr__(self, name, array)
 
+    @classmethod
+    def plain(cls, losses: NDArray[np.float64]) -> ClassLosses:
+        """Return losses, shape (I,), that have no label bias: of one label, in one group."""
+        means = np.stack([losses, np.zeros_like(losses), np.ones_like(losses)], axis=1)
+        return cls(
+            means=means[:, None],
+            counts=np.ones(1, dtype=np.int64),
+            targets=np.ones((1, 1)),
+            biases=np.zeros((len(losses), 1)),
+        )
+
     def clipped(self, highest: float | None) -> ClassLosses:
         """Return the losses clipped to [0, `highest`]; None does not clip."""
-        return ClassLosses(means=clip_losses(self.means, highest), counts=self.counts)
+        means = self.means.copy()
+        means[..., 0] = clip_losses(means[..., 0], highest)
+        return replace(self, means=means)
 
 
 def clip_losses(losses: NDArray[_Float], highest: float | None) -> NDArray[_Float]:

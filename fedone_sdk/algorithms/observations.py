@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from .calibration import Expansions
 from .method import ClassLosses
 from .space import Space
 from .state import Memory
@@ -38,52 +39,57 @@ class Observations:
         prompts: Shape (P, n), int64.
         rows: The prompt of each loss, shape (E,), int64.
         batches: The mini-batch of each loss, shape (E,), int64, ascending.
-        means: Mean losses over the examples of a class, with a bias added, shape (E, C, G),
-            float32; C and G are 1 for losses that are not per class and bias.
-        examples: Examples of each class in those mini-batches, shape (J, C), int64.
+        means: Of each group of examples, as in `ClassLosses`, shape (E, K, 2 + C), float32.
+        scored_at: The label bias that each loss was scored at, nats, shape (E, C), float32.
+        examples: Examples of each group in those mini-batches, shape (J, K), int64.
+        targets: Shares of the labels in them, shape (J, K, C), float32.
         trust: The weight of each mini-batch, in (0, 1], shape (J,), float64.
         biases: The best label bias of each prompt so far, nats, shape (P, C), float64.
-        shares: Sums over all mini-batches of each class's share, and of its square; shape (2, C).
+        shares: Sums over all mini-batches of each group's share, and of its square; shape (2, K).
     """
 
     prompts: NDArray[np.int64]
     rows: NDArray[np.int64]
     batches: NDArray[np.int64]
     means: NDArray[np.float32]
+    scored_at: NDArray[np.float32]
     examples: NDArray[np.int64]
+    targets: NDArray[np.float32]
     trust: NDArray[np.float64]
     biases: NDArray[np.float64]
     shares: NDArray[np.float64]
 
     @classmethod
-    def empty(cls, prompt_len: int, classes: int = 1, points: int = 1) -> Self:
-        """Return observations without prompts."""
+    def empty(cls, prompt_len: int, groups: int = 1, labels: int = 1) -> Self:
+        """Return observations without prompts, of K groups and C labels."""
         return cls(
             prompts=np.empty((0, prompt_len), dtype=np.int64),
             rows=np.empty(0, dtype=np.int64),
             batches=np.empty(0, dtype=np.int64),
-            means=np.empty((0, classes, points), dtype=np.float32),
-            examples=np.empty((0, classes), dtype=np.int64),
+            means=np.empty((0, groups, 2 + labels), dtype=np.float32),
+            scored_at=np.empty((0, labels), dtype=np.float32),
+            examples=np.empty((0, groups), dtype=np.int64),
+            targets=np.empty((0, groups, labels), dtype=np.float32),
             trust=np.empty(0),
-            biases=np.empty((0, classes)),
-            shares=np.zeros((2, classes)),
+            biases=np.empty((0, labels)),
+            shares=np.zeros((2, groups)),
         )
 
     @classmethod
-    def remembered(cls, memory: Memory, space: Space, classes: int = 1, points: int = 1) -> Self:
+    def remembered(cls, memory: Memory, space: Space, groups: int = 1, labels: int = 1) -> Self:
         """Return the observations in `memory`; an empty memory has none.
 
         Args:
             memory: Of a state; it may come from a client and is checked.
             space: The space of prompts.
-            classes: C.
-            points: G.
+            groups: K.
+            labels: C.
 
         Raises:
             ValueError: `memory` is not that of a search.
         """
         prompt_len = space.prompt_len
-        empty = cls.empty(prompt_len, classes, points)
+        empty = cls.empty(prompt_len, groups, labels)
         if not memory:
             return empty
         names = empty.memory().keys()
@@ -92,16 +98,18 @@ class Observations:
         own = {name: memory[name] for name in names}
         # By size, because an array from a client may have no first axis.
         size, evaluations = own["prompts"].size // prompt_len, own["rows"].size
-        clients = own["examples"].size // classes
+        clients = own["examples"].size // groups
         shapes = {
             "prompts": (size, prompt_len),
             "rows": (evaluations,),
             "batches": (evaluations,),
-            "means": (evaluations, classes, points),
-            "examples": (clients, classes),
+            "means": (evaluations, groups, 2 + labels),
+            "scored_at": (evaluations, labels),
+            "examples": (clients, groups),
+            "targets": (clients, groups, labels),
             "trust": (clients,),
-            "biases": (size, classes),
-            "shares": (2, classes),
+            "biases": (size, labels),
+            "shares": (2, groups),
         }
         fits = all(
             own[name].shape == shape and own[name].dtype == getattr(empty, name).dtype
@@ -136,7 +144,9 @@ class Observations:
             "rows": self.rows,
             "batches": self.batches,
             "means": self.means,
+            "scored_at": self.scored_at,
             "examples": self.examples,
+            "targets": self.targets,
             "trust": self.trust,
             "biases": self.biases,
             "shares": self.shares,
@@ -150,7 +160,7 @@ class Observations:
             losses: Of these prompts, in their order.
 
         Raises:
-            ValueError: The losses have other classes or biases than the observations.
+            ValueError: The losses have other groups or labels than the observations.
         """
         if losses.means.shape[1:] != self.means.shape[1:]:
             raise ValueError(
@@ -162,6 +172,8 @@ class Observations:
         new = (0, len(row_of) - len(self.prompts))
         distinct = np.pad(self.prompts, (new, (0, 0)))
         distinct[rows] = prompts
+        biases = np.pad(self.biases, (new, (0, 0)))
+        biases[rows] = losses.biases
         share = losses.counts / losses.counts.sum()
         met, first = np.unique(rows, return_index=True)
         return replace(
@@ -170,9 +182,11 @@ class Observations:
             rows=np.append(self.rows, met),
             batches=np.append(self.batches, np.full(len(met), len(self.examples))),
             means=np.concatenate([self.means, losses.means[first].astype(np.float32)]),
+            scored_at=np.concatenate([self.scored_at, losses.biases[first].astype(np.float32)]),
             examples=np.concatenate([self.examples, losses.counts[None]]),
+            targets=np.concatenate([self.targets, losses.targets[None].astype(np.float32)]),
             trust=np.append(self.trust, 1.0),
-            biases=np.pad(self.biases, (new, (0, 0))),
+            biases=biases,
             shares=self.shares + np.stack([share, share**2]),
         )
 
@@ -195,7 +209,9 @@ class Observations:
             rows=place[self.rows[evaluations]],
             batches=renumbered.astype(np.int64),
             means=self.means[evaluations],
+            scored_at=self.scored_at[evaluations],
             examples=self.examples[batches],
+            targets=self.targets[batches],
             trust=self.trust[batches],
             biases=self.biases[prompts],
         )
@@ -263,6 +279,30 @@ class Observations:
         np.add.at(evaluations, self.rows, met[self.batches])
         return evaluations
 
+    @cached_property
+    def expansions(self) -> Expansions:
+        """The losses as functions of the label bias, shape (E, K)."""
+        targets = self.targets[self.batches].astype(np.float64)
+        return Expansions.of(self.means, targets, self.scored_at[:, None])
+
+    @cached_property
+    def losses(self) -> NDArray[np.float64]:
+        """Losses of each group at their prompts' best biases, nats, shape (E, K)."""
+        return self.expansions.at(self.biases[self.rows][:, None]).losses
+
+    def biases_for(self, prompts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the label biases to score some prompts at, nats, shape (I, C).
+
+        That of a known prompt is its best; that of another is the mean over all evaluations.
+        """
+        if not len(self.prompts):
+            return np.zeros((len(prompts), self.biases.shape[1]))
+        biases = np.tile(self.biases[self.rows].mean(axis=0), (len(prompts), 1))
+        for place, prompt in enumerate(prompts):
+            if (row := self.row(prompt)) is not None:
+                biases[place] = self.biases[row]
+        return biases
+
     def last_met(self) -> NDArray[np.int64]:
         """Return the last mini-batch of each prompt, shape (P,)."""
         last = np.zeros(len(self.prompts), dtype=np.int64)
@@ -286,13 +326,14 @@ def _all_there(numbers: NDArray[np.int64], count: int) -> bool:
 
 
 class Standings(NamedTuple):
-    """Mean losses of the candidates of one position.
+    """Mean losses of the candidates of one position, at the best label biases of their prompts.
 
     Attributes:
         examples: Example calls per candidate, float64, shape (N_i,); 0 for a candidate that was
             not evaluated.
-        losses: Mean loss at the candidate's best label bias, with equal class weights; shape
-            (N_i,), NaN for a candidate that was not evaluated.
+        losses: Mean loss with equal weights of the groups of examples, shape (N_i,); NaN for a
+            candidate that was not evaluated.
+        by_class: Of each group, shape (N_i, K), likewise.
     """
 
     examples: NDArray[np.float64]
@@ -304,21 +345,18 @@ def standings(memory: Memory, position: int, size: int) -> Standings:
     """Return the standings of one position's candidates, over all other positions."""
     if not memory:
         return Standings(np.zeros(size), np.full(size, np.nan), np.full((size, 1), np.nan))
-    candidate = memory["prompts"][memory["rows"], position]
-    examples = memory["examples"][memory["batches"]].astype(np.float64)
-    means = memory["means"].astype(np.float64)
-    counts = np.zeros((size, means.shape[1]))
-    sums = np.zeros((size, *means.shape[1:]))
+    names = Observations.__dataclass_fields__.keys() & memory.keys()
+    observed = Observations(**{name: memory[name] for name in names})
+    candidate = observed.prompts[observed.rows, position]
+    examples = observed.examples[observed.batches].astype(np.float64)
+    counts, sums = np.zeros((2, size, examples.shape[1]))
     np.add.at(counts, candidate, examples)
-    np.add.at(sums, candidate, examples[:, :, None] * means)
+    np.add.at(sums, candidate, examples * observed.losses)
     met = counts > 0.0
-    curves = sums / np.where(met, counts, 1.0)[:, :, None]
-    tried = met.any(axis=1)
-    mixed = curves.sum(axis=1) / np.maximum(met.sum(axis=1), 1)[:, None]
-    at_best = mixed.argmin(axis=1)
-    rows = np.arange(size)
+    by_class = np.where(met, sums / np.where(met, counts, 1.0), np.nan)
+    mixed = np.where(met, by_class, 0.0).sum(axis=1) / np.maximum(met.sum(axis=1), 1)
     return Standings(
         examples=counts.sum(axis=1),
-        losses=np.where(tried, mixed[rows, at_best], np.nan),
-        by_class=np.where(met, curves[rows, :, at_best], np.nan),
+        losses=np.where(met.any(axis=1), mixed, np.nan),
+        by_class=by_class,
     )

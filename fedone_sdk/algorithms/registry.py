@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import cache
@@ -85,7 +85,8 @@ def method_from_spec(
     blank: int | None,
     space: Space | None = None,
     seed: int = 0,
-    biases: Sequence[Sequence[float]] | None = None,
+    num_labels: int = 1,
+    num_groups: int = 1,
     labelled: bool = True,
     asks: int | None = None,
     start: Start | None = None,
@@ -99,7 +100,8 @@ def method_from_spec(
         blank: Index of the blank candidate, if all positions share one.
         space: Which candidates each position has, if not all N.
         seed: The run's seed.
-        biases: Label biases that losses are reported for, shape (G, C), for a pool method.
+        num_labels: Labels whose biases a pool method fits; 1 disables calibration.
+        num_groups: Groups of examples that losses are reported for (`calibration.num_groups`).
         labelled: Whether the task has labels.
         asks: The run's number of asks, of which a race takes the last; None disables the race.
         start: The warm start of the search (`warm_start`).
@@ -132,7 +134,8 @@ def method_from_spec(
         pool = cast("SearchSpec", spec)
         race = 0 if asks is None else math.floor(pool.race * asks)
         options |= {
-            "biases": None if biases is None else tuple(map(tuple, biases)),
+            "num_labels": num_labels,
+            "num_groups": num_groups,
             "labelled": labelled,
             "race": race,
             "search": None if asks is None or not race else asks - race,

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _checks
-from .calibration import BiasGrid
 from .draws import Draws
 from .evaluator import Estimates, Evaluator, updated
 from .gaussian_process import LARGEST, PRIOR, Features, Hyperparameters
@@ -85,8 +84,8 @@ class PromptSearch(ABC):
         blank: The index of the blank token, if the vocabulary has one. "No prompt" is then among
             the first candidates, and the reference. A `space` has its own blanks.
         space: Which candidates each position has; by default, the same N for all n.
-        biases: Label biases that losses are reported for, shape (G, C) (see `BiasGrid`); None
-            disables calibration.
+        num_labels: C, the labels of the biases that are fitted; 1 disables calibration.
+        num_groups: K, the groups of examples that losses are reported for: C, or 1.
         labelled: Whether the losses are of labels; else of generated text.
         start: The warm start of the first ask (`warm_start`); None disables.
         seed: Breaks ties of the untrained prompt, and seeds the draws behind alpha.
@@ -101,11 +100,11 @@ class PromptSearch(ABC):
     race: int = 0
     blank: int | None = None
     space: Space | None = None
-    biases: tuple[tuple[float, ...], ...] | None = None
+    num_labels: int = 1
+    num_groups: int = 1
     labelled: bool = True
     start: Start | None = None
     seed: int = 0
-    _grid: BiasGrid | None = field(init=False, repr=False, compare=False, default=None)
     _features: Features = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -128,8 +127,9 @@ class PromptSearch(ABC):
             self.space, prompt_len=self.prompt_len, vocab_size=self.vocab_size, blank=self.blank
         )
         object.__setattr__(self, "_features", Features(space))
-        if self.biases is not None:
-            object.__setattr__(self, "_grid", BiasGrid(self.biases))
+        _checks.integer("num_labels", self.num_labels, minimum=1)
+        if _checks.integer("num_groups", self.num_groups) not in (1, self.num_labels):
+            raise ValueError(f"num_groups must be 1 or num_labels = {self.num_labels}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -171,13 +171,17 @@ class PromptSearch(ABC):
             indices = self._distinct(self._next(self._known(state), count, rng), rng)
         else:
             indices = self._distinct(self._first(state, count, rng), rng)
-        return Candidates(prompts=indices, probabilities=alpha / alpha.sum(axis=1, keepdims=True))
+        return Candidates(
+            prompts=indices,
+            probabilities=alpha / alpha.sum(axis=1, keepdims=True),
+            biases=observed.biases_for(indices) if self._calibrates else None,
+        )
 
     def tell(self, state: State, candidates: Candidates, losses: ArrayLike | ClassLosses) -> State:
         """Add the losses to the observations, and update the posterior and the incumbent."""
         observed_losses = self._as_losses(candidates, losses)
         observed = self._observed(state).with_batch(candidates.prompts, observed_losses)
-        evaluator, variances = updated(observed, self._features, self._grid, self._values(state))
+        evaluator, variances = updated(observed, self._features, self._values(state))
         known = Known(evaluator, evaluator.estimates())
         incumbent = self._incumbent(known)
         progress = self._further(state)
@@ -206,14 +210,14 @@ class PromptSearch(ABC):
     def bias(self, state: State) -> NDArray[np.float64] | None:
         """Return the incumbent's best label bias, (C,); None without calibration or losses."""
         observed = self._observed(state)
-        known = self._grid is not None and len(observed.prompts)
+        known = self._calibrates and len(observed.prompts)
         return observed.biases[0].copy() if known else None
 
     def plain_bias(self, state: State) -> NDArray[np.float64] | None:
         """Return the best label bias of "no prompt", shape (C,); None if it was not evaluated."""
         observed = self._observed(state)
         row = observed.row(self._space.reference)
-        return None if row is None or self._grid is None else observed.biases[row].copy()
+        return observed.biases[row].copy() if self._calibrates and row is not None else None
 
     def finished(self, state: State) -> bool:
         """Return whether the race is over."""
@@ -243,6 +247,10 @@ class PromptSearch(ABC):
         return known.evaluator.incumbent(known.estimates, labelled=self.labelled)
 
     # Making prompts
+
+    @property
+    def _calibrates(self) -> bool:
+        return self.num_labels > 1
 
     @property
     def _space(self) -> Space:
@@ -300,9 +308,7 @@ class PromptSearch(ABC):
     # Memory
 
     def _known(self, state: State) -> Known:
-        evaluator = Evaluator.of(
-            self._observed(state), self._features, self._grid, self._values(state)
-        )
+        evaluator = Evaluator.of(self._observed(state), self._features, self._values(state))
         return Known(evaluator, evaluator.estimates())
 
     def _kept(self, known: Known, incumbent: int) -> NDArray[np.int64]:
@@ -338,8 +344,9 @@ class PromptSearch(ABC):
         return draws.lowest(known.prompts[:1], self._lengths(count, rng), rng)
 
     def _observed(self, state: State) -> Observations:
-        points, classes = (1, 1) if self._grid is None else self._grid.biases.shape
-        observed = Observations.remembered(state.memory, self._space, classes, points)
+        observed = Observations.remembered(
+            state.memory, self._space, self.num_groups, self.num_labels
+        )
         # The memory may come from a client, and the cost of a posterior grows faster than its size.
         size = self.pool_size
         if len(observed.prompts) > size or len(observed.rows) > EVALUATIONS_PER_PROMPT * size:
@@ -368,7 +375,7 @@ class PromptSearch(ABC):
             _checks.losses(losses.means[:, 0, 0], candidates, shape=self.shape)
             return losses
         values = _checks.losses(losses, candidates, shape=self.shape)
-        return ClassLosses(means=values[:, None, None], counts=np.ones(1, dtype=np.int64))
+        return ClassLosses.plain(values)
 
     # The race
 

@@ -114,9 +114,9 @@ class TPE(PromptSearch):
 
     def _losses(self, known: Known) -> NDArray[np.float64]:
         """Return the weighted loss of each evaluation at its prompt's bias, shape (E,)."""
-        observed, losses = known.evaluator.observed, known.evaluator.losses
+        observed = known.evaluator.observed
         weights = observed.class_share * (observed.examples[observed.batches] > 0)
-        values: NDArray[np.float64] = (weights * losses).sum(axis=1) / weights.sum(axis=1)
+        values: NDArray[np.float64] = (weights * observed.losses).sum(axis=1) / weights.sum(axis=1)
         return values
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.util import find_spec
+from io import TextIOWrapper
 
 __all__ = ["main"]
 
@@ -13,6 +14,9 @@ def main() -> None:
     """Run the command line."""
     # Matrices are small: on busy cores OpenBLAS's threads would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Escapes what the encoding of a terminal or a pipe lacks.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         _run()
     except KeyboardInterrupt:  # during imports; commands handle it themselves

@@ -57,7 +57,9 @@ class Output:
 
     def write_json(self, document: object) -> None:
         """Write the JSON atomically; pydantic models in it become objects."""
-        text = json.dumps(document, indent=2, ensure_ascii=False, default=_object_of) + "\n"
+        # Standard output may have any encoding, so JSON for it is ASCII.
+        ascii_only = self._to_stdout
+        text = json.dumps(document, indent=2, ensure_ascii=ascii_only, default=_object_of) + "\n"
         if self._to_stdout:
             say(text)
         elif self._file is not None:

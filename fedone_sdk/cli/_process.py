@@ -55,7 +55,8 @@ def interruptible(message: str) -> Iterator[None]:
     """Exit with 130 at Ctrl-C or SIGTERM, after the body has cleaned up."""
 
     def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+        # asyncio.run cancels its main task at SIGINT; an exception raised here ends any step.
+        signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:

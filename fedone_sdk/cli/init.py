@@ -20,6 +20,7 @@ from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import (
     Splits,
+    columns_of,
     label_columns,
     labelled,
     load_examples,
@@ -31,11 +32,11 @@ from fedone_sdk.errors import ArgumentError, SpecError
 if TYPE_CHECKING:
     from fedone_sdk.local.draft import Draft
 
-_SAMPLES, _BATCH = 6, 16
+_SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
 """Rounds of a new run, as a multiple of those that its cap pays for."""
 
-_TUNE_S = 420.0
+_TUNE_S = 600.0
 """Seconds that a local model may take to read the texts of a run; longer texts are cut."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
@@ -97,8 +98,8 @@ def init(
     files = {part: f"{name}.{part}.jsonl" for part in Splits._fields}
     with naming(str(data)):
         rows = load_examples(data)
-        label = _chosen("--label", label, label_columns(rows), list(rows[0]))
-        text = _chosen("--text", text, text_columns(rows, label), list(rows[0]))
+        label = _chosen("--label", label, label_columns(rows), columns_of(rows))
+        text = _chosen("--text", text, text_columns(rows, label), columns_of(rows))
         usable = labelled(rows, text, label)
         parts = split(usable.rows)
     backend = _backend_of(_model(model))
@@ -116,11 +117,19 @@ def init(
         )
     )
     clients = max(1, min(20, len(parts.train) // _BATCH))
+    # The columns' own names, so that other rows of the table fit the task.
+    taken = {*drafted.slots, "prompt", "mask"}
+    keys = (text, label)
+    if not all(key.isidentifier() and key not in taken for key in keys):
+        keys = ("text", "label")
     document = _document(
-        name[:64], drafted, cut, backend, files=files, clients=clients, queries=queries
+        name[:64], drafted, cut, backend, keys, files=files, clients=clients, queries=queries
     )
     content = {
-        file: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+        file: "".join(
+            json.dumps(dict(zip(keys, row.values(), strict=True)), ensure_ascii=False) + "\n"
+            for row in part
+        )
         for file, part in zip(files.values(), parts, strict=True)
     }
     _write(target, {**content, target.name: document}, fresh=fresh)
@@ -136,8 +145,6 @@ def init(
         files["dev"]: f"{plural(len(parts.dev), 'row')}, which only measure the prompt",
         files["public"]: f"{plural(len(parts.public), 'row')}, which become public as examples",
     }
-    if drafted.unchecked:
-        facts["not checked"] = drafted.unchecked
     output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
     output.facts(facts)
     for line in usable.notes:
@@ -214,7 +221,7 @@ async def _drafted(
     from pydantic import TypeAdapter
 
     from fedone_sdk.backends.build import build_backend
-    from fedone_sdk.local.draft import draft
+    from fedone_sdk.local.draft import FRAME_CHARS, draft
     from fedone_sdk.spec import BackendSpec
 
     spec = TypeAdapter[Any](BackendSpec).validate_python(backend)
@@ -224,7 +231,8 @@ async def _drafted(
         backend["multi_token_labels"] = True
     most = float(_LENGTHS[-1])
     if found.char_s:
-        most = _TUNE_S / found.char_s / (queries * _BATCH + 3 * len(parts.dev))
+        rows = queries * _BATCH + 3 * len(parts.dev)
+        most = _TUNE_S / found.char_s / rows - FRAME_CHARS
     return found, max(filter(lambda one: one <= most, _LENGTHS), default=_LENGTHS[0])
 
 
@@ -259,6 +267,7 @@ def _document(
     draft: Draft,
     cut: int,
     backend: Mapping[str, Any],
+    keys: tuple[str, str],
     *,
     files: Mapping[str, str],
     clients: int,
@@ -266,10 +275,12 @@ def _document(
 ) -> str:
     task = draft.task
     form = {key: value for key, value in task.items() if key in ("chat", "template")}
-    written = {key: _cut(value, cut) for key, value in form.items()}
+    text, label = keys
+    written = {key: _cut(value, f"{{{text}:.{cut}}}") for key, value in form.items()}
     return _RUN.format(
         name=_yaml(name),
         form="\n".join(f"  {key}: {_yaml(value)}" for key, value in written.items()),
+        label=_yaml(label),
         description=_yaml(task["description"]),
         labels="\n".join(
             f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()
@@ -289,10 +300,10 @@ def _document(
     )
 
 
-def _cut(form: Any, most: int) -> Any:
+def _cut(form: Any, field: str) -> Any:
     if isinstance(form, str):
-        return form.replace("{text}", f"{{text:.{most}}}")
-    return {role: _cut(text, most) for role, text in form.items()}
+        return form.replace("{text}", field)
+    return {role: _cut(text, field) for role, text in form.items()}
 
 
 def _yaml(value: object) -> str:
@@ -303,8 +314,9 @@ _RUN = """\
 # Written by `fedone init`. All keys: docs/reference/run-yaml.md
 name: {name}
 task:
-  # {{text:.N}} is the first N characters of a text; the other names are slots.
+  # {{COLUMN:.N}} is the first N characters of a text; the other names are slots.
 {form}
+  label_field: {label}
   # Words for the task in the instructions: what a text is, and what its label says.
   description: {description}
   # The model's answer for each label.

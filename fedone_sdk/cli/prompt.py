@@ -129,7 +129,8 @@ def use(
         {"text": text} if text is not None else {"label": label, "scores": scores}
         for label, scores, text in zip(found.labels, found.scores, found.texts, strict=True)
     )
-    _say("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), target)
+    ascii_only = target is None
+    _say("".join(f"{json.dumps(row, ensure_ascii=ascii_only)}\n" for row in rows), target)
     usage = found.usage
     terminal(stderr=True).print(
         f"{len(examples)} labelled, {plural(usage.requests, 'request')}, "
@@ -241,6 +242,8 @@ def score(
     """Measure one prompt on one data file."""
     from fedone_sdk.backends import predict
     from fedone_sdk.backends.label_words import check_label_words
+    from fedone_sdk.evaluation import interval
+    from fedone_sdk.evaluation.outcomes import Outcomes
     from fedone_sdk.local import load_measure, load_score
 
     output = Output(json_file)
@@ -264,12 +267,17 @@ def score(
         score, measure = load_score(task, run.folder), load_measure(task, run.folder)
         found = asyncio.run(predicted())
         metric, mean_loss = found.metric, found.mean_loss
+        ends = interval(task.metric, Outcomes.of("after", found), len(task.labels))
         priced = "usd" in backend.bounds
     report = {
         "prompt": asked if isinstance(asked, str) else asked.text,
         "data": source,
         "model": backend.fingerprint,
-        "metric": {"name": task.metric, "value": metric},
+        "metric": {
+            "name": task.metric,
+            "value": metric,
+            "interval": ends and (ends.low, ends.high),
+        },
         "mean_loss": mean_loss,
         "bias": found.task.bias,
         "examples": len(examples),
@@ -277,9 +285,11 @@ def score(
         "censored": found.censored,
         "usage": bill(found.usage, priced=priced),
     }
+    spread = "" if ends is None else f", 95 % {ends.low:.4f} to {ends.high:.4f}"
+    of_loss = spread if task.metric == "loss" else ""
     facts = {
-        **({} if task.metric == "loss" else {task.metric: metric_text(metric, 4)}),
-        "mean loss": f"{metric_text(mean_loss, 4)} ({task.loss})",
+        **({} if task.metric == "loss" else {task.metric: metric_text(metric, 4) + spread}),
+        "mean loss": f"{metric_text(mean_loss, 4)} ({task.loss}){of_loss}",
         **({} if found.task.bias is None else {"label bias": bias_text(found.task.bias)}),
         "examples": f"{report['examples']} ({report['failed']} failed)",
         "queries": f"{found.usage.queries} ({plural(found.usage.requests, 'request')}, "

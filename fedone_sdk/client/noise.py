@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _GRID = 2**30
 """Grid steps of the width of a clipped value. `fedone_sdk.accountant` relies on it."""
 
+_BIAS_WEIGHT = 0.25
+"""Weight of label probabilities in a release, relative to a loss of the size of the clip."""
+
 _RANDOM = SystemRandom()
 
 
@@ -31,6 +34,8 @@ def noised_means(
     bounds: Sequence[tuple[float, float]],
     noise_multiplier: float,
     random: Random = _RANDOM,
+    *,
+    sensitivity: float | None = None,
 ) -> tuple[float, ...]:
     """Return means over examples with noise, which protect one example.
 
@@ -42,11 +47,16 @@ def noised_means(
         bounds: Lowest and highest value of each row; the values are clipped to them.
         noise_multiplier: Standard deviation of the noise, divided by the L2 sensitivity.
         random: Source of uniform integers.
+        sensitivity: A smaller bound on that move, for values that depend on each other. Rounding to
+            the grid may add a step in each number.
 
     Returns:
         Shape (d,); a noised mean may be outside its bounds.
     """
-    variance = math.ceil(noise_multiplier * noise_multiplier * len(values) * _GRID * _GRID)
+    square = float(len(values) * _GRID * _GRID)
+    if sensitivity is not None:
+        square = (sensitivity * _GRID + math.sqrt(len(values))) ** 2
+    variance = math.ceil(noise_multiplier * noise_multiplier * square)
     noise = discrete_gaussian(len(values), variance, random)
     means = []
     for row, (low, high), extra in zip(values, bounds, noise, strict=True):
@@ -72,6 +82,42 @@ def private_losses(
     bounds = [(0.0, privacy.clip)] * len(losses)
     means = noised_means(losses, bounds, privacy.noise_multiplier, random)
     return tuple(min(max(mean, -MAX_LOSS), MAX_LOSS) for mean in means)
+
+
+def private_terms(
+    terms: Sequence[Sequence[Sequence[float]]],
+    targets: Sequence[int],
+    privacy: PrivacySpec,
+    random: Random = _RANDOM,
+) -> tuple[float, ...]:
+    """Return mean losses, mean label probabilities and counts of the labels, with noise.
+
+    In units of C for losses, 1 / w for probabilities and 1 / (w sqrt(I)) for counts, one example
+    moves the sums by at most sqrt(I (1 + 4 w^2)): two points of a simplex are at most sqrt(2)
+    apart. w = 1/4 makes the noise of the losses 12 % larger than without a label bias.
+
+    Args:
+        terms: `loss_terms`, shape (I, b, 2 + C).
+        targets: The true labels, shape (b,); -1 for an example without a loss, whose terms are 0.
+        privacy: Has the clip C of a loss.
+        random: Source of uniform integers.
+
+    Returns:
+        I losses, then I x C probabilities, then C counts.
+    """
+    count, size, labels = len(terms), len(targets), len(terms[0][0]) - 2
+    columns = [list(zip(*rows, strict=True)) for rows in terms]
+    values: list[Sequence[float]] = [rows[0] for rows in columns]
+    values += [column for rows in columns for column in rows[2:]]
+    values += [[float(target == label) for target in targets] for label in range(labels)]
+    share = max(1.0, 1.0 / (_BIAS_WEIGHT * math.sqrt(count)))  # a count of 1 is not clipped
+    bounds = [(0.0, privacy.clip)] * count
+    bounds += [(0.0, 1.0 / _BIAS_WEIGHT)] * (count * labels) + [(0.0, share)] * labels
+    sensitivity = math.sqrt(count * (1.0 + 4.0 * _BIAS_WEIGHT**2))
+    means = noised_means(values, bounds, privacy.noise_multiplier, random, sensitivity=sensitivity)
+    counts = [size * mean for mean in means[-labels:]]
+    released = [*means[:-labels], *counts]
+    return tuple(min(max(number, -MAX_LOSS), MAX_LOSS) for number in released)
 
 
 def private_step(

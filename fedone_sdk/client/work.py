@@ -8,15 +8,16 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.calibration import MAX_LABELS, class_losses
+from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
 from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
-from fedone_sdk.client.noise import private_losses
+from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.session import Session
 from fedone_sdk.client.state import Change
@@ -36,6 +37,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec.sections import PrivacySpec
 from fedone_sdk.task import (
+    MAX_BIAS,
     Example,
     LogProbs,
     ScoreFunction,
@@ -61,7 +63,7 @@ class Step:
         number: Index of the step in the work, from 0.
         prompts: Shape (P, n), candidate indices.
         on_scored: Called with the number of further prompts that have their losses.
-        by_class: Whether losses by class and label bias are computed too.
+        biases: The label bias of each prompt, shape (P, C); None without label calibration.
     """
 
     number: int
@@ -71,7 +73,7 @@ class Step:
     journal: Journal
     on_scored: Callable[[int], None]
     score: ScoreFunction | None = None
-    by_class: bool = False
+    biases: Array | None = None
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -103,7 +105,7 @@ class Step:
         answers: dict[str, Answers] = {}
         for keys, found in rows:
             losses |= dict.fromkeys(keys, self._losses(found))
-            if self.by_class:
+            if self.biases is not None:
                 answers |= dict.fromkeys(keys, _log_probs(found))
         charge = None if spent is None else (self.number, spent)
         self.journal.keep(losses, model, charge, answers)
@@ -112,7 +114,7 @@ class Step:
     def has(self, key: str) -> bool:
         """Return whether the journal has all that the step needs of a prompt."""
         known = self.journal.row(key) is not None
-        return known and not (self.by_class and self.journal.answers(key) is None)
+        return known and not (self.biases is not None and self.journal.answers(key) is None)
 
     def _losses(self, answers: Sequence[LogProbs | str | None]) -> Row:
         try:
@@ -123,11 +125,12 @@ class Step:
         except SpecError as exc:
             _log.warning("score function failed", reason=str(exc))
             cause = exc.__cause__
-            # Only the exception's type leaves the device: its text may quote private data.
+            # Neither a text nor a value leaves the device: they may quote private data.
             raise Declining(
-                exc.problems[0]
+                "task.score: the score function returned a value outside [0, 1]"
                 if cause is None
-                else f"task.score: the score function failed with {type(cause).__name__}"
+                else f"task.score: the score function failed with {type(cause).__name__}",
+                shown=exc.problems[0],
             ) from exc
 
 
@@ -168,47 +171,75 @@ async def score_step(
     # An example counts for all prompts or for none, so that all are compared on the same ones.
     failed = frozenset(index for row in rows for index, loss in enumerate(row) if loss is None)
     counts = step.batch.check(failed)
-    losses = [
-        [loss for index, loss in enumerate(row) if index not in failed and loss is not None]
-        for row in rows
-    ]
-    if privacy is not None and privacy.target == "losses":
-        # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
-        # count depends on what became of it.
-        losses = [row + [0.0] * (counts.scored - len(row)) for row in losses]
+    noised = privacy if privacy is not None and privacy.target == "losses" else None
+
+    def released(draw: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
         try:
-            values = step.journal.release(keys, partial(private_losses, losses, privacy), charge)
+            return step.journal.release(keys, draw, charge)
         except OSError as exc:
             raise Declining(str(exc)) from exc
+
+    more: dict[str, Any] = {}
+    if step.biases is not None:
+        values, more = _by_class(step, keys, failed, counts.scored, noised, released)
     else:
-        values = tuple(math.fsum(row) / len(row) for row in losses)
-    by_class, class_counts = _by_class(step, keys, failed) if step.by_class else (None, ())
+        losses = [
+            [loss for index, loss in enumerate(row) if index not in failed and loss is not None]
+            for row in rows
+        ]
+        if noised is not None:
+            # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
+            # count depends on what became of it.
+            losses = [row + [0.0] * (counts.scored - len(row)) for row in losses]
+            values = released(partial(private_losses, losses, noised))
+        else:
+            values = tuple(math.fsum(row) / len(row) for row in losses)
     return LossesUpdate(
         num_examples=num_examples,
         scored=counts,
         usage=step.journal.spent(step.number),
         model=models.pop(),
         losses=values,
-        by_class=by_class,
-        class_counts=class_counts,
+        **more,
     )
 
 
 def _by_class(
-    step: Step, keys: Sequence[str], failed: frozenset[int]
-) -> tuple[Array, tuple[int, ...]]:
-    """Return losses by class and label bias, and the counts, over the examples that count."""
+    step: Step,
+    keys: Sequence[str],
+    failed: frozenset[int],
+    scored: int,
+    privacy: PrivacySpec | None,
+    released: Callable[[Callable[[], tuple[float, ...]]], tuple[float, ...]],
+) -> tuple[tuple[float, ...], dict[str, Any]]:
+    """Return the mean losses, and the part of the update for label biases."""
+    assert step.biases is not None
     kept = [index for index in range(len(step.batch.examples)) if index not in failed]
-    targets = [target_of(step.task, step.batch.examples[index]) for index in kept]
-    labels = [target for target in targets if isinstance(target, int)]
-    curves = []
-    for key in keys:
-        answers = step.journal.answers(key) or ()
-        rows = [row for index in kept if (row := answers[index]) is not None]
-        curves.append(class_losses(step.task, rows, labels))
-    shape = (len(curves), len(curves[0].means), len(curves[0].means[0]))
-    numbers = itertools.chain.from_iterable(itertools.chain(*curve.means) for curve in curves)
-    return Array.pack(numbers, shape, "float32"), curves[0].counts
+    targets = [int(target_of(step.task, step.batch.examples[index])) for index in kept]
+    terms = []
+    for key, bias in zip(keys, step.biases.rows(), strict=True):
+        task, answers = step.task.with_bias(bias), step.journal.answers(key) or ()
+        found = [(answers[index], target) for index, target in zip(kept, targets, strict=True)]
+        terms.append([loss_terms(task, row, target) for row, target in found if row is not None])
+    labels = len(step.task.labels)
+    groups = num_groups(labels, private=privacy is not None)
+    if privacy is not None:
+        # An example without a loss counts as 0, as without a label bias.
+        missing = scored - len(targets)
+        terms = [[*own, *[[0.0] * (2 + labels)] * missing] for own in terms]
+        targets += [-1] * missing
+        numbers = released(partial(private_terms, terms, targets, privacy))
+        values, rest = numbers[: len(keys)], iter(numbers[len(keys) :])
+        # The largest trace stands for an unknown one.
+        means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
+        counts = tuple(rest)
+    else:
+        values = tuple(math.fsum(term[0] for term in own) / len(own) for own in terms)
+        means = [class_means(own, targets, groups) for own in terms]
+        counts = tuple(float(targets.count(label)) for label in range(labels))
+    flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
+    by_class = Array.pack(flat, (len(keys), groups, 2 + labels), "float32")
+    return values, {"by_class": by_class, "class_counts": counts}
 
 
 class GatewayOracle:
@@ -389,16 +420,20 @@ class Work:
             )
         if self._noises_alpha and isinstance(assignment, LossesAssignment):
             raise Declining("the run's privacy does not fit its exchange")  # no loss has noise
-        if self._by_class:
-            task = run.task
-            sound = (
-                task.loss == "cross_entropy"
-                and len(task.labels) <= MAX_LABELS
-                and isinstance(assignment, LossesAssignment)
-            )
-            # Losses by class have no noise, and would make the noise of the losses useless.
-            if not sound or run.privacy is not None:
-                raise Declining("the run's calibration does not fit its task or its privacy")
+        biases = assignment.biases if isinstance(assignment, LossesAssignment) else None
+        if (run.calibration.kind == "labels") != (biases is not None):
+            raise Declining("the assignment does not fit its run")
+        if biases is not None and not self._fits(biases):
+            raise Declining("the run's calibration does not fit its task")
+
+    def _fits(self, biases: Array) -> bool:
+        """Return whether label biases fit the task and the prompts."""
+        task, shape = self.run.task, (self.num_prompts, len(self.run.task.labels))
+        return (
+            task.loss == "cross_entropy"
+            and (biases.dtype, biases.shape) == ("float32", shape)
+            and all(abs(value) <= MAX_BIAS for value in biases.values())
+        )
 
     @property
     def _layout(self) -> Layout:
@@ -415,7 +450,8 @@ class Work:
         self.check()
         if isinstance(self.assignment, LossesAssignment):
             self.memory = b""  # the memory is the server's
-            return await self._losses(0, self.assignment.minibatch_seed, self.assignment.prompts)
+            given = self.assignment
+            return await self._losses(0, given.minibatch_seed, given.prompts, given.biases)
         return await self._alpha_update(self.assignment)
 
     async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
@@ -458,7 +494,7 @@ class Work:
             with _declining("no prompts can be drawn"):
                 candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
             prompts = prompts_to_wire(candidates.prompts, run.vocab_size)
-            scores = await self._losses(number, step.minibatch_seed, prompts)
+            scores = await self._losses(number, step.minibatch_seed, prompts, None)
             usage += scores.usage
             with _declining("the method cannot use the losses"):
                 clipped = clip_losses(np.array(scores.losses), run.loss_clip)
@@ -490,12 +526,9 @@ class Work:
         """The device's weight; private devices have the same."""
         return len(self.examples) if self.run.privacy is None else 1
 
-    @property
-    def _by_class(self) -> bool:
-        """Whether the update has losses by class and label bias."""
-        return self.run.calibration.kind == "labels"
-
-    async def _losses(self, number: int, minibatch_seed: int, prompts: Array) -> LossesUpdate:
+    async def _losses(
+        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None
+    ) -> LossesUpdate:
         task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
         examples = [self.examples[index] for index in drawn]
@@ -509,7 +542,7 @@ class Work:
             journal=self.journal,
             on_scored=self._scored,
             score=self.hooks.score,
-            by_class=self._by_class,
+            biases=biases,
         )
         return await score_step(
             step,

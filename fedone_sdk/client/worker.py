@@ -252,6 +252,7 @@ class Worker:
 
     async def _checked_run(self, assignment: Assigned, held: Sequence[Example]) -> RunTask:
         """Return an assignment's run after the checks that do not depend on rows."""
+        journal = self._current.journal(assignment.assignment_id)
         try:
             run = await self._runs.task(assignment.run_id, assignment.vocabulary_version)
         except MessageError as exc:
@@ -264,7 +265,6 @@ class Worker:
             (_log.info if fit.reason is None else _log.warning)(f"your rows fit {fit}")
         self._capabilities.check(run)
         if self._privacy is not None:
-            journal = self._current.journal(assignment.assignment_id)
             self._privacy.check(run, assignment, journal)
         return run
 

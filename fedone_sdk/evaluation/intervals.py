@@ -48,12 +48,16 @@ class Interval(NamedTuple):
 
     Attributes:
         pairs: The number of measurements behind it, one per seed.
+        error: Its standard error.
+        above: The probability that it is above 0, given the examples.
     """
 
     value: float
     low: float
     high: float
     pairs: int
+    error: float
+    above: float
 
     @property
     def verdict(self) -> Literal["more", "less", "open"]:
@@ -67,6 +71,9 @@ def interval(metric: str, measured: Measured, num_labels: int) -> Interval | Non
     Examples are resampled with replacement (Efron and Tibshirani 1993, chapter 13) with a fixed
     seed, so that reports are reproducible. The interval covers the choice of examples, not the
     variation between runs.
+
+    For the accuracy, one more right and one more wrong answer can be drawn, which the value does
+    not count (Agresti and Coull 1998): 20 right answers of 20 do not show that all are right.
 
     Returns:
         The interval; None if nothing was scored or the metric is a user function, which reports do
@@ -87,6 +94,10 @@ def difference(
     degrees of freedom and of the normal distribution, because the interval of few repeats is too
     narrow otherwise (Hesterberg 2015, "expanded percentile interval"). With one seed, the interval
     is over the examples only.
+
+    For the accuracy of one seed, one more example for each side can be drawn, which the value does
+    not count. With few examples on which the prompts disagree, the interval then excludes 0 about
+    where the exact test of McNemar (1947) does.
 
     `first` and `second` have one measurement per seed, of the same seeds.
 
@@ -124,6 +135,12 @@ def _interval(
         return None
     # A metric depends only on how often each combination of answers occurs.
     cells, counts = np.unique(table, axis=1, return_counts=True)
+    weights = counts
+    if metric == "accuracy" and seeds == 1:
+        # Right is the label 0 of an example of class 0, wrong is no label.
+        more = np.array([[0, 0, -1][: len(cells)], [0, -1, 0][: len(cells)]], dtype=np.float64).T
+        cells = np.concatenate([cells, more], axis=1)
+        counts, weights = np.append(counts, [0, 0]), np.append(counts, [1, 1])
 
     def by_seed(drawn: _Ints) -> _Floats:
         """Return the metric with each seed, shape (draws, S), from counts of the cells."""
@@ -137,16 +154,20 @@ def _interval(
     once = by_seed(counts[np.newaxis])[0]
     rng = np.random.Generator(np.random.Philox(0))  # Fixed, so that reports are reproducible.
     size = max(1, _CHUNK // len(counts))
-    more, ends = _stretch(seeds) - 1.0, []
+    stretch, ends = _stretch(seeds) - 1.0, []
     for at in range(0, _DRAWS, size):
         count = min(size, _DRAWS - at)
         # The multiplicity of each seed in a draw, and of each cell.
         chosen = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=count)
-        examples = rng.multinomial(counts.sum(), counts / counts.sum(), size=count)
+        examples = rng.multinomial(counts.sum(), weights / weights.sum(), size=count)
         drawn = (chosen * by_seed(examples)).sum(axis=1) / seeds
-        ends.append(drawn + more * (chosen @ once / seeds - once.mean()))
-    low, high = np.quantile(np.concatenate(ends), (0.025, 0.975))
-    return Interval(float(once.mean()), float(low), float(high), seeds)
+        ends.append(drawn + stretch * (chosen @ once / seeds - once.mean()))
+    every = np.concatenate(ends)
+    low, high = np.quantile(every, (0.025, 0.975))
+    above = (every > 0.0).mean() + (every == 0.0).mean() / 2.0
+    return Interval(
+        float(once.mean()), float(low), float(high), seeds, float(every.std()), float(above)
+    )
 
 
 def _of_answers(metric: str, cells: _Ints, drawn: _Ints, num_labels: int) -> _Floats:

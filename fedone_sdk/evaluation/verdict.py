@@ -31,8 +31,8 @@ _FOLDS = 5
 _MIN_ROWS = 10
 """Minimal number of rows to fit a label bias on."""
 
-_MAX_FACTOR = 100
-"""Maximal factor of the current rows that a verdict recommends."""
+_POWER = 1.959964 + 0.841621
+"""Standard errors of a difference that a two-sided test at 5 % finds with 80 % power."""
 
 _OVER: Mapping[Compared, str] = {
     "no_prompt": "no prompt",
@@ -96,11 +96,13 @@ def judge(
         found["untrained"] = outcomes["before"]
     found["tuned"] = after
     standings = {name: _standing(task, name, one, after, measure) for name, one in found.items()}
-    against = _best_baseline(task.metric, standings)
+    against: Compared | None = "no_prompt" if "no_prompt" in standings else None
+    if not empty:
+        against = _best_baseline(task.metric, standings)
     over = None if against is None else standings[against].gain
     over_chance = standings["chance"].gain if "chance" in standings else None
     rows = len(after.targets or after.losses)
-    conclusion = _conclude(over, over_chance)
+    conclusion = "no_prompt" if empty else _conclude(over, over_chance)
     return Verdict(
         conclusion=conclusion,
         source="dev",
@@ -109,8 +111,7 @@ def judge(
         against=against,
         bias=None if plain is None else plain.bias,
         bias_from=None if plain is None else plain.bias_from,
-        empty=empty,
-        more_examples=_more(rows, over, over_chance) if conclusion == "unclear" else None,
+        needed_examples=_needed(rows, over, over_chance) if conclusion == "unclear" else None,
     )
 
 
@@ -120,19 +121,19 @@ def not_measured(why: str) -> Verdict:
 
 
 def examples_needed(rows: int, found: Spread) -> int | None:
-    """Return about how many rows the interval of a difference needs to exclude 0.
+    """Return about how many rows show a difference of this size with 80 % power.
 
-    With half width ``h`` on the side of 0 and difference ``d``, the interval excludes 0 if
-    ``h < |d|``. ``h`` falls with the square root of the number of rows, so ``rows * (h / d)^2``
-    rows are needed if the difference stays the same.
+    The standard error falls with the square root of the number of rows, so the test at 5 % needs
+    ``rows * ((z_0.975 + z_0.8) error / value)^2`` rows.
 
     Returns:
-        The number, at least `rows`; None for a difference of 0.
+        The number, to two digits; None for a difference within one standard error.
     """
-    half = found.value - found.low if found.value > 0 else found.high - found.value
-    if not found.value:
+    if abs(found.value) <= found.error:
         return None
-    return max(rows, math.ceil(rows * (half / found.value) ** 2))
+    needed = rows * (_POWER * found.error / found.value) ** 2
+    step: int = 10 ** max(0, len(str(int(needed))) - 2)
+    return math.ceil(needed / step) * step
 
 
 def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> str:
@@ -149,10 +150,10 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
             "a metric of your own has no interval"
         )
     summary = f"{_gained(metric, base.gain, over)} for {cost}"
-    if verdict.empty and verdict.conclusion != "worth_keeping":
+    if verdict.conclusion == "no_prompt":
         biased = verdict.standing("no_prompt_biased") is not None
-        found = ", and its label bias is all that was found" if biased else ""
-        return f"{summary}: the tuned prompt is empty{found}"
+        found = "no prompt with its label bias" if biased else "no prompt"
+        return f"{found} is deployed, since no better prompt was found: {summary}"
     if verdict.conclusion == "worth_keeping":
         return f"{summary}: worth keeping"
     if verdict.conclusion == "worse":
@@ -162,19 +163,26 @@ def sentence(verdict: Verdict, metric: str, spent: Usage, *, priced: bool) -> st
     if verdict.conclusion == "guessing":
         summary = f"{one} with one answer for everything; {summary}"
         return f"no better than guessing: {reached}, and {summary}"
-    more = verdict.more_examples
-    tell = "" if more is None else f": about {more:,} more dev rows would tell"
+    needed = verdict.needed_examples
+    tell = "" if needed is None else f"; {needed:,} dev rows show such a difference with 80 % power"
     if base.gain.low > 0:
         return f"{summary}, but not distinguishable from one answer for everything ({one}){tell}"
     return f"{summary}, not distinguishable from luck{tell}"
 
 
 def _gained(metric: str, gain: Spread, over: str) -> str:
+    likely = f"{_percent(gain.probability)} likely to help"
     if metric == "loss":
         ends = f"95 % {gain.low:+.3f} to {gain.high:+.3f}"
-        return f"{gain.value:+.3f} less loss than {over} ({ends})"
+        return f"{gain.value:+.3f} less loss than {over} ({ends}, {likely})"
     value, low, high = (100 * one for one in (gain.value, gain.low, gain.high))
-    return f"{value:+.1f} points over {over} (95 % {low:+.1f} to {high:+.1f})"
+    return f"{value:+.1f} points over {over} (95 % {low:+.1f} to {high:+.1f}, {likely})"
+
+
+def _percent(probability: float) -> str:
+    if not 0.01 <= probability <= 0.99:
+        return "under 1 %" if probability < 0.5 else "over 99 %"
+    return f"{100 * probability:.0f} %"
 
 
 def _cost(spent: Usage, *, priced: bool) -> str:
@@ -195,15 +203,11 @@ def _conclude(gain: Spread | None, over_chance: Spread | None) -> Conclusion:
     return "worth_keeping" if clear else "unclear"
 
 
-def _more(rows: int, *found: Spread | None) -> int | None:
+def _needed(rows: int, *found: Spread | None) -> int | None:
     open_ones = [one for one in found if one is not None and one.low <= 0 <= one.high]
     needed = [examples_needed(rows, one) for one in open_ones]
-    most = max((number for number in needed if number is not None), default=0)
-    if None in needed or most > _MAX_FACTOR * rows:
-        return None
-    more = max(most - rows, 1)
-    step = int(10 ** max(0, len(str(more)) - 2))
-    return math.ceil(more / step) * step
+    known = [number for number in needed if number is not None]
+    return max(known) if known and len(known) == len(needed) else None
 
 
 def measured(
@@ -220,7 +224,15 @@ def gain(task: TaskSpec, better: Outcomes, worse: Outcomes) -> Spread | None:
     """Return the paired gain of one prompt over another; positive is better."""
     more, less = (worse, better) if task.metric == "loss" else (better, worse)
     found = difference(task.metric, [more], [less], len(task.labels))
-    return found and Spread(value=found.value, low=found.low, high=found.high)
+    if found is None:
+        return None
+    return Spread(
+        value=found.value,
+        low=found.low,
+        high=found.high,
+        error=found.error,
+        probability=found.above,
+    )
 
 
 def label_bias(

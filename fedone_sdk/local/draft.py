@@ -23,6 +23,8 @@ from fedone_sdk.task import Filling, Rendered, TaskSpec, render
 
 _FORMS: Mapping[str, Mapping[str, Any]] = {
     "chat": {"chat": {"user": "{instruction}{demonstrations}{text}", "assistant": "{opening}"}},
+    # Most hosted models do not continue an answer that the task begins.
+    "question": {"chat": {"user": "{instruction}{demonstrations}{text}\n{opening}"}},
     "cloze": {"template": "{context}{text}{opening}{mask}."},
     "plain": {"template": "{instruction}{demonstrations}{text}\n{opening}"},
 }
@@ -36,6 +38,7 @@ _CHAT_SLOTS: Mapping[str, Sequence[str]] = {
 }
 _CANDIDATES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "chat": _CHAT_SLOTS,
+    "question": _CHAT_SLOTS,
     "cloze": {
         "context": ("", "{Noun}: ", "{About} of the {noun}: "),
         "opening": ("", " {About}:", " It was", " This is", " In summary, it is", " All in all,"),
@@ -56,15 +59,21 @@ _VAGUE = {
 _SCREEN_CHARS = 300
 """Characters of a text that the model reads to derive words."""
 
+FRAME_CHARS = 100
+"""Characters around a text that the model reads for each row."""
+
 _WORDS_PER_LABEL = 24
 _MOST_SETS = 4
+_LAST = 1000.0
+"""Nats, more than log-probabilities differ."""
+
 _MAX_PERMUTED = 3
 """Up to so many labels without a name, shipped words are tried in every order."""
 
 _TELLING = 0.95
 """Cross-entropy, as a share of that of a guess, up to which shipped words fit nameless labels."""
 
-_DEMONSTRATION_CHARS = 1600
+_DEMONSTRATION_CHARS = 1000
 """Characters of a block of demonstrations, which every query reads once."""
 
 _SPELLS_SEVERAL = ("llama_cpp", "transformers", "vllm")
@@ -81,14 +90,12 @@ class Draft:
         slots: The candidates of each slot.
         several: Whether label words have several tokens.
         char_s: Seconds that the model takes for a character of text; None if it was not asked.
-        unchecked: Why the label words could not be checked; None if they were.
     """
 
     task: dict[str, Any]
     slots: dict[str, Any]
     several: bool
     char_s: float | None
-    unchecked: str | None
 
 
 async def draft(
@@ -119,18 +126,12 @@ async def draft(
         words: Label words by label; None derives them.
     """
     reader = _Reader(model, rows)
-    unchecked = None
-    try:
-        await reader.find_form()
-        noun = text or _named(columns[0]) or await reader.noun()
-        about = aspect or _named(columns[1])
-        opening = f"{(about or 'category').capitalize()}:"
-        reader.opening = f" {opening}" if reader.form == "cloze" else opening
-        found = await _words(reader, words, kind)
-    except (BackendBlocked, BackendUnavailable) as exc:
-        unchecked = str(exc).splitlines()[0]
-        noun, about = text or _named(columns[0]) or "text", aspect or _named(columns[1])
-        found = _Words(dict(words or {}) or {label: f" {label}" for label in reader.labels})
+    await reader.find_form()
+    noun = text or _named(columns[0]) or await reader.noun()
+    about = aspect or _named(columns[1])
+    opening = f"{(about or 'category').capitalize()}:"
+    reader.opening = f" {opening}" if reader.form == "cloze" else opening
+    found = await _words(reader, words, kind)
     about = about or _aspect_of(found.main)
     blank = not found.several and await reader.takes(found.main.values(), "")
     sets = [[*one.values()] for one in found.others]
@@ -154,7 +155,6 @@ async def draft(
         slots=slots,
         several=found.several,
         char_s=reader.char_s,
-        unchecked=unchecked,
     )
 
 
@@ -212,21 +212,24 @@ class _Reader:
         form = self._asked({"text": ""}, self.opening or "Answer:")
         return await valid_words(self._model, [*words], form, apart_from=taken)
 
-    async def takes(self, words: Iterable[str], opening: str) -> bool:
-        """Whether all words are one token after another opening."""
+    async def takes(self, words: Iterable[str], opening: str | None = None) -> bool:
+        """Whether all words are one token after the opening, or after another one."""
+        form = self._asked({"text": ""}, self.opening if opening is None else opening)
         try:
-            await self._model.check(tuple(words), self._asked({"text": ""}, opening))
+            await self._model.check(tuple(words), form)
         except BackendError:
             return False
         return True
 
     async def read(self, words: Sequence[str], rows: Sequence[Mapping[str, str]]) -> _Floats:
         """Return the log-probabilities of words after rows, shape (rows, words)."""
-        begin = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         inputs = tuple(self._asked(row, self.opening) for row in rows)
         answer = await self._model.score(Query(inputs=inputs, label_words=tuple(words)))
-        chars = sum(len(row["text"][:_SCREEN_CHARS]) for row in rows)
-        self.char_s = (time.perf_counter() - begin) / max(1, chars)
+        chars = sum(len(row["text"][:_SCREEN_CHARS]) + FRAME_CHARS for row in rows)
+        # Processor time where other programs delay the model.
+        took = min(time.perf_counter() - began[0], time.process_time() - began[1])
+        self.char_s = took / max(1, chars)
         return np.array(answer.log_probs)
 
     async def noun(self) -> str:
@@ -266,6 +269,10 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     """
     labels = reader.labels
     meaning = {label: given[label] if given else label for label in labels}
+    if not reader.reads:
+        first = {label: next(spellings_of(meaning[label]), label) for label in labels}
+        if len(set(first.values())) == len(labels) and await reader.takes(first.values()):
+            return _Words(first)  # One request of a hosted model instead of one per word.
     own = {label: await reader.valid(spellings_of(meaning[label])) for label in labels}
     telling = all(map(_says_something, meaning.values()))
     whole = {label: " " + " ".join(re.findall(r"[^\W_]+", meaning[label])) for label in labels}
@@ -279,19 +286,42 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     lexicon = [*itertools.chain(*own.values()), *(f" {word}" for word in shipped)]
     seen = await _Seen.of(reader, [*lexicon, *_frequent(reader)])
     named = {label: seen.lifts(label, own[label]) if telling else {} for label in labels}
-    derived = _assigned({label: seen.lifts(label, seen.words) for label in labels})
+    # Words of the names first, then any other.
+    derived = _assigned(
+        {
+            label: {word: lift - _LAST for word, lift in seen.lifts(label, seen.words).items()}
+            | named[label]
+            for label in labels
+        }
+    )
     fitting = sorted(filter(seen.knows, _orders(labels, _assigned(named))), key=seen.loss)
     main = _assigned(named)
+    several = several and len(main) < len(labels) and len(set(whole.values())) == len(labels)
     if len(main) < len(labels):
-        if several and len(set(whole.values())) == len(labels):
+        if several:
             main = whole
-        elif fitting and seen.loss(fitting[0]) < _TELLING * np.log(len(labels)):
+        elif not telling and fitting and seen.loss(fitting[0]) < _TELLING * np.log(len(labels)):
             main = fitting[0]
         else:
             main = derived if len(derived) == len(labels) else await _codes(reader)
-    others = [one for one in (*fitting, derived) if len(one) == len(labels) and one != main]
-    others.sort(key=seen.loss)
-    return _Words(main, others[: _MOST_SETS - 1], main == whole and several)
+    start = main if seen.knows(main) else derived
+    others = [*fitting, _improved(seen, start)] if len(start) == len(labels) else fitting
+    # A set that is worse already here would only cost queries.
+    worst = seen.loss(start) if start == main else np.inf
+    others = [one for one in others if one != main and seen.loss(one) <= worst]
+    return _Words(main, sorted(others, key=seen.loss)[: _MOST_SETS - 1], several)
+
+
+def _improved(seen: _Seen, start: Mapping[str, str]) -> dict[str, str]:
+    """Return a set in which each word that lowers the loss has replaced the label's own."""
+    best = dict(start)
+    for label in start:
+        lifts = seen.lifts(label, seen.words)
+        for word in sorted(lifts, key=lambda word: -lifts[word])[:_WORDS_PER_LABEL]:
+            trial = {**best, label: word}
+            if word not in best.values() and seen.loss(trial) < seen.loss(best):
+                best = trial
+    return best
 
 
 class _Seen:

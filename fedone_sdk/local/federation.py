@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -202,12 +201,18 @@ async def simulate(
         raise SpecError("task.score: loss score needs Federation.score")
     if ":" in federation.spec.task.metric and federation.measure is None:
         raise SpecError(f"task.metric: {federation.spec.task.metric} needs Federation.measure")
-    token = secrets.token_urlsafe(32)
+    devices = Devices(
+        shards=federation.shards,
+        task=federation.spec.task,
+        score=federation.score,
+        state_dir=None if state_dir is None else Path(state_dir),
+        between=between,
+    )
     async with AsyncExitStack() as stack:
         aggregator = Aggregator(
             backend=None if backend is None else _OneOwner(backend),
             store=store or MemoryStore(),
-            enrolment_tokens=[token],
+            enrolment_tokens=[devices.token],
         )
         await stack.enter_async_context(aggregator)
         known = await aggregator.service.registry.get_or_load(federation.spec.name)
@@ -222,14 +227,6 @@ async def simulate(
         if first is not None:
             await first(partial(aggregator.service.query_model, run))
 
-        devices = Devices(
-            shards=federation.shards,
-            token=token,
-            task=federation.spec.task,
-            score=federation.score,
-            state_dir=None if state_dir is None else Path(state_dir),
-            between=between,
-        )
         # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
         population = await stack.enter_async_context(Population(aggregator.service, devices))
         await population.enrol()

@@ -8,7 +8,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -43,14 +43,25 @@ class Devices:
         score: The user's function, for loss ``score``.
         state_dir: Holds one state folder per client; None keeps state in memory.
         between: Wraps each client's transport; None leaves it as it is.
+        secret: The clients' token and nonces are made of it; with `state_dir`, it is kept there.
     """
 
     shards: Sequence[Sequence[Example]]
-    token: str
     task: TaskSpec
     score: ScoreFunction | None = None
     state_dir: Path | None = None
     between: Between | None = None
+    secret: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        folder = self.state_dir
+        secret = secrets.token_bytes(32) if folder is None else _secret(folder)
+        object.__setattr__(self, "secret", secret)
+
+    @property
+    def token(self) -> str:
+        """The enrolment token; with `state_dir`, the same at every start."""
+        return hashlib.sha256(self.secret + b"token").hexdigest()
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -61,8 +72,7 @@ class Devices:
         An enrolment with the same nonce returns the same client, so a client needs no state folder
         before its first assignment.
         """
-        secret = secrets.token_bytes(32) if self.state_dir is None else _secret(self.state_dir)
-        digests = (hashlib.sha256(secret + b"%d" % number) for number in range(len(self)))
+        digests = (hashlib.sha256(self.secret + b"%d" % number) for number in range(len(self)))
         return tuple(
             base64.urlsafe_b64encode(found.digest()).decode().rstrip("=") for found in digests
         )

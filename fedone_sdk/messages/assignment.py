@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from fedone_sdk.messages.array import Array
-from fedone_sdk.messages.base import Id, Message, Seed
+from fedone_sdk.messages.base import Id, Message, Seed, is_none
 from fedone_sdk.spec import CalibrationSpec, MethodSpec, PrivacySpec, RunName
 from fedone_sdk.task import TaskSpec
 from fedone_sdk.vocabulary import Layout, Slot, SlotName, Token, Vocabulary
@@ -81,10 +81,13 @@ class LossesAssignment(_Assignment):
 
     Attributes:
         prompts: Shape (I, n), candidate indices into the run's vocabulary.
+        biases: With label calibration, float32, shape (I, C): the label bias of each prompt, which
+            is added to the label words' log-probabilities, nats.
     """
 
     exchange: Literal["losses"] = "losses"
     prompts: Array
+    biases: Array | None = Field(default=None, exclude_if=is_none)
     minibatch_seed: Seed
 
 
@@ -118,8 +121,9 @@ class RunTask(Message):
         model: Fingerprint of the run's model. A client whose own model is another one declines as
             unfit.
         loss_clip: In the ``alpha`` exchange the client clips its mean losses to [0, `loss_clip`].
-        calibration: For ``labels``, the method receives losses by class and label bias, which the
-            client returns in the ``losses`` exchange; other kinds do not affect the client.
+        calibration: For ``labels``, the method receives losses by class at the assignment's label
+            biases, which the client returns in the ``losses`` exchange; other kinds do not affect
+            the client.
     """
 
     task: TaskSpec

@@ -22,6 +22,8 @@ _Loss = Annotated[float, Field(ge=-MAX_LOSS, le=MAX_LOSS)]
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 
 
+_NoisedCount = Annotated[float, Field(ge=-(2**31), le=2**31)]
+
 _MOST_REPORTED = 2**40
 
 
@@ -82,18 +84,21 @@ class LossesUpdate(_Update):
     """The update of the ``losses`` exchange.
 
     Attributes:
-        losses: One mean loss per prompt of the assignment, in its order.
-        by_class: In runs with label calibration: float32, shape (I, C, G), each prompt's mean loss
-            over the scored examples of a class, at each label bias of the grid
-            (`fedone_sdk.calibration.bias_grid`); 0 for a class without scored examples.
-        class_counts: Number of scored examples of each class, shape (C,); empty without
-            `by_class`.
+        losses: One mean loss per prompt of the assignment, in its order, at its label bias if the
+            assignment has `biases`.
+        by_class: In runs with label calibration: float32, shape (I, K, 2 + C), of the scored
+            examples of each class (K = C, for at most 4 labels) or of all (K = 1, for more labels
+            or under privacy): each prompt's mean loss, the mean of 1 minus the sum of squared
+            label probabilities, and the mean probability of each label, all at its label bias; 0
+            for a class without scored examples.
+        class_counts: Number of scored examples of each class, shape (C,), under privacy with noise;
+            empty without `by_class`.
     """
 
     exchange: Literal["losses"] = "losses"
     losses: Annotated[tuple[_Loss, ...], FailFast(), Field(min_length=2, max_length=65536)]
     by_class: Array | None = None
-    class_counts: Annotated[tuple[_Count, ...], FailFast(), Field(max_length=64)] = ()
+    class_counts: Annotated[tuple[_NoisedCount, ...], FailFast(), Field(max_length=64)] = ()
 
 
 Update = Annotated[AlphaUpdate | LossesUpdate, Field(discriminator="exchange")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fedone_sdk.messages.base import Message
 
@@ -20,8 +22,13 @@ COMPARED: Mapping[Compared, str] = {
 }
 """Their display names."""
 
-Conclusion = Literal["worth_keeping", "unclear", "worse", "guessing", "unknown", "not_measured"]
+Conclusion = Literal[
+    "worth_keeping", "no_prompt", "unclear", "worse", "guessing", "unknown", "not_measured"
+]
 """Conclusion from the intervals.
+
+- ``no_prompt``: the deployable prompt is "no prompt", with its label bias if there is one; no other
+  prompt was found better.
 
 - ``worth_keeping``: better than the best baseline and than chance, both intervals above 0.
 - ``unclear``: one of these two intervals contains 0.
@@ -37,11 +44,15 @@ class Spread(Message):
 
     Attributes:
         value: The difference, in units of the metric.
+        error: Its standard error.
+        probability: Probability that it is positive, given the examples.
     """
 
     value: float
     low: float
     high: float
+    error: Annotated[float, Field(ge=0)]
+    probability: Annotated[float, Field(ge=0, le=1)]
 
 
 class Standing(Message):
@@ -67,13 +78,13 @@ class Verdict(Message):
         source: Source of the numbers: ``dev``, the rows of `data.dev`, scored by the server's
             model. Null if there are none.
         standings: The measurements, chance first and the tuned prompt last.
-        against: The best baseline: the better of "no prompt" with and without a label bias.
+        against: The best baseline: the better of "no prompt" with and without a label bias. For the
+            conclusion ``no_prompt`` it is "no prompt" without one.
         bias: The label bias of ``no_prompt_biased``, nats; null if there is none, or one per fold.
         bias_from: Data on which that bias was fitted: ``training``, the run's losses; ``dev``, the
             other folds of the dev rows.
-        empty: Whether the tuned prompt equals "no prompt", so that any gain is from its bias.
-        more_examples: About how many more rows a conclusion needs if the gain stays the same; null
-            if the intervals are conclusive, or more than 100 times the rows are needed.
+        needed_examples: For ``unclear``, about how many rows show a gain of this size with 80 %
+            power; null if the gain is within one standard error, which says nothing of its size.
     """
 
     conclusion: Conclusion
@@ -84,8 +95,7 @@ class Verdict(Message):
     against: Compared | None = None
     bias: tuple[float, ...] | None = None
     bias_from: Literal["training", "dev"] | None = None
-    empty: bool = False
-    more_examples: int | None = None
+    needed_examples: int | None = None
 
     def standing(self, name: Compared) -> Standing | None:
         """Return the measurement of a prompt, if any."""

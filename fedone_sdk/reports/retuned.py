@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import NormalDist
 from typing import Literal
 
 from fedone_sdk.evaluation.outcomes import Outcomes
@@ -176,7 +177,14 @@ def _apart(metric: str, here: RetunedPrompt, artefact: PromptArtefact) -> Spread
     above = math.hypot(here.interval[1] - here.value, there - ends[0])
     if metric == "loss":
         value, below, above = -value, above, below
-    return Spread(value=value, low=value - below, high=value + above)
+    error = (below + above) / (2.0 * NormalDist().inv_cdf(0.975))
+    return Spread(
+        value=value,
+        low=value - below,
+        high=value + above,
+        error=error,
+        probability=NormalDist().cdf(value / error) if error else float(value > 0.0),
+    )
 
 
 def _sentences(found: Retuned, *, finished: bool) -> Iterator[str]:

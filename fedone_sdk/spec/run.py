@@ -10,7 +10,6 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.calibration import MAX_LABELS
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec.backends import BackendSpec
 from fedone_sdk.spec.base import RunName, Spec, load_yaml, validate_spec
@@ -163,18 +162,11 @@ class RunSpec(Spec):
             return "task.bias: must be null under calibration labels, which finds one"
         if task.loss != "cross_entropy":
             return "task.loss: must be cross_entropy under calibration labels"
-        if len(task.labels) > MAX_LABELS:
-            return (
-                f"calibration: labels takes a task of at most {MAX_LABELS} labels, this one has "
-                f"{len(task.labels)}"
-            )
         if not self.method.pools:
             return (
                 f"calibration: labels needs a method that keeps a pool of prompts; "
                 f"{self.method.name} does not"
             )
-        if self.privacy is not None:
-            return "privacy: is not supported with calibration labels, which adds no noise"
         return None
 
     def _check_defence(self) -> None:

@@ -81,9 +81,9 @@ class CalibrationSpec(Spec):
 
     Attributes:
         kind: ``auto`` is ``labels`` if the run supports it, else ``none``. ``labels``: updates have
-            losses by class on a grid of label biases, at no further query, and the method fits a
-            bias for each prompt; it needs a method with a pool of prompts, a cross-entropy over a
-            few label words, and no privacy.
+            the derivatives of the losses over the label bias, at no further query, and the method
+            fits a bias for each prompt; it needs a method with a pool of prompts and a
+            cross-entropy over label words.
     """
 
     kind: Literal["auto", "none", "labels"] = "auto"

@@ -97,7 +97,8 @@ def test_a_raised_cap_lets_the_run_go_on(
     assert code == 0
     assert "raising queries 8 -> 12 after round 2" in err
     # The run called "whole" has asked it all before.
-    assert "continued after round 2; 4 answers free, paid for before" in err
+    assert "continued after round 2; 16 answers free, paid for before" in err
+    assert "token" not in err
     assert "12 of 12" in out
     assert (result_in("r.json").cap.queries, result_in("r.json").spent.queries) == (12, 12)
     assert result_in("r.json").spent.requests == 0

@@ -379,7 +379,7 @@ def test_the_stdlib_client_draws_what_the_vectors_say() -> None:
 
 def calibrated(labels: int) -> RunSpec:
     """As the README's run: a search, with losses by class if allowed."""
-    words = [" no", " yes", " maybe", " never"]
+    words = [" no", " yes", " maybe", " never", " so", " it"]
     return spec(
         task={
             "template": "{prompt} {text} {mask}",
@@ -389,12 +389,14 @@ def calibrated(labels: int) -> RunSpec:
     )
 
 
-@pytest.mark.parametrize("run", [spec(), calibrated(3)], ids=["plain", "calibrated"])
+@pytest.mark.parametrize(
+    "run", [spec(), calibrated(3), calibrated(6)], ids=["plain", "few labels", "many"]
+)
 async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
     """No package at all, and the run is the same as an `EdgeClient` makes it."""
     module = ast.parse((EXAMPLES / "stdlib_client.py").read_text())
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 91
+    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 105
     write(tmp_path / "rows.jsonl")
     async with (
         asyncio.timeout(60),

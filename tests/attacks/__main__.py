@@ -5,10 +5,12 @@ Arguments are parts of names: only attacks that contain one of them are run.
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 from pathlib import Path
 
+import structlog
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +27,7 @@ def _outcome(attack: Attack) -> tuple[bool, str]:
 
 def main(parts: list[str]) -> int:
     """Run the attacks whose name contains one of the parts; all without parts."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     table = Table("attack", "before", "now", show_lines=True)
     wanted = [one for one in all_attacks() if not parts or any(part in one.name for part in parts)]
     held = []

@@ -13,9 +13,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from fedone_sdk.algorithms import ClassLosses, make_method, stream
+from fedone_sdk.algorithms import Candidates, ClassLosses, make_method, stream
 from fedone_sdk.algorithms.space import Space
-from fedone_sdk.calibration import bias_grid
+from fedone_sdk.calibration import num_groups
 
 SLOTS = (40, 20, 8, 4)
 PROMPTS, EVALUATED, LAST = 10, 1000, 20
@@ -23,12 +23,12 @@ PROMPTS, EVALUATED, LAST = 10, 1000, 20
 
 def main() -> None:
     """Prints Markdown."""
-    print(f"| search | labels | biases | ask, ms | tell, ms |\n{'|---' * 5}|")
-    for labels in (2, 4):
+    print(f"| search | labels | groups | ask, ms | tell, ms |\n{'|---' * 5}|")
+    for labels in (2, 4, 64):
         for name in ("thompson", "random"):
             ask, tell = (1000 * np.array(one[-LAST:]) for one in times(name, labels))
             print(
-                f"| {name} | {labels} | {len(bias_grid(labels))} "
+                f"| {name} | {labels} | {num_groups(labels, private=False)} "
                 f"| {np.median(ask):.0f}, at most {ask.max():.0f} "
                 f"| {np.median(tell):.0f}, at most {tell.max():.0f} |",
                 flush=True,
@@ -37,7 +37,7 @@ def main() -> None:
 
 def times(name: str, labels: int) -> tuple[list[float], list[float]]:
     """Return the seconds of each ask and each tell, until `EVALUATED` prompts have a loss."""
-    rng, grid = np.random.default_rng(0), bias_grid(labels)
+    rng, groups = np.random.default_rng(0), num_groups(labels, private=False)
     effects = [rng.normal(0.0, 0.1, size) for size in SLOTS]
     method = make_method(
         name,
@@ -45,7 +45,8 @@ def times(name: str, labels: int) -> tuple[list[float], list[float]]:
         vocab_size=max(SLOTS),
         num_samples=PROMPTS,
         seed=0,
-        biases=grid,
+        num_labels=labels,
+        num_groups=groups,
         space=Space.of([(1, size, 0) for size in SLOTS]),
     )
     asks, tells, seen, state = list[float](), list[float](), set[tuple[int, ...]](), method.init()
@@ -53,7 +54,7 @@ def times(name: str, labels: int) -> tuple[list[float], list[float]]:
         began = time.process_time()
         candidates = method.ask(state, stream(len(asks)), method.wanted(state))
         asks.append(time.process_time() - began)
-        losses = made_up(candidates.prompts, effects, labels, len(grid), rng)
+        losses = made_up(candidates, effects, groups, rng)
         began = time.process_time()
         state = method.tell(state, candidates, losses)
         tells.append(time.process_time() - began)
@@ -62,19 +63,24 @@ def times(name: str, labels: int) -> tuple[list[float], list[float]]:
 
 
 def made_up(
-    prompts: NDArray[np.int64],
+    candidates: Candidates,
     effects: list[NDArray[np.float64]],
-    labels: int,
-    biases: int,
+    groups: int,
     rng: np.random.Generator,
 ) -> ClassLosses:
-    """Return losses of prompts on one mini-batch of 16 examples, least in the grid's middle."""
-    counts = rng.multinomial(16, [1.0 / labels] * labels)
+    """Return losses of prompts on one mini-batch of 16 examples, with random probabilities."""
+    assert candidates.biases is not None
+    prompts, labels = candidates.prompts, candidates.biases.shape[1]
+    drawn = rng.multinomial(16, [1.0 / labels] * labels)
+    counts = drawn if groups > 1 else np.array([16])
     values = sum(own[prompts[:, slot]] for slot, own in enumerate(effects))
-    means = 0.6 + values[:, None] + rng.normal(0.0, 0.1, (len(prompts), labels)) + rng.normal()
-    curves = means[:, :, None] + 0.1 * np.abs(np.linspace(-2.0, 2.0, biases))
-    curves[:, counts == 0] = 0.0
-    return ClassLosses(means=curves, counts=counts)
+    losses = 0.6 + values[:, None] + rng.normal(0.0, 0.1, (len(prompts), groups)) + rng.normal()
+    probabilities = rng.dirichlet(np.ones(labels), losses.shape)
+    traces = 0.8 * (1.0 - (probabilities**2).sum(axis=-1))
+    means = np.concatenate([losses[..., None], traces[..., None], probabilities], axis=-1)
+    means[:, counts == 0] = 0.0
+    targets = np.eye(labels) if groups > 1 else drawn[None] / 16
+    return ClassLosses(means=means, counts=counts, targets=targets, biases=candidates.biases)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Tables that the SDK was not tuned on, from `fedone init` to private rows, with default flags.
 
-    python -m tests.benchmarks.own_data [--folder DIR] [--tables spam ...] [--threads 2]
+    python -m tests.benchmarks.own_data [--folder DIR] [--tables spam ...] [--threads N]
+        [--queries N]
 
 Each table is built from a package of PyPI or npm, in its own folder of DIR. 200 rows are set aside
 as private before `init` sees the table. Each step keeps its result, so that a rerun resumes.
@@ -52,11 +53,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=Path("own-data"))
     parser.add_argument("--tables", nargs="+", choices=list(TABLES), default=list(TABLES))
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, help="threads of the model, for a busy machine")
+    parser.add_argument("--queries", type=int, help="instead of the default of `fedone init`")
     args = parser.parse_args()
+    more = () if args.queries is None else ("--queries", str(args.queries))
+    folder = args.folder.absolute()
     found = {
-        name: measured(name, args.folder.absolute() / name, args.folder.absolute(), args.threads)
-        for name in args.tables
+        name: measured(name, folder / name, folder, args.threads, more) for name in args.tables
     }
     report(found)
 
@@ -153,44 +156,48 @@ def build(name: str, folder: Path, packages: Path) -> None:
 # The commands
 
 
-def measured(name: str, folder: Path, packages: Path, threads: int) -> dict[str, Any]:
+def measured(
+    name: str, folder: Path, packages: Path, threads: int | None, more: Sequence[str]
+) -> dict[str, Any]:
     """Run the commands of one table, and score private rows."""
     packages.mkdir(parents=True, exist_ok=True)
     build(name, folder, packages)
     kept = folder / "measured.json"
     if kept.exists():
         return dict(json.loads(kept.read_bytes()))
-    times = {
-        "init": command(folder, threads, "init", "table.csv", "--fresh"),
-        "plan": command(folder, threads, "plan", "run.yaml"),
-        "tune": command(
-            folder, threads, "tune", "run.yaml", "--artefact", "artefact.json",
-            "--json", "tune.json",
-        ),
+    times = {"init": command(folder, "init", "table.csv", "--fresh", *more)}
+    run = folder / "run.yaml"
+    if threads is not None and "threads" not in run.read_text("utf-8"):
+        text = run.read_text("utf-8").replace(f'"{MODEL}"', f'"{MODEL}", "threads": {threads}')
+        run.write_text(text, encoding="utf-8")
+    artefact = ("--artefact", "artefact.json")
+    times |= {
+        "plan": command(folder, "plan", "run.yaml"),
+        "tune": command(folder, "tune", "run.yaml", *artefact, "--json", "tune.json"),
         "score": command(
-            folder, threads, "score", "run.yaml", "--artefact", "artefact.json",
-            "--data", "private.csv", "--json", "score.json",
+            folder, "score", "run.yaml", *artefact, "--data", "private.csv", "--json", "score.json"
         ),
-    }  # fmt: skip
+    }
     found = asyncio.run(private(folder)) | {"times": times}
     kept.write_text(json.dumps(found), encoding="utf-8")
     return found
 
 
-def command(folder: Path, threads: int, *arguments: str) -> dict[str, Any]:
+def command(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run a command once; return its seconds, or those of the run before."""
     kept = folder / f"{arguments[0]}.done"
     if kept.exists():
         return dict(json.loads(kept.read_bytes()))
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(
         [sys.executable, "-m", "fedone_sdk.cli", *arguments],
         cwd=folder, env=environment, text=True, capture_output=True, check=False,
     )  # fmt: skip
     wall, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
     (folder / f"{arguments[0]}.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
-    print(f"{folder.name}: {' '.join(arguments[:2])}: {wall:.0f} s, exit {done.returncode}")
+    said = f"{folder.name}: {' '.join(arguments[:2])}: {wall:.0f} s, exit {done.returncode}"
+    print(said, flush=True)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

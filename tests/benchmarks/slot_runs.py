@@ -19,7 +19,7 @@ from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.algorithms.method import Algorithm, Candidates, PlainAlgorithm
 from fedone_sdk.algorithms.space import Space
 from fedone_sdk.algorithms.state import State
-from fedone_sdk.calibration import bias_grid
+from fedone_sdk.calibration import num_groups
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.data.partition import dirichlet, iid
 from tests.benchmarks.attacks import ATTACKS
@@ -62,7 +62,7 @@ class Table:
         if not np.array_equal(order, np.arange(len(self.prompts))):
             raise ValueError(f"{file}: not all combinations, in order")
         self.num_labels = self.log_probs.shape[2]
-        self.grid: Floats = np.array(bias_grid(self.num_labels))
+        self.num_groups = num_groups(self.num_labels, private=False)
         self._best = lru_cache(maxsize=None)(self._measured_best)
 
     def rows_of(self, prompts: Ints) -> Ints:
@@ -78,10 +78,14 @@ class Table:
         blanks = [None if blank < 0 else blank for blank in self.blanks]
         return Space.of([(1, *one) for one in zip(self.sizes, blanks, strict=True)])
 
-    @cached_property
-    def losses(self) -> Floats:
-        """Cross-entropy over the labels, by prompt, row and bias of the grid, nats."""
-        return np.stack([self._cross_entropy(self.log_probs, bias) for bias in self.grid], axis=-1)
+    def numbers(self, prompt: int, bias: Floats, rows: list[int]) -> Floats:
+        """Return what a client reports of each row: loss, trace and probabilities, (B, 2 + C)."""
+        shifted = self.log_probs[prompt, rows] + bias
+        odds = np.exp(shifted - shifted.max(axis=1, keepdims=True))
+        probabilities = odds / odds.sum(axis=1, keepdims=True)
+        losses = self._cross_entropy(self.log_probs[prompt], bias)[rows]
+        traces = 1.0 - (probabilities**2).sum(axis=1)
+        return np.concatenate([losses[:, None], traces[:, None], probabilities], axis=1)
 
     @cached_property
     def none(self) -> int:
@@ -166,16 +170,22 @@ class Federation:
         seed = stream_seed(self.seed, "minibatch", round_number, client)
         return [shard[at] for at in draw_minibatch(len(shard), self.batch_size, seed)]
 
-    def by_class(self, prompts: Ints, round_number: int) -> ClassLosses:
-        """Return losses by class and bias, as the round's client does under calibration."""
-        rows = self.mini_batch(round_number)
-        found = self.table.losses[self.table.rows_of(prompts)][:, rows]
-        targets = self.table.targets[rows]
-        counts = np.bincount(targets, minlength=self.table.num_labels)
-        means = np.zeros((len(prompts), self.table.num_labels, len(self.table.grid)))
-        for label in np.flatnonzero(counts):
-            means[:, label] = found[:, targets == label].mean(axis=1)
-        return ClassLosses(means=self._returned(means, round_number), counts=counts)
+    def by_class(self, candidates: Candidates, round_number: int) -> ClassLosses:
+        """Return what the round's client reports of some prompts under calibration."""
+        rows, table = self.mini_batch(round_number), self.table
+        labels = np.eye(table.num_labels)[table.targets[rows]]
+        groups = labels if table.num_groups > 1 else np.ones((len(rows), 1))
+        counts = groups.sum(axis=0)
+        shares = (groups / np.maximum(counts, 1.0)).T
+        biases = np.array(candidates.biases, dtype=np.float64)
+        at = zip(table.rows_of(candidates.prompts).tolist(), biases, strict=True)
+        means = np.stack([shares @ table.numbers(prompt, bias, rows) for prompt, bias in at])
+        return ClassLosses(
+            means=self._returned(means, round_number),
+            counts=counts.astype(np.int64),
+            targets=np.eye(table.num_labels) if table.num_groups > 1 else shares @ labels,
+            biases=biases,
+        )
 
     def plain(self, prompts: Ints, round_number: int, *, own_bias: bool) -> Floats:
         """Return mean losses, as the round's client does without calibration.
@@ -236,7 +246,7 @@ class Contestant:
         race = math.floor(RACE * asks) if self.races else 0
         options |= {"race": race, "search": asks - race if race else None}
         if self.calibrates:
-            options["biases"] = bias_grid(table.num_labels)
+            options |= {"num_labels": table.num_labels, "num_groups": table.num_groups}
         return make_method(
             self.name,
             prompt_len=len(table.sizes),
@@ -355,7 +365,7 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
         )
         asked_rows, known_rows = asked_rows + len(pairs), known_rows.union(pairs)
         updated: Any = (
-            federation.by_class(prompts, step)
+            federation.by_class(candidates, step)
             if contestant.calibrates
             else federation.plain(prompts, step, own_bias=contestant.own_bias)
         )

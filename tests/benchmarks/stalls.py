@@ -6,13 +6,19 @@ run back. A heartbeat is due every millisecond. A stall is its delay; `own` is t
 the loop's thread in between, which does not depend on other load of the machine. An idle loop in a
 third process shows the delay that the machine adds.
 
-    python -m tests.benchmarks.stalls [--seconds 30]
+With `--attack`, 40 devices that have used up their leases keep sending `/v1/score` with 16 texts of
+20,000 characters, and another one sends a valid request of 20 prompts on 64 such texts. Another
+process measures how long `/healthz` takes.
+
+    python -m tests.benchmarks.stalls [--seconds 30] [--attack]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import platform
@@ -26,6 +32,9 @@ import aiohttp
 import structlog
 
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.http.limits import Limits
+from fedone_sdk.backends import AnswerCache, ModelClient
+from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.cli.serve import collect_rarely
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import LogEntry, MemoryStore
@@ -44,28 +53,46 @@ RUNS: dict[str, tuple[dict[str, Any], int, int]] = {
 """Method, length and size of the vocabulary of each run."""
 
 
+SENDERS = 40
+LONG = "one two " * 2500
+
+
 def main() -> None:
     """Measure and print Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--attack", action="store_true", help="hostile devices instead")
     parser.add_argument("--clients", help=argparse.SUPPRESS)
+    parser.add_argument("--attackers", help=argparse.SUPPRESS)
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
     parser.add_argument("--idle", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     if args.clients is not None:
         asyncio.run(clients(args.clients))
         return
+    if args.attackers is not None:
+        asyncio.run(attackers(args.attackers, args.seconds))
+        return
+    if args.probe is not None:
+        print(json.dumps(asyncio.run(probing(args.probe, args.seconds))))
+        return
     if args.idle:
         print(json.dumps(asyncio.run(beating(args.seconds))))
         return
-    late, own, idle, rounds = asyncio.run(measure(args.seconds))
+    if args.attack:
+        rows, rounds = asyncio.run(under_attack(args.seconds)), {}
+    else:
+        late, own, idle, rounds = asyncio.run(measure(args.seconds))
+        rows = {"late": late, "own": own, "late, idle loop": idle}
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
     print("| | p50 ms | p99 ms | longest ms |")
     print("|---|---|---|---|")
-    for name, values in (("late", late), ("own", own), ("late, idle loop", idle)):
-        p50, *_, p99 = (statistics.quantiles(values, n=100)[i] * 1e3 for i in (49, 98))
+    for name, values in rows.items():
+        p50, *_, p99 = (statistics.quantiles(values * 2, n=100)[i] * 1e3 for i in (49, 98))
         print(f"| {name} | {p50:.1f} | {p99:.1f} | {max(values) * 1e3:.1f} |")
-    print("\nRounds:", ", ".join(f"{name} {count}" for name, count in rounds.items()))
+    if rounds:
+        print("\nRounds:", ", ".join(f"{name} {count}" for name, count in rounds.items()))
 
 
 async def beating(seconds: float) -> tuple[list[float], list[float]]:
@@ -167,6 +194,119 @@ async def _people(url: str, session: aiohttp.ClientSession) -> None:
             f"{url}/v1/runs/small-1/rollback", json=body, headers=headers
         ) as found:
             found.raise_for_status()
+
+
+async def under_attack(seconds: float) -> dict[str, list[float]]:
+    """Return how long `/healthz` takes, the loop's own time, and the delays of an idle loop."""
+    module = (sys.executable, "-m", "tests.benchmarks.stalls", "--seconds", str(seconds))
+    piped = {"stdout": asyncio.subprocess.PIPE}
+    fake = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.fake_openai", "--port", "0", **piped
+    )
+    try:
+        assert fake.stdout is not None
+        model = (await fake.stdout.readline()).decode().split()[-1]
+        backend = ModelClient(
+            OpenAIBackend("fake-1", base_url=model, api_key_env=None), cache=AnswerCache()
+        )
+        spec = RunSpec.model_validate(
+            {
+                "name": "attacked",
+                "task": {"template": "{prompt} {text}", "labels": {0: " no", 1: " yes"}},
+                "prompt": {
+                    "length": 5,
+                    "vocabulary": {"kind": "list", "candidates": [" x", " y", " z"]},
+                },
+                "method": {"name": "gs-bdpl", "num_samples": 20, "batch_size": 64, "tau": 1.0},
+                "participation": {
+                    "exchange": "losses",
+                    "clients_per_round": SENDERS + 1,
+                    "deadline_s": 3600,
+                },
+                "calibration": "none",
+                "evaluation": {"every": 0},
+            }
+        )
+        aggregator = Aggregator(
+            store=MemoryStore(), backend=backend, enrolment_tokens=[TOKEN], limits=Limits()
+        )
+        async with aggregator:
+            url = await aggregator.listen()
+            await aggregator.add_run(spec)
+            collect_rarely()
+            attacking = await asyncio.create_subprocess_exec(*module, "--attackers", url, **piped)
+            assert attacking.stdout is not None
+            await attacking.stdout.readline()  # All leases are used up.
+            probe = await asyncio.create_subprocess_exec(*module, "--probe", url, **piped)
+            idle = await asyncio.create_subprocess_exec(*module, "--idle", **piped)
+            _, own = await beating(seconds)
+            probed, _ = await probe.communicate()
+            idled, _ = await idle.communicate()
+            attacking.kill()
+            await attacking.wait()
+    finally:
+        fake.kill()
+        await fake.wait()
+    return {
+        "healthz, from outside": json.loads(probed),
+        "own": own,
+        "late, idle loop": json.loads(idled)[0],
+    }
+
+
+async def probing(url: str, seconds: float) -> list[float]:
+    """Return how long each request takes, seconds; one that is not answered counts in full."""
+    taken, end = [], time.perf_counter() + seconds
+    async with aiohttp.ClientSession() as session:
+        while (began := time.perf_counter()) < end:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds), session.get(f"{url}/healthz") as found:
+                    await found.read()
+            taken.append(time.perf_counter() - began)
+            await asyncio.sleep(0.005)
+    return taken
+
+
+async def attackers(url: str, seconds: float) -> None:
+    """Use up the leases, then send texts that no lease pays for."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def post(path: str, body: Any, token: str) -> dict[str, Any]:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with session.post(f"{url}{path}", json=body, headers=headers) as found:
+                return {} if found.status == 204 else await found.json(content_type=None)
+
+        async def ready() -> tuple[str, str]:
+            credential = (await post("/v1/clients", {}, TOKEN))["credential"]
+            while True:
+                claim = {"num_examples": 64, "wait_s": 5}
+                work = await post("/v1/assignments/claim", claim, credential)
+                if "assignment_id" in work:
+                    return credential, work["assignment_id"]
+
+        found = await asyncio.gather(*(ready() for _ in range(SENDERS + 1)))
+
+        def score(work: str, texts: list[str]) -> dict[str, Any]:
+            return {"assignment_id": work, "examples": [{"text": text} for text in texts]}
+
+        for credential, work in found[1:]:
+            answer = await post("/v1/score", score(work, ["short"]), credential)
+            assert "log_probs" in answer, answer
+        print("ready", flush=True)
+
+        async def send(credential: str, work: str) -> None:
+            end = time.perf_counter() + seconds
+            for number in itertools.takewhile(
+                lambda _: time.perf_counter() < end, itertools.count()
+            ):
+                await post("/v1/score", score(work, [f"{number} {LONG}"[:20_000]] * 16), credential)
+                await asyncio.sleep(0.1)
+
+        valid = score(found[0][1], [f"{number} {LONG}"[:20_000] for number in range(64)])
+        await asyncio.gather(
+            post("/v1/score", valid, found[0][0]), *(send(*one) for one in found[1:])
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Label bias: the grid, losses by class on it, and biases found without labels."""
+"""What a device reports for the fit of label biases: losses, traces and probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedone_sdk.calibration import MAX_LABELS, bias_grid, class_losses
+from fedone_sdk.calibration import MAX_CLASSES, class_means, loss_terms, num_groups
 from fedone_sdk.task import LOG_ZERO, TaskSpec, label_loss
 
 
@@ -17,75 +17,52 @@ def task_of(num_labels: int) -> TaskSpec:
     return TaskSpec(template="{prompt} {text} {mask}", labels=labels)
 
 
-class TestGrid:
-    @pytest.mark.parametrize(("num_labels", "size"), [(2, 9), (3, 49), (4, 125)])
-    def test_all_combinations_and_zero_in_the_middle(self, num_labels: int, size: int) -> None:
-        grid = bias_grid(num_labels)
-        assert len(grid) == len(set(grid)) == size
-        assert grid[size // 2] == (0.0,) * num_labels
-        assert all(bias[0] == 0.0 and len(bias) == num_labels for bias in grid)
-        # The same from either side of zero: no label is liked better than another.
-        assert {tuple(-value for value in bias) for bias in grid} == set(grid)
-
-    def test_the_last_label_runs_fastest(self) -> None:
-        assert bias_grid(2) == tuple((0.0, float(offset)) for offset in range(-4, 5))
-        assert bias_grid(4)[:6] == (
-            (0.0, -2.0, -2.0, -2.0),
-            (0.0, -2.0, -2.0, -1.0),
-            (0.0, -2.0, -2.0, 0.0),
-            (0.0, -2.0, -2.0, 1.0),
-            (0.0, -2.0, -2.0, 2.0),
-            (0.0, -2.0, -1.0, -2.0),
-        )
-
-    @pytest.mark.parametrize("num_labels", [0, 1, MAX_LABELS + 1])
-    def test_for_few_labels_only(self, num_labels: int) -> None:
-        with pytest.raises(ValueError, match=f"2 to {MAX_LABELS} labels, not for {num_labels}"):
-            bias_grid(num_labels)
+def test_by_hand() -> None:
+    """p(0) is 3/4 for two examples of class 0, and 1/2 for one of class 1."""
+    sure, torn = [math.log(0.75), math.log(0.25)], [math.log(0.5), math.log(0.5)]
+    targets = [0, 1, 0]
+    terms = [
+        loss_terms(task_of(2), row, target)
+        for row, target in zip([sure, torn, sure], targets, strict=True)
+    ]
+    zero, one = class_means(terms, targets, 2)
+    assert zero == pytest.approx([-math.log(0.75), 3 / 8, 0.75, 0.25])
+    assert one == pytest.approx([math.log(2), 0.5, 0.5, 0.5])
+    assert class_means(terms, targets, 1)[0] == pytest.approx(
+        [(2 * a + b) / 3 for a, b in zip(zero, one, strict=True)]
+    )
+    assert class_means(terms[:1], [0], 2)[1] == [0.0] * 4
 
 
-class TestClassLosses:
-    def test_by_hand(self) -> None:
-        """p(0) is 3/4 for two examples of class 0, and 1/2 for one of class 1."""
-        sure, torn = [math.log(0.75), math.log(0.25)], [math.log(0.5), math.log(0.5)]
-        found = class_losses(task_of(2), [sure, torn, sure], [0, 1, 0])
-        assert found.counts == (2, 1)
-        for place, (_, offset) in enumerate(bias_grid(2)):
-            odds = math.exp(offset)
-            assert found.means[0][place] == pytest.approx(-math.log(0.75 / (0.75 + 0.25 * odds)))
-            assert found.means[1][place] == pytest.approx(-math.log(odds / (1 + odds)))
+@pytest.mark.parametrize(
+    ("labels", "private", "groups"),
+    [(2, False, 2), (MAX_CLASSES, False, MAX_CLASSES), (MAX_CLASSES + 1, False, 1), (2, True, 1)],
+)
+def test_groups(labels: int, private: bool, groups: int) -> None:
+    assert num_groups(labels, private=private) == groups
 
-    def test_a_class_without_examples_is_zero(self) -> None:
-        found = class_losses(task_of(3), [[-1.0, -2.0, -3.0]], [1])
-        assert found.counts == (0, 1, 0)
-        assert set(found.means[0]) == set(found.means[2]) == {0.0}
-        assert all(mean > 0 for mean in found.means[1])
 
-    @given(st.data())
-    def test_is_the_mean_of_the_task_s_loss_under_each_bias(self, data: st.DataObject) -> None:
-        num_labels = data.draw(st.sampled_from([2, 3, 4]))
-        value = st.floats(-30, 0) | st.just(LOG_ZERO)
-        example = st.tuples(
-            st.lists(value, min_size=num_labels, max_size=num_labels),
-            st.integers(0, num_labels - 1),
-        )
-        examples = data.draw(st.lists(example, min_size=1, max_size=6))
-        task = task_of(num_labels)
-        found = class_losses(task, [row for row, _ in examples], [at for _, at in examples])
-        assert sum(found.counts) == len(examples)
-        for place, bias in enumerate(bias_grid(num_labels)):
-            biased = task.with_bias(bias)
-            losses = [label_loss(biased, row, target) for row, target in examples]
-            mixed = sum(
-                count * mean[place] for count, mean in zip(found.counts, found.means, strict=True)
-            ) / len(examples)
-            assert mixed == pytest.approx(sum(losses) / len(losses), rel=1e-12, abs=1e-12)
+@given(st.data())
+def test_gradient_and_trace_are_the_derivatives_of_the_loss(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 6))
+    row = data.draw(st.lists(st.floats(-30, 0) | st.just(LOG_ZERO), min_size=size, max_size=size))
+    bias = data.draw(st.lists(st.floats(-5, 5), min_size=size, max_size=size))
+    target = data.draw(st.integers(0, size - 1))
 
-    def test_the_grid_takes_the_place_of_the_task_s_own_bias(self) -> None:
-        rows, targets = [[-1.0, -2.0]], [0]
-        biased = task_of(2).with_bias((0.0, 3.0))
-        assert class_losses(biased, rows, targets) == class_losses(task_of(2), rows, targets)
+    def loss_at(label: int, shift: float) -> float:
+        moved = [value + shift * (at == label) for at, value in enumerate(bias)]
+        return label_loss(task_of(size).with_bias(moved), row, target)
 
-    def test_needs_a_target_for_each_row(self) -> None:
-        with pytest.raises(ValueError, match="shorter"):
-            class_losses(task_of(2), [[-1.0, -2.0]], [])
+    loss, trace, *probabilities = loss_terms(task_of(size).with_bias(bias), row, target)
+    assert loss == loss_at(0, 0.0)
+    bent = 0.0
+    for label, probability in enumerate(probabilities):
+        if row[label] == LOG_ZERO:  # A bias does not move it.
+            continue
+        ahead, behind = loss_at(label, 1e-3), loss_at(label, -1e-3)
+        slope = (ahead - behind) / 2e-3
+        assert slope == pytest.approx(probability - (label == target), abs=1e-5)
+        bent += (ahead - 2 * loss + behind) / 1e-6
+    assert sum(probabilities) == pytest.approx(1.0)
+    if LOG_ZERO not in row:
+        assert trace == pytest.approx(bent, abs=1e-4)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedone_sdk.aggregator.rounds.curves import Curves
+from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.state import (
     RunState,
     Seat,
@@ -47,12 +47,13 @@ accounts = st.builds(
     spent=usages,
     leases=st.dictionaries(names, usages, max_size=3),
 )
-curves = st.builds(
-    Curves,
+by_class = st.builds(
+    ByClass,
     means=st.lists(st.floats(0, 9, width=32), min_size=4, max_size=4).map(
         lambda values: Array.pack(values, (2, 2, 1), "float32")
     ),
-    counts=st.tuples(counts, counts),
+    counts=st.tuples(numbers, numbers),
+    scored=counts,
 )
 seats = st.builds(
     Seat,
@@ -71,7 +72,7 @@ seats = st.builds(
     queries=counts,
     local=st.none() | states,
     losses=st.lists(st.lists(numbers, max_size=3).map(tuple), max_size=3).map(tuple),
-    curves=st.lists(curves, max_size=2).map(tuple),
+    by_class=st.lists(by_class, max_size=2).map(tuple),
     weight=st.integers(1, 2**31),
     mean_loss=numbers,
 )
@@ -156,8 +157,8 @@ def test_seats_keep_their_arrays_apart() -> None:
         lambda document: document.update(metric=None),
         lambda document: document.update(passed=None),
         lambda document: document.update(bias=1.0),
-        lambda document: document["seats"][0].update(curves=[{"counts": [1]}]),
-        lambda document: document["seats"][0].update(curves=[{"counts": [1], "means": {}}]),
+        lambda document: document["seats"][0].update(by_class=[{"counts": [1]}]),
+        lambda document: document["seats"][0].update(by_class=[{"counts": [1], "means": {}}]),
     ],
 )
 def test_a_damaged_document_is_refused(damage: Any) -> None:

@@ -35,7 +35,7 @@ def test_the_value_is_the_metric(metric: str, seed: int) -> None:
 
 def test_matthews_without_variety_is_zero() -> None:
     found = interval("matthews", outcomes([1] * 8, [0, 1] * 4), 2)
-    assert found == (0.0, 0.0, 0.0, 1)
+    assert found == (0.0, 0.0, 0.0, 1, 0.0, 0.5)
 
 
 def test_many_labels() -> None:
@@ -67,10 +67,10 @@ def test_the_mean_loss_has_the_ends_of_its_standard_error() -> None:
     )
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", ["f1", "matthews"])
 def test_a_prompt_differs_from_itself_by_nothing(metric: str) -> None:
     one = outcomes([0, 1, 1, -1, 0, 1], [0, 1, 0, 1, 0, 0])
-    assert difference(metric, [one], [one], 2) == (0.0, 0.0, 0.0, 1)
+    assert difference(metric, [one], [one], 2) == (0.0, 0.0, 0.0, 1, 0.0, 0.5)
 
 
 def test_pairs_take_out_what_both_find_hard() -> None:
@@ -85,7 +85,34 @@ def test_pairs_take_out_what_both_find_hard() -> None:
     assert 0.0 < found.low < found.high < 0.1
     assert found.high - found.low < (alone.high - alone.low) / 2
     apart = difference("loss", [losses([1.0, 2.0, 4.0])], [losses([0.5, 1.5, 3.5])], 0)
-    assert apart == pytest.approx((0.5, 0.5, 0.5, 1))
+    assert apart == pytest.approx((0.5, 0.5, 0.5, 1, 0.0, 1.0))
+
+
+def test_few_disagreements_count_as_in_the_exact_test() -> None:
+    """Of n examples on which one of both is right, with k wins, as a binomial with p = 1/2."""
+    size = 60
+    for wins in range(12):
+        for losses in range(wins):
+            n = wins + losses
+            exact = 2 * sum(math.comb(n, k) for k in range(losses + 1)) / 2**n
+            targets = [0] * size
+            first = [0] * wins + [1] * losses + [0] * (size - n)
+            second = [1] * wins + [0] * losses + [0] * (size - n)
+            found = difference(
+                "accuracy", [outcomes(first, targets)], [outcomes(second, targets)], 2
+            )
+            assert found is not None
+            assert found.value == pytest.approx((wins - losses) / size)
+            assert (found.low > 0) <= (exact < 0.1), (wins, losses)
+            assert (found.low > 0) >= (exact < 0.02), (wins, losses)
+            assert found.low <= 0 or found.above > 0.975
+
+
+def test_all_right_is_not_surely_right() -> None:
+    found = interval("accuracy", outcomes([0] * 20, [0] * 20), 2)
+    assert found is not None
+    assert (found.value, found.high) == (1.0, 1.0)
+    assert 0.8 < found.low < 0.9
 
 
 def test_what_failed_does_not_count() -> None:
@@ -96,7 +123,7 @@ def test_what_failed_does_not_count() -> None:
     assert confusion(some, 2) == [[1, 1, 0], [0, 1, 0]]
     assert interval("accuracy", outcomes([None], [0]), 2) is None
     assert interval("loss", losses([None]), 0) is None
-    assert interval("loss", losses([1.0, None]), 0) == (1.0, 1.0, 1.0, 1)
+    assert interval("loss", losses([1.0, None]), 0) == (1.0, 1.0, 1.0, 1, 0.0, 1.0)
     others = outcomes([None, 0, None, None], [0, 0, 1, 0])
     assert difference("accuracy", [some], [others], 2) is None
 

@@ -23,6 +23,7 @@ from fedone_sdk.client.noise import (
     noised_means,
     private_losses,
     private_step,
+    private_terms,
 )
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.messages import MAX_LOSS
@@ -106,6 +107,13 @@ def test_golden_releases(vector: dict[str, Any]) -> None:
     assert list(released) == vector["released"]
 
 
+@pytest.mark.parametrize("vector", VECTORS["terms"], ids=lambda vector: vector["name"])
+def test_golden_terms(vector: dict[str, Any]) -> None:
+    spec = privacy(clip=vector["clip"], noise_multiplier=vector["noise_multiplier"])
+    released = private_terms(vector["terms"], vector["targets"], spec, SplitMix(vector["seed"]))
+    assert list(released) == vector["released"]
+
+
 @pytest.mark.parametrize("multiplier", [0.1, 1.0, 1000.0])
 @pytest.mark.parametrize("clip", [1e-3, 2.0, 1e3])
 def test_no_parameter_makes_the_noise_vanish_or_overflow(clip: float, multiplier: float) -> None:
@@ -151,6 +159,56 @@ def test_one_example_moves_the_means_by_no_more_than_the_sensitivity(
         )
         widest = max(widest, math.dist(ours, theirs))
     assert bound * (1 - 1e-12) <= widest <= bound * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("prompts", [1, 16, 40])
+def test_a_count_is_not_clipped(prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    silence(monkeypatch)
+    terms = [[[0.0, 0.0, 1.0, 0.0]] * 3] * prompts
+    assert private_terms(terms, [0, 0, 1], privacy())[-2:] == pytest.approx((2.0, 1.0))
+
+
+@pytest.mark.parametrize("labels", [2, 5])
+def test_one_example_moves_losses_probabilities_and_counts_by_no_more(
+    labels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In units of the clip, 4 probabilities, and 4 / sqrt(I) examples; extremes reach the bound."""
+    asked = silence(monkeypatch)
+    rng, prompts, examples, widest = random.Random(0), 3, 4, 0.0
+
+    def drawn() -> tuple[list[list[float]], int]:
+        target = rng.randrange(-1, labels)
+        if target < 0:
+            return [[0.0] * (2 + labels)] * prompts, target
+        chosen = rng.choice([None, rng.randrange(labels)])
+        odds = [rng.random() if chosen is None else label == chosen for label in range(labels)]
+        share = [each / sum(odds) for each in odds]
+        return [[rng.choice([0.0, 1.0, 50.0]), 0.0, *share] for _ in range(prompts)], target
+
+    def released(held: list[tuple[list[list[float]], int]]) -> list[float]:
+        rows, targets = zip(*held, strict=True)
+        found = private_terms(list(zip(*rows, strict=True)), targets, privacy())
+        scale = [0.5] * prompts + [0.25] * (prompts * labels)
+        scale += [0.25 * math.sqrt(prompts) / examples] * labels
+        return [value * unit for value, unit in zip(found, scale, strict=True)]
+
+    low, high = (
+        [[loss, 0.0, *row] for _ in range(prompts)]
+        for loss, row in ((0.0, [1.0] + [0.0] * (labels - 1)), (50.0, [0.0] * (labels - 1) + [1.0]))
+    )
+    for trial in range(500):
+        held = [drawn() for _ in range(examples)]
+        other = [drawn(), *held[1:]]
+        if not trial:
+            held[0], other[0] = (low, 0), (high, labels - 1)
+        widest = max(widest, math.dist(released(held), released(other)))
+    bound = math.sqrt(prompts * 1.25)
+    assert widest * examples == pytest.approx(bound, rel=1e-9)
+    size = prompts + prompts * labels + labels
+    assert {count for count, _ in asked} == {size}
+    assert {variance for _, variance in asked} == {
+        math.ceil((bound * 2**30 + math.sqrt(size)) ** 2)
+    }
 
 
 def test_other_data_moves_a_step_by_no_more_than_the_sensitivity(

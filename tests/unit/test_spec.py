@@ -208,10 +208,12 @@ def test_calibration_by_its_kind() -> None:
     [
         ({}, "labels"),
         ({"method": {"name": "gs-bdpl"}}, "none"),
-        ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}}, "none"),
+        ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}}, "labels"),
+        ({"task": {"template": "{prompt} {text} {mask}",
+                   "labels": {str(n): f" w{n}" for n in range(64)}}}, "labels"),
         ({"task": {"template": "{prompt} {text}", "loss": "nll"}}, "none"),
     ],
-)
+)  # fmt: skip
 def test_calibration_where_it_can_be_had(change: dict[str, Any], kind: str) -> None:
     spec = validate_spec(RunSpec, {**CALIBRATED, "calibration": "auto", **change}, source="x")
     assert spec.calibration.kind == kind
@@ -232,14 +234,11 @@ NLL = {"template": "{prompt} {text}", "loss": "nll"}
         ({"calibration": {"kind": "labels", "size": 3}}, "calibration.size: unknown key (allowed"),
         ({"task": {**FIVE, "labels": {0: " a", 1: " b"}, "loss": "hinge"}},
          "task.loss: must be cross_entropy under calibration labels"),
-        ({"task": FIVE}, "calibration: labels takes a task of at most 4 labels, this one has 5"),
         ({"task": NLL}, "calibration: labels needs a task with label words"),
         ({"task": {**FIVE, "bias": [0, 0, 0, 0, 1]}},
          "task.bias: must be null under calibration labels, which finds one"),
         ({"method": {"name": "gs-bdpl"}},
          "calibration: labels needs a method that keeps a pool of prompts; gs-bdpl does not"),
-        ({"privacy": {"clip": 2.0, "noise_multiplier": 1.0}},
-         "privacy: is not supported with calibration labels"),
     ],
 )  # fmt: skip
 def test_calibrations_that_cannot_be(change: dict[str, Any], line: str) -> None:
@@ -333,6 +332,11 @@ class TestYaml:
         (problem,) = excinfo.value.problems
         assert reason in problem
         assert str(excinfo.value).startswith(f"{path}: ")
+
+    def test_yes_and_no_are_names(self, tmp_path: Path) -> None:
+        path = tmp_path / "RUN.yaml"
+        path.write_text("{NO: [yes, off], true: False}")
+        assert load_yaml(path) == {"NO": ["yes", "off"], True: False}
 
     def test_missing_file(self, tmp_path: Path) -> None:
         with pytest.raises(SpecError, match="cannot be read: No such file"):

@@ -19,6 +19,7 @@ from fedone_sdk.task import (
     TaskSpec,
     example_loss,
     form_of,
+    label_index,
     label_loss,
     predicted,
     references_of,
@@ -103,6 +104,26 @@ def test_bad_templates(template: str, message: str) -> None:
 def test_bad_tasks(more: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         task(**more)
+
+
+@pytest.mark.parametrize(
+    ("labels", "value", "index"),
+    [
+        (("0", "1"), "1.0", 1),
+        (("0", "1"), 1.0, 1),
+        (("1.5", "1"), 1.5, 0),
+        (("ham", "spam"), " SPAM", 1),
+        (("Ru\u0308ckgabe", "b"), "R\u00fcckgabe", 0),
+        (("True", "False"), "false", 1),
+        (("US", "us"), "us", 1),
+        (("US", "us"), "Us", None),
+        (("a", "b"), "", None),
+    ],
+)
+def test_spellings_of_a_label(labels: tuple[str, ...], value: object, index: int | None) -> None:
+    words = {label: f" {number}" for number, label in enumerate(labels)}
+    task = TaskSpec(template="{prompt} {a}", labels=words)
+    assert label_index(task, value) == index
 
 
 def test_targets() -> None:

@@ -63,15 +63,19 @@ def test_what_a_label_bias_alone_gains_is_no_gain_of_the_prompt() -> None:
     assert (found["chance"], found["no_prompt"]) == (0.5, 0.5)
     assert found["no_prompt_biased"] == found["tuned"] == 1.0
     assert (verdict.against, verdict.bias_from, verdict.bias) == (
-        "no_prompt_biased",
+        "no_prompt",
         "training",
         (0.0, -6.0),
     )
-    assert verdict.conclusion == "unclear"
-    assert said(verdict) == (
-        "+0.0 points over no prompt with bias (95 % +0.0 to +0.0) for USD 0.0045: the tuned "
-        "prompt is empty, and its label bias is all that was found"
+    assert verdict.conclusion == "no_prompt"
+    assert verdict.standings[2].gain is not None
+    assert verdict.standings[2].gain.value == 0.0
+    assert said(verdict).startswith(
+        "no prompt with its label bias is deployed, since no better prompt was found: +50.0 points "
+        "over no prompt (95 % +4"
     )
+    bare_alone = judge(task(bias=(0.0, 1.0)), {"no_prompt": bare, "after": bare}, empty=True)
+    assert said(bare_alone).startswith("no prompt is deployed, since no better prompt was found: +")
 
 
 def test_a_cross_fitted_bias_does_not_see_the_row_that_it_is_for() -> None:
@@ -136,49 +140,69 @@ def test_worth_keeping() -> None:
     assert verdict.conclusion == "worth_keeping"
     low, high = 100 * gain.low, 100 * gain.high
     assert said(verdict) == (
-        f"{100 * gain.value:+.1f} points over no prompt (95 % {low:+.1f} to {high:+.1f}) "
-        "for USD 0.0045: worth keeping"
+        f"{100 * gain.value:+.1f} points over no prompt (95 % {low:+.1f} to {high:+.1f}, "
+        "over 99 % likely to help) for USD 0.0045: worth keeping"
     )
     assert "for 60 queries: worth" in said(verdict, usd="0")
     unknown = sentence(verdict, "accuracy", Usage(queries=1), priced=False)
     assert "for 1 query at an unknown price: worth" in unknown
 
 
-def test_an_inconclusive_verdict_has_the_number_of_rows_needed() -> None:
+def test_an_inconclusive_verdict_has_the_number_of_rows_that_show_such_a_gain() -> None:
     verdict = judge(
-        task(), {"no_prompt": answers(0.72, "no_prompt", seed=1), "after": answers(0.8)}
+        task(), {"no_prompt": answers(0.8, "no_prompt"), "after": answers(0.795, seed=1)}
     )
     gain = verdict.standings[1].gain
     assert gain is not None
     assert gain.low < 0 < gain.value
     assert verdict.conclusion == "unclear"
-    needed = 200 * ((gain.value - gain.low) / gain.value) ** 2
-    assert verdict.more_examples == pytest.approx(needed - 200, rel=0.1)
-    tell = f"not distinguishable from luck: about {verdict.more_examples:,} more dev rows"
-    assert tell in said(verdict)
-    # With so many rows of the same kind, the interval does leave out 0.
-    times = int(needed / 200) + 1
-    more = judge(
-        task(),
-        {
-            which: one.model_copy(
-                update={"predicted": one.predicted * times, "targets": one.targets * times}
-            )
-            for which, one in {
-                "no_prompt": answers(0.72, "no_prompt", seed=1),
-                "after": answers(0.8),
-            }.items()
-        },  # type: ignore[arg-type]
+    assert verdict.needed_examples is not None
+    assert verdict.needed_examples > 2 * 200  # Less would have shown it already.
+    share = f"{100 * gain.probability:.0f} %"
+    assert said(verdict).endswith(
+        f", {share} likely to help) for USD 0.0045, not distinguishable from luck; "
+        f"{verdict.needed_examples:,} dev rows show such a difference with 80 % power"
     )
-    assert more.conclusion == "worth_keeping"
+    # Four of five samples of so many rows do.
+    rng, shown = np.random.default_rng(0), 0
+    pairs = list(
+        zip(answers(0.8).predicted, answers(0.795, seed=1).predicted, TARGETS, strict=True)
+    )
+    for _ in range(40):
+        drawn = [pairs[at] for at in rng.integers(len(pairs), size=verdict.needed_examples)]
+        worse, better, targets = zip(*drawn, strict=True)
+        more = judge(
+            task(),
+            {
+                "no_prompt": Outcomes(which="no_prompt", predicted=worse, targets=targets),
+                "after": Outcomes(which="after", predicted=better, targets=targets),
+            },
+        )
+        shown += more.conclusion == "worth_keeping"
+    assert 25 <= shown <= 39
 
 
-def test_examples_needed() -> None:
-    # Half widths of 4 and 3 against a difference of 2: 4 and 2.25 times the rows.
-    assert examples_needed(100, Spread(value=2.0, low=-2.0, high=6.0)) == 400
-    assert examples_needed(100, Spread(value=-2.0, low=-8.0, high=1.0)) == 225
-    assert examples_needed(100, Spread(value=0.0, low=-1.0, high=1.0)) is None
-    assert examples_needed(100, Spread(value=2.0, low=1.0, high=3.0)) == 100
+@pytest.mark.parametrize(
+    ("value", "error", "needed"),
+    [
+        (2.0, 2.0, None),  # within one standard error: its size is not known
+        (0.0, 0.0, None),
+        (2.0, 1.5, 450),  # 100 (2.80 x 1.5 / 2)^2
+        (-2.0, 1.5, 450),
+        (2.0, 0.5, 50),
+    ],
+)
+def test_examples_needed(value: float, error: float, needed: int | None) -> None:
+    found = Spread(value=value, low=-9.0, high=9.0, error=error, probability=0.5)
+    assert examples_needed(100, found) == needed
+
+
+def test_a_gain_within_noise_gets_no_number() -> None:
+    verdict = judge(
+        task(), {"no_prompt": answers(0.72, "no_prompt", seed=1), "after": answers(0.8)}
+    )
+    assert (verdict.conclusion, verdict.needed_examples) == ("unclear", None)
+    assert said(verdict).endswith("not distinguishable from luck")
 
 
 def test_no_better_than_guessing() -> None:

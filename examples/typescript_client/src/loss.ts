@@ -11,13 +11,6 @@ export type ScoreFunction = (generated: string, example: Example) => number | Pr
 /** Stands for the logarithm of probability zero: a label that the model did not write. */
 const LOG_ZERO = -1000;
 
-/** What a label after the first may get, nats, by the number of labels. */
-const OFFSETS: Readonly<Record<number, readonly number[]>> = {
-  2: [-4, -3, -2, -1, 0, 1, 2, 3, 4],
-  3: [-3, -2, -1, 0, 1, 2, 3],
-  4: [-2, -1, 0, 1, 2],
-};
-
 /**
  * The training loss of one example (docs/explanation/losses.md).
  *
@@ -80,41 +73,54 @@ async function scored(text: string, example: Example, score?: ScoreFunction): Pr
     throw new Declining(`task.score: the score function failed with ${kindOf(error)}`);
   }
   if (!(value >= 0 && value <= 1)) {
-    throw new Declining(`task.score: the score function gave ${value}; it must be from 0 to 1`);
+    throw new Declining("task.score: the score function gave a value outside of 0 to 1");
   }
   return value;
 }
 
-/** Whether there is a grid of biases for so many labels. */
-export function hasBiasGrid(numLabels: number): boolean {
-  return numLabels in OFFSETS;
-}
+/** Up to so many labels, losses are reported of the examples of each class. */
+const MAX_CLASSES = 4;
 
-/** The biases that losses are reported at, G of them; the last label's runs fastest. */
-export function biasGrid(numLabels: number): number[][] {
-  const offsets = OFFSETS[numLabels] ?? [];
-  let grid = [[0]];
-  for (let label = 1; label < numLabels; label++) {
-    grid = grid.flatMap((bias) => offsets.map((offset) => [...bias, offset]));
-  }
-  return grid;
+/** The groups of examples that losses are reported of: one per class, or one of all. */
+export function numGroups(numLabels: number, isPrivate: boolean): number {
+  return isPrivate || numLabels > MAX_CLASSES ? 1 : numLabels;
 }
 
 /**
- * One prompt's mean losses by class, at each bias of the grid.
+ * One example's cross-entropy with what its derivatives over the label bias depend on.
  *
- * @returns C x G numbers, flat; 0 for a class without examples.
+ * @returns The loss, the trace of its Hessian, and the probability of each label.
  */
-export function classLosses(
+export function lossTerms(
   task: Task,
-  rows: readonly (readonly number[])[],
-  targets: readonly number[],
+  logProbs: readonly number[],
+  target: number,
+  bias: readonly number[],
 ): number[] {
-  const grid = biasGrid(task.labels.length);
-  return task.labels.flatMap((_, label) => {
-    const own = rows.filter((_, at) => targets[at] === label);
-    return grid.map((bias) =>
-      own.length === 0 ? 0 : mean(own.map((row) => labelLoss(task, row, label, bias))),
+  const values = logProbs.map((value, at) => (value <= LOG_ZERO ? value : value + bias[at]!));
+  const highest = Math.max(...values);
+  const odds = values.map((value) => Math.exp(value - highest));
+  const total = exactSum(odds);
+  const probabilities = odds.map((value) => value / total);
+  const trace = 1 - exactSum(probabilities.map((value) => value * value));
+  return [labelLoss(task, logProbs, target, bias), Math.max(trace, 0), ...probabilities];
+}
+
+/**
+ * The mean terms of each group of examples.
+ *
+ * @param terms `lossTerms` per example.
+ * @returns K x (2 + C) numbers, flat; 0 for a class without examples.
+ */
+export function classMeans(
+  terms: readonly (readonly number[])[],
+  targets: readonly number[],
+  groups: number,
+): number[] {
+  return Array.from({ length: groups }, (_, group) => {
+    const own = terms.filter((_, at) => groups === 1 || targets[at] === group);
+    return terms[0]!.map((_, column) =>
+      own.length === 0 ? 0 : mean(own.map((row) => row[column]!)),
     );
-  });
+  }).flat();
 }

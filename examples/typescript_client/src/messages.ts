@@ -82,6 +82,7 @@ export interface LossesAssignment {
   vocabulary_version?: number;
   exchange?: "losses";
   prompts: PackedArray;
+  biases?: PackedArray | null;
   minibatch_seed: number;
 }
 /**

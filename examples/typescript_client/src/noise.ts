@@ -5,6 +5,11 @@ import type { Random } from "./random.js";
 /** Grid steps of a clip; `fedone_sdk/client/noise.py` has the same. */
 const GRID = 2 ** 30;
 
+/** Weight of label probabilities in a release; `fedone_sdk/client/noise.py` has the same. */
+const BIAS_WEIGHT = 0.25;
+
+type Noise = Pick<PrivacySpec, "clip" | "noise_multiplier">;
+
 /** What an update can carry. */
 const MAX_LOSS = 1e6;
 
@@ -22,19 +27,75 @@ const MAX_LOSS = 1e6;
  */
 export function privateLosses(
   losses: readonly (readonly number[])[],
-  { clip, noise_multiplier: multiplier }: Pick<PrivacySpec, "clip" | "noise_multiplier">,
+  { clip, noise_multiplier: multiplier }: Noise,
   random: Random,
 ): number[] {
-  const variance = BigInt(Math.ceil(multiplier * multiplier * losses.length * GRID * GRID));
-  return losses.map((row) => {
+  const square = losses.length * GRID * GRID;
+  return noisedMeans(
+    losses,
+    losses.map(() => clip),
+    multiplier * multiplier * square,
+    random,
+  );
+}
+
+/**
+ * Mean losses, mean label probabilities and counts of the labels, with noise.
+ *
+ * In units of C for losses, 1 / w for probabilities and 1 / (w sqrt(I)) for counts, another example
+ * moves the sums by at most sqrt(I (1 + 4 w^2)): points of a simplex are at most sqrt(2) apart.
+ *
+ * @param terms `lossTerms` per prompt and example.
+ * @param targets The true labels; -1 for an example without a loss, whose terms are 0.
+ * @returns I losses, then I x C probabilities, then C counts.
+ */
+export function privateTerms(
+  terms: readonly (readonly (readonly number[])[])[],
+  targets: readonly number[],
+  { clip, noise_multiplier: multiplier }: Noise,
+  random: Random,
+): number[] {
+  const labels = Array.from({ length: terms[0]![0]!.length - 2 }, (_, label) => label);
+  const of = (rows: readonly (readonly number[])[], at: number) => rows.map((row) => row[at]!);
+  const rows = [
+    ...terms.map((own) => of(own, 0)),
+    ...terms.flatMap((own) => labels.map((label) => of(own, 2 + label))),
+    ...labels.map((label) => targets.map((target) => Number(target === label))),
+  ];
+  const share = Math.max(1, 1 / (BIAS_WEIGHT * Math.sqrt(terms.length))); // A count is not clipped.
+  const widths = [
+    ...terms.map(() => clip),
+    ...terms.flatMap(() => labels.map(() => 1 / BIAS_WEIGHT)),
+    ...labels.map(() => share),
+  ];
+  const sensitivity = Math.sqrt(terms.length * (1 + 4 * BIAS_WEIGHT ** 2));
+  const square = (sensitivity * GRID + Math.sqrt(rows.length)) ** 2;
+  const means = noisedMeans(rows, widths, multiplier * multiplier * square, random);
+  const first = rows.length - labels.length;
+  return means.map((mean, at) => bounded(at < first ? mean : targets.length * mean));
+}
+
+/** Means with each value clipped to [0, width], and noise of a variance in grid steps. */
+function noisedMeans(
+  rows: readonly (readonly number[])[],
+  widths: readonly number[],
+  variance: number,
+  random: Random,
+): number[] {
+  const steps = BigInt(Math.ceil(variance));
+  return rows.map((row, at) => {
+    const width = widths[at]!;
     let sum = 0;
-    for (const loss of row) {
-      sum += Math.floor(Math.min(Math.max(loss / clip, 0), 1) * GRID + 0.5);
+    for (const value of row) {
+      sum += Math.floor(Math.min(Math.max(value / width, 0), 1) * GRID + 0.5);
     }
-    const total = Number(BigInt(sum) + discreteGaussian(variance, random));
-    const mean = (total * clip) / (GRID * row.length);
-    return Math.min(Math.max(mean, -MAX_LOSS), MAX_LOSS);
+    const total = Number(BigInt(sum) + discreteGaussian(steps, random));
+    return bounded((total * width) / (GRID * row.length));
   });
+}
+
+function bounded(value: number): number {
+  return Math.min(Math.max(value, -MAX_LOSS), MAX_LOSS);
 }
 
 /** @throws Declining The clip or the noise is outside of what is allowed: a server may lie. */

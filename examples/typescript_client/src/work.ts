@@ -2,11 +2,11 @@ import { pack, rowsOf } from "./array.js";
 import { Minibatch } from "./batch.js";
 import type { BeforeSend } from "./batch.js";
 import { Declining } from "./errors.js";
-import { classLosses, hasBiasGrid } from "./loss.js";
+import { classMeans, lossTerms, numGroups } from "./loss.js";
 import type { ScoreFunction } from "./loss.js";
 import type { LossesAssignment, LossesUpdate } from "./messages.js";
 import { drawMinibatch } from "./minibatch.js";
-import { checkPrivacy, privateLosses } from "./noise.js";
+import { checkPrivacy, privateLosses, privateTerms } from "./noise.js";
 import { fingerprint, mean } from "./numbers.js";
 import type { Oracle } from "./oracle.js";
 import type { Account } from "./policy.js";
@@ -15,6 +15,9 @@ import type { CurrentWork } from "./state.js";
 import { Step } from "./step.js";
 import type { Example, Run } from "./task.js";
 import { sizesOf } from "./vocabulary.js";
+
+/** Bound on a label bias, nats. */
+const MAX_BIAS = 100;
 
 /** What one assignment of the `losses` exchange asks of a device. */
 export interface Work {
@@ -72,48 +75,71 @@ async function summed(step: Step, work: Work): Promise<Omit<LossesUpdate, "num_e
   const failed = new Set(positions.filter((at) => found.some((row) => row[at] == null)));
   const scored = batch.check(failed);
   const kept = positions.filter((at) => !failed.has(at));
-  const rows = found.map((row) => kept.map((at) => row[at]!));
   const { privacy } = run;
-  // An example without a loss counts as 0 for all prompts, so that neither the noise nor a count
-  // depends on what became of it.
-  const rest = new Array<number>(scored.scored - kept.length).fill(0);
-  const all = rows.map((row) => [...row, ...rest]);
-  const losses = privacy
-    ? await journal.noised(
-        () => privateLosses(all, privacy, work.random()),
-        () => work.account.release(privacy),
-      )
-    : rows.map(mean);
+  const noised = (draw: () => number[]) =>
+    journal.noised(draw, () => work.account.release(privacy!));
   const queries = work.ownModel ? prompts.length : 0;
-  return {
+  const rest = {
     scored,
     usage: work.account.shown({ ...journal.usage, queries }),
     model: journal.model!,
-    exchange: "losses",
-    losses: [...losses],
-    ...(step.byClass && byClass(step, kept)),
+    exchange: "losses" as const,
   };
+  if (step.byClass) return { ...rest, ...(await byClass(step, work, kept, scored.scored, noised)) };
+  const rows = found.map((row) => kept.map((at) => row[at]!));
+  // An example without a loss counts as 0 for all prompts, so that neither the noise nor a count
+  // depends on what became of it.
+  const none = new Array<number>(scored.scored - kept.length).fill(0);
+  const losses = privacy
+    ? await noised(() =>
+        privateLosses(
+          rows.map((row) => [...row, ...none]),
+          privacy,
+          work.random(),
+        ),
+      )
+    : rows.map(mean);
+  return { ...rest, losses: [...losses] };
 }
 
-/** The losses by class and label bias, over the examples that count, and how many they are. */
-function byClass(
+/** The losses at the assignment's label biases, and the part of the update for their fit. */
+async function byClass(
   { batch, journal, prompts, run }: Step,
+  { assignment, random }: Work,
   kept: readonly number[],
-): Pick<LossesUpdate, "by_class" | "class_counts"> {
-  const { task } = run;
+  size: number,
+  noised: (draw: () => number[]) => Promise<readonly number[]>,
+): Promise<Pick<LossesUpdate, "losses" | "by_class" | "class_counts">> {
+  const { privacy, task } = run;
+  const biases = rowsOf(assignment.biases!);
   const targets = kept.map((at) => task.targetOf(batch.examples[at]!));
-  const cells = prompts.flatMap((_, place) => {
+  const terms = prompts.map((_, place) => {
     const answers = journal.answers(place);
-    return classLosses(
-      task,
-      kept.map((at) => answers[at]!),
-      targets,
-    );
+    return kept.map((at, n) => lossTerms(task, answers[at]!, targets[n]!, biases[place]!));
   });
-  const numLabels = task.labels.length;
-  const shape = [prompts.length, numLabels, cells.length / (prompts.length * numLabels)];
-  const counts = task.labels.map((_, label) => targets.filter((one) => one === label).length);
-  return { by_class: pack(cells, shape, "float32"), class_counts: counts };
+  const labels = task.labels.length;
+  const groups = numGroups(labels, privacy != null);
+  const shape = [prompts.length, groups, 2 + labels];
+  if (!privacy) {
+    const cells = terms.flatMap((own) => classMeans(own, targets, groups));
+    return {
+      losses: terms.map((own) => mean(own.map((row) => row[0]!))),
+      by_class: pack(cells, shape, "float32"),
+      class_counts: task.labels.map((_, label) => targets.filter((one) => one === label).length),
+    };
+  }
+  // An example without a loss counts as 0.
+  const none = Array.from({ length: size - targets.length }, () => new Array(2 + labels).fill(0));
+  const padded = terms.map((own) => [...own, ...none]);
+  const labelled = [...targets, ...none.map(() => -1)];
+  const found = await noised(() => privateTerms(padded, labelled, privacy, random()));
+  const losses = found.slice(0, prompts.length);
+  // The largest trace stands for an unknown one.
+  const cells = losses.flatMap((loss, place) => {
+    const start = prompts.length + place * labels;
+    return [loss, 1, ...found.slice(start, start + labels)];
+  });
+  return { losses, by_class: pack(cells, shape, "float32"), class_counts: found.slice(-labels) };
 }
 
 /**
@@ -151,12 +177,19 @@ export function checkedPrompts(work: Omit<Work, "examples" | "prompts">): number
   if (task.loss === "score" && score === undefined) {
     throw new Declining("loss score needs a score function, and this client has none");
   }
-  if (run.calibration?.kind === "labels") {
-    // Losses by class have no noise: with them, that of the losses would protect nothing.
-    const sound = task.loss === "cross_entropy" && hasBiasGrid(task.labels.length);
-    if (!sound || run.privacy != null) {
-      throw new Declining("the run's calibration does not fit its task or its privacy");
-    }
+  const { biases } = assignment;
+  if ((run.calibration?.kind === "labels") !== (biases != null)) {
+    throw new Declining("the assignment does not fit its run");
+  }
+  if (biases != null) {
+    const fits =
+      task.loss === "cross_entropy" &&
+      biases.dtype === "float32" &&
+      biases.shape.join() === [prompts.length, task.labels.length].join() &&
+      rowsOf(biases)
+        .flat()
+        .every((value) => Math.abs(value) <= MAX_BIAS);
+    if (!fits) throw new Declining("the run's calibration does not fit its task");
   }
   return prompts;
 }

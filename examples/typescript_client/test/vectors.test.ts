@@ -6,10 +6,10 @@ import { pack, unpack } from "../src/array.js";
 import { epsilonOf } from "../src/accountant.js";
 import { Consent } from "../src/consent.js";
 import type { Columns } from "../src/consent.js";
-import { classLosses, exampleLoss } from "../src/loss.js";
+import { classMeans, exampleLoss, lossTerms, numGroups } from "../src/loss.js";
 import type { PackedArray, Slot } from "../src/messages.js";
 import { drawMinibatch, splitMix64 } from "../src/minibatch.js";
-import { privateLosses } from "../src/noise.js";
+import { privateLosses, privateTerms } from "../src/noise.js";
 import { exactSum, mean } from "../src/numbers.js";
 import type { Random } from "../src/random.js";
 import { readRun } from "../src/task.js";
@@ -25,6 +25,7 @@ interface Losses {
     answers: (number[] | string)[];
     losses: number[];
     mean: number;
+    bias?: number[];
     by_class?: PackedArray;
     class_counts?: number[];
   }[];
@@ -95,7 +96,10 @@ for (const vector of losses.losses) {
     assert.equal(mean(vector.losses), vector.mean);
     if (vector.by_class) {
       const targets = vector.examples.map((example) => task.targetOf(example));
-      const cells = classLosses(task, vector.answers as number[][], targets);
+      const terms = (vector.answers as number[][]).map((row, at) =>
+        lossTerms(task, row, targets[at]!, vector.bias!),
+      );
+      const cells = classMeans(terms, targets, numGroups(task.labels.length, false));
       // A float32 rounds the last bits of exp and log away.
       assert.deepEqual(pack(cells, vector.by_class.shape, "float32"), vector.by_class);
       const counts = task.labels.map((_, label) => targets.filter((one) => one === label).length);
@@ -140,11 +144,22 @@ test("noise and its epsilon", () => {
       losses: number[][];
       released: number[];
     }[];
+    terms: {
+      seed: number;
+      clip: number;
+      noise_multiplier: number;
+      terms: number[][][];
+      targets: number[];
+      released: number[];
+    }[];
     epsilons: { multipliers: number[]; delta: number; epsilon: number }[];
   }
-  const { releases, epsilons } = vectors<Noise>("noise");
+  const { releases, terms, epsilons } = vectors<Noise>("noise");
   for (const { seed, losses: rows, released, ...privacy } of releases) {
     assert.deepEqual(privateLosses(rows, privacy, bytesOf(seed)), released);
+  }
+  for (const { seed, terms: rows, targets, released, ...privacy } of terms) {
+    assert.deepEqual(privateTerms(rows, targets, privacy, bytesOf(seed)), released);
   }
   for (const { multipliers, delta, epsilon } of epsilons) {
     const precision = exactSum(multipliers.map((multiplier) => multiplier ** -2));

@@ -79,8 +79,10 @@ def finish_round(machine: RoundMachine, state: RunState, now: float) -> Result[N
     # In the alpha exchange the memory comes from a client, so it cannot end the run.
     over_itself = machine.losses_exchange and machine.method.finished(state.method)
     if state.round >= machine.spec.rounds or over_itself:
-        left = machine.planned_queries - state.account.spent.queries if over_itself else 0
-        unused = f"the search ended by itself; {left} queries were not needed"
+        cap = None if state.account.cap is None else state.account.cap.queries
+        most = machine.planned_queries if cap is None else cap
+        left = most - state.account.spent.queries if over_itself else 0
+        unused = f"the search ended by itself; {left:,} of {most:,} queries are left"
         state = state.end("completed", unused if left > 0 else None, now)
     return Result(
         state=state,
@@ -107,21 +109,19 @@ def _contribution(machine: RoundMachine, state: RunState, seat: Seat) -> Contrib
     if machine.defence is not None and machine.defence.only_bounds:
         alpha = (seat.local or state.method).alpha
         return Contribution(client=seat.client, alpha=alpha, mean_loss=seat.mean_loss)
-    compared, advantage = machine.compared_losses(seat), None
+    compared = [np.array(losses, dtype=np.float64) for losses in seat.losses]
+    advantage = None
     # Only the first step's prompts can be drawn again; alpha does not describe a pool.
     if compared and (len(compared) == 1 or machine.method.shares_memory):
         first = replace(seat, local=None, step=0, num_samples=len(compared[0]))
         asked = machine.candidates(state, first)
         advantage = drawn_advantage(asked, machine.clipped(compared[0]))
-    mean_loss = seat.mean_loss
-    if seat.curves:
-        mean_loss = float(np.mean([machine.clipped(step).mean() for step in compared]))
     # Rounding of the mean gives equal numbers a standard deviation above 0.
     spreads = [float(np.std(step)) if np.ptp(step) else 0.0 for step in compared]
     return Contribution(
         client=seat.client,
         alpha=(seat.local or state.method).alpha,
-        mean_loss=mean_loss,
+        mean_loss=seat.mean_loss,
         advantage=advantage,
         spread=max(spreads) if spreads else None,
     )
@@ -170,8 +170,8 @@ def _aggregate(
     for seat in seats:
         if seat.local is not None:
             asked = machine.candidates(state, replace(seat, local=None, step=0))
-            curves = seat.curves[0] if seat.curves else None
-            losses = machine.as_losses(seat.losses[0], curves)
+            by_class = seat.by_class[0] if seat.by_class else None
+            losses = machine.as_losses(asked, seat.losses[0], by_class)
             method = machine.method.tell(method, asked, losses)
     return method
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedone_sdk.aggregator.rounds.curves import Curves, as_class_losses, best_losses
+from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.privacy import Releases
 from fedone_sdk.aggregator.rounds.state import Result, RunState, Seat
 from fedone_sdk.algorithms import (
@@ -29,7 +29,7 @@ from fedone_sdk.algorithms.gradient import PolicyGradient
 from fedone_sdk.algorithms.method import clip_losses
 from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
-from fedone_sdk.calibration import bias_grid
+from fedone_sdk.calibration import num_groups
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     MAX_ELEMENTS,
@@ -136,10 +136,9 @@ class RoundMachine:
         self.gateway_model = gateway_model
         self.shape = spec.prompt.length, vocab_size
         self.losses_exchange = spec.participation.exchange == "losses"
-        # The grid of label biases for which clients report losses; None without calibration.
-        self.biases = (
-            bias_grid(len(spec.task.labels)) if spec.calibration.kind == "labels" else None
-        )
+        self.calibrates = spec.calibration.kind == "labels"
+        self.num_labels = len(spec.task.labels) if self.calibrates else 1
+        self.num_groups = num_groups(self.num_labels, private=spec.privacy is not None)
         sizes = {
             "alpha": math.prod(self.shape),
             "an assignment": spec.method.num_samples * spec.prompt.length,
@@ -147,9 +146,8 @@ class RoundMachine:
             * spec.method.batch_size
             * max(len(spec.task.labels), 1),
         }
-        points = 1 if self.biases is None else len(self.biases) * len(spec.task.labels)
         if self.losses_exchange:
-            sizes["an update"] = spec.method.num_samples * points
+            sizes["an update"] = spec.method.num_samples * self.num_groups * (2 + self.num_labels)
         for what, size in sizes.items():
             if size > MAX_ELEMENTS:
                 raise ValueError(f"{what} would hold {size} numbers, a message {MAX_ELEMENTS}")
@@ -160,7 +158,8 @@ class RoundMachine:
             blank=blank,
             space=Space.of(layout, vocab_size) if layout else None,
             seed=spec.seed,
-            biases=self.biases,
+            num_labels=self.num_labels,
+            num_groups=self.num_groups,
             labelled=not spec.task.generates,
             asks=self.planned_asks if self.losses_exchange else None,
             start=start,
@@ -435,16 +434,12 @@ class RoundMachine:
         return self.method.longest_step(alpha, num_steps) * _ROUNDING + noise
 
     def as_losses(
-        self, losses: Sequence[float], curves: Curves | None
+        self, candidates: Candidates, losses: Sequence[float], by_class: ByClass | None
     ) -> NDArray[np.float64] | ClassLosses:
         """Return losses as the input of the method's `tell` (losses exchange)."""
-        return self.clipped(losses) if curves is None else as_class_losses(curves, self.loss_clip)
-
-    def compared_losses(self, seat: Seat) -> list[NDArray[np.float64]]:
-        """Return the losses that a finished seat's prompts are compared by, per step, unclipped."""
-        if seat.curves:
-            return [best_losses(curves) for curves in seat.curves]
-        return [np.array(losses, dtype=np.float64) for losses in seat.losses]
+        if by_class is None or candidates.biases is None:
+            return self.clipped(losses)
+        return by_class.class_losses(candidates.biases, self.loss_clip, groups=self.num_groups)
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
         """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""

@@ -208,10 +208,12 @@ def assignment(
         "vocabulary_version": len(state.proposed),
     }
     if machine.losses_exchange:
-        prompts = machine.candidates(state, seat).prompts
+        candidates = machine.candidates(state, seat)
+        biases = candidates.biases
         return LossesAssignment(
             **common,
-            prompts=prompts_to_wire(prompts, machine.vocab_size),
+            prompts=prompts_to_wire(candidates.prompts, machine.vocab_size),
+            biases=None if biases is None else to_wire(biases),
             minibatch_seed=machine.seed(state, seat, "minibatch", seat.step),
         )
     return AlphaAssignment(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
-from fedone_sdk.aggregator.rounds.curves import Curves
+from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
 from fedone_sdk.budget import NOTHING, Account, Budget, Usage
 from fedone_sdk.errors import ProblemError
@@ -39,7 +39,7 @@ class Seat:
         queries: Queries settled in earlier steps of the seat.
         local: The client's method state; None if it equals the round's.
         losses: Losses per local step.
-        curves: Losses by class and label bias per local step, in runs with label calibration.
+        by_class: Losses by class per local step, in runs with label calibration.
     """
 
     slot: int
@@ -57,7 +57,7 @@ class Seat:
     queries: int = 0
     local: State | None = None
     losses: tuple[tuple[float, ...], ...] = ()
-    curves: tuple[Curves, ...] = ()
+    by_class: tuple[ByClass, ...] = ()
     weight: int = 1
     mean_loss: float = 0.0
     renewals: int = 0
@@ -439,7 +439,7 @@ def _seat(seat: Seat) -> dict[str, Any]:
         "calls": sorted(seat.calls),
         "sent": {attempt: worst.exact() for attempt, worst in seat.sent.items()},
         "used": seat.used.exact(),
-        "curves": [curves.dump() for curves in seat.curves],
+        "by_class": [one.dump() for one in seat.by_class],
     }
 
 
@@ -453,7 +453,7 @@ def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
             },
             "used": Usage.model_validate(document["used"]),
             "losses": tuple(tuple(losses) for losses in document["losses"]),
-            "curves": tuple(Curves.load(curves) for curves in document["curves"]),
+            "by_class": tuple(map(ByClass.load, document["by_class"])),
             "local": local,
         }
     )

@@ -7,8 +7,8 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.aggregator.rounds.closing import close_seat
-from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
 from fedone_sdk.aggregator.rounds.machine import RoundMachine, working
 from fedone_sdk.aggregator.rounds.seats import count_update, renew_offers, vacate
 from fedone_sdk.aggregator.rounds.spending import lease_cost, through_gateway
@@ -36,7 +36,8 @@ def accept(
     seat = working(state, assignment_id)
     if state.model is not None and update.model != state.model:
         other = f"the run scores with {state.model!r}, the device with {update.model!r}"
-        lost = vacate(machine, state, seat, other, update.usage, now)
+        why = "the device scores with another model"
+        lost = vacate(machine, state, seat, why, update.usage, now, said=other)
         refused: Result[Receipt] = lost.replying(cast(Receipt, None))
         return replace(refused, refusal=ProblemError("model_mismatch", other))
     _check_scored(update)
@@ -66,7 +67,7 @@ def accept(
         step=steps_done,
         local=told.local,
         losses=seat.losses + told.losses,
-        curves=seat.curves + told.curves,
+        by_class=seat.by_class + told.by_class,
         queries=seat.queries + spent.queries,
         weight=update.num_examples,
         mean_loss=seat.mean_loss + (told.mean_loss - seat.mean_loss) * seat.num_steps / steps_done,
@@ -105,7 +106,7 @@ class _StepResult(NamedTuple):
     local: State
     mean_loss: float
     losses: tuple[tuple[float, ...], ...] = ()
-    curves: tuple[Curves, ...] = ()
+    by_class: tuple[ByClass, ...] = ()
 
 
 def _step_result(
@@ -124,16 +125,17 @@ def _step_result(
                 "invalid_message",
                 f"losses: {len(update.losses)} were sent for {seat.num_samples} prompts",
             )
-        curves = _curves(machine, update)
+        by_class = _by_class(machine, update)
+        candidates = machine.candidates(state, seat)
         return _StepResult(
             local=machine.method.tell(
                 seat.local or state.method,
-                machine.candidates(state, seat),
-                machine.as_losses(update.losses, curves),
+                candidates,
+                machine.as_losses(candidates, update.losses, by_class),
             ),
             mean_loss=float(np.mean(machine.clipped(update.losses))),
             losses=(update.losses,),
-            curves=() if curves is None else (curves,),
+            by_class=() if by_class is None else (by_class,),
         )
     if isinstance(update, AlphaUpdate) and not machine.losses_exchange:
         local = _local(machine, state, seat, update)
@@ -144,25 +146,26 @@ def _step_result(
     )
 
 
-def _curves(machine: RoundMachine, update: LossesUpdate) -> Curves | None:
-    if machine.biases is None:
-        if update.by_class is not None or update.class_counts:
-            raise ProblemError("invalid_message", "by_class: this run does not calibrate by labels")
-        return None
+def _by_class(machine: RoundMachine, update: LossesUpdate) -> ByClass | None:
+    given = update.by_class is not None or bool(update.class_counts)
+    if given != machine.calibrates:
+        does = "calibrates" if machine.calibrates else "does not calibrate"
+        raise ProblemError("invalid_message", f"by_class: this run {does} by labels")
     if update.by_class is None:
-        raise ProblemError("invalid_message", "by_class: this run calibrates by labels")
-    curves = Curves(update.by_class, update.class_counts)
-    if sum(curves.counts) != update.scored.scored:
+        return None
+    labels = machine.num_labels
+    if len(update.class_counts) != labels:
+        number = len(update.class_counts)
         raise ProblemError(
-            "invalid_message",
-            f"class_counts: add up to {sum(curves.counts)}, scored is {update.scored.scored}",
+            "invalid_message", f"class_counts: {number} were sent for {labels} labels"
         )
+    by_class = ByClass(update.by_class, update.class_counts, update.scored.scored)
+    private = machine.spec.privacy is not None
     try:
-        check_curves(curves, update.losses, machine.biases)
-        check_possible(curves, machine.biases)
+        by_class.check(update.losses, groups=machine.num_groups, private=private)
     except ValueError as exc:
         raise ProblemError("invalid_message", str(exc)) from exc
-    return curves
+    return by_class
 
 
 def _local(machine: RoundMachine, state: RunState, seat: Seat, update: AlphaUpdate) -> State:

@@ -159,4 +159,4 @@ class Steering:
         """Release a client from quarantine. Unknown: ``not_found``."""
         client = await self._access.by_name(client_id)
         await run.apply(lift_quarantine, client=client.index)
-        _log.info("client released", run_id=run.run_id, client=client.index)
+        _log.warning("client released", run_id=run.run_id, client=client.index)

@@ -295,7 +295,8 @@ def test_unknown_names_say_what_is_allowed() -> None:
     with pytest.raises(ValueError, match=r"gs-bdpl takes learning_rate, .*, not temperature"):
         make_method("gs-bdpl", temperature=1.0, **sizes)
     assert method_options("random") == (
-        *("elite", "pool_size", "search", "race", "blank", "space", "biases", "labelled", "start"),
+        *("elite", "pool_size", "search", "race", "blank", "space"),
+        *("num_labels", "num_groups", "labelled", "start"),
     )
 
 

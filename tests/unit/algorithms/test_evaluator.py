@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedone_sdk.algorithms import ClassLosses
-from fedone_sdk.algorithms.calibration import BiasGrid
+from fedone_sdk.algorithms.calibration import fitted_bias
 from fedone_sdk.algorithms.draws import Draws
 from fedone_sdk.algorithms.evaluator import Estimates, Evaluator, updated
 from fedone_sdk.algorithms.gaussian_process import PRIOR, Features, Hyperparameters
@@ -14,15 +14,7 @@ from fedone_sdk.algorithms.observations import Observations
 from fedone_sdk.algorithms.space import Space
 from tests.benchmarks.attacks import ATTACKS
 
-BIASES = tuple((0.0, float(offset)) for offset in range(-4, 5))
-GRID = BiasGrid(BIASES)
-OFFSETS = GRID.biases[:, 1]
 TWELVE = Features(Space.of([(1, 12, None)]))
-
-
-def plain(losses: np.ndarray, count: int = 1) -> ClassLosses:
-    means = np.array(losses, dtype=float)[:, None, None]
-    return ClassLosses(means=means, counts=np.full(1, count))
 
 
 class Client:
@@ -34,16 +26,23 @@ class Client:
             1.0 + 0.3 * rng.normal(), 1.0, size
         )
 
-    def losses(self, shifts: np.ndarray, scales: np.ndarray) -> ClassLosses:
-        odds = self.odds * scales[:, None] + shifts.reshape(len(scales), -1)
-        sign = np.where(self.labels == 1, -1.0, 1.0)
-        losses = np.logaddexp(0.0, sign[:, None] * (odds[:, :, None] + OFFSETS))
+    def odds_of(self, shifts: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        """Log-probabilities up to a constant, shape (I, b, 2)."""
+        odds = self.odds * scales[:, None] + shifts[:, None]
+        return np.stack([np.zeros_like(odds), odds], axis=-1)
+
+    def losses(self, shifts: np.ndarray, scales: np.ndarray, biases: np.ndarray) -> ClassLosses:
+        moved = self.odds_of(shifts, scales) + biases[:, None]
+        log_probs = moved - np.logaddexp.reduce(moved, axis=-1, keepdims=True)
+        losses = -log_probs[:, np.arange(len(self.labels)), self.labels]
+        traces = 1.0 - np.exp(2.0 * log_probs).sum(axis=-1)
+        terms = np.concatenate([losses[..., None], traces[..., None], np.exp(log_probs)], axis=-1)
         counts = np.bincount(self.labels, minlength=2)
         means = np.stack(
-            [losses[:, self.labels == c].sum(axis=1) / max(counts[c], 1) for c in range(2)],
+            [terms[:, self.labels == c].sum(axis=1) / max(counts[c], 1) for c in range(2)],
             axis=1,
         )
-        return ClassLosses(means=means, counts=counts)
+        return ClassLosses(means=means, counts=counts, targets=np.eye(2), biases=biases)
 
 
 def clients(kind: str, rng: np.random.Generator, count: int) -> list[Client]:
@@ -61,32 +60,32 @@ def test_prompts_are_ranked_as_if_all_had_met_all_clients(kind: str, lie: str | 
     rng = np.random.default_rng(4)
     shifts, scales = rng.normal(0.0, 0.7, 12), np.linspace(0.2, 1.8, 12)
     everybody = clients(kind, rng, 60)
-    observed, values, met = Observations.empty(1, 2, 9), PRIOR, []
+    observed, values = Observations.empty(1, 2, 2), PRIOR
     lies = np.arange(60) % 5 == 2 if lie else np.zeros(60, dtype=bool)
     for number, client in enumerate(everybody):
         tokens = np.array([[0], [1 + (2 * number) % 11], [1 + (2 * number + 1) % 11]])
-        after = client.losses(shifts[tokens[:, 0]], scales[tokens[:, 0]])
+        at = tokens[:, 0]
+        after = client.losses(shifts[at], scales[at], observed.biases_for(tokens))
         if lies[number]:
             after = replace(after, means=ATTACKS[str(lie)](after.means, rng))
         observed = observed.with_batch(tokens, after)
-        evaluator, values = updated(observed, TWELVE, GRID, values)
+        evaluator, values = updated(observed, TWELVE, values)
         observed = evaluator.observed
-        met.append(client.losses(shifts, scales))
     # What each is worth at its best bias on a fleet of equally frequent classes.
-    by_class = [
-        np.average([one.means[:, c] for one in met], axis=0, weights=[o.counts[c] for o in met])
-        for c in range(2)
-    ]
-    curves = np.mean(by_class, axis=0)
     order = observed.prompts[:, 0]
-    truth = GRID.lowest(curves)[0][order]
+    labels = np.concatenate([one.labels for one in everybody])
+    rows = np.concatenate([one.odds_of(shifts, scales) for one in everybody], axis=1)[order]
+    weights = 1.0 / np.bincount(labels)[labels]
+    best = np.array([fitted_bias(one, labels, weights) for one in rows])
+    moved = rows + best[:, None]
+    losses = np.logaddexp.reduce(moved, axis=-1) - moved[:, np.arange(len(labels)), labels]
+    truth = np.average(losses, axis=1, weights=weights)
     estimates = evaluator.estimates()
     assert np.corrcoef(estimates.value, truth)[0, 1] > 0.85
     # What is not known is about as much as it says.
     error = estimates.value - truth
     assert 0.2 < np.median(np.abs(error - np.median(error)) / estimates.spread) < 1.5
-    best = GRID.bests(curves)[order, 1]
-    assert np.abs(observed.biases[:, 1] - best).mean() < 0.4
+    assert np.abs(observed.biases - best)[:, 1].mean() < 0.4
     assert np.median(observed.trust[~lies]) > 0.9
     if lie is not None:
         assert np.median(observed.trust[lies]) < 0.4
@@ -96,11 +95,13 @@ def test_one_client_alone_makes_no_incumbent() -> None:
     space = Features(Space.of([(1, 4, 0)]))
     observed, values = Observations.empty(1), PRIOR
     for _ in range(8):
-        observed = observed.with_batch(np.array([[0], [1]]), plain(np.array([1.0, 0.5])))
-        evaluator, values = updated(observed, space, None, values)
+        observed = observed.with_batch(
+            np.array([[0], [1]]), ClassLosses.plain(np.array([1.0, 0.5]))
+        )
+        evaluator, values = updated(observed, space, values)
         observed = evaluator.observed
-    observed = observed.with_batch(np.array([[0], [2]]), plain(np.array([1.0, -3.0])))
-    evaluator = Evaluator.of(observed, space, None, values)
+    observed = observed.with_batch(np.array([[0], [2]]), ClassLosses.plain(np.array([1.0, -3.0])))
+    evaluator = Evaluator.of(observed, space, values)
     assert observed.prompts[evaluator.incumbent(evaluator.estimates())].tolist() == [1]
 
 
@@ -111,8 +112,8 @@ def test_draws_have_the_posterior_as_their_mean_and_spread() -> None:
     for _ in range(8):
         prompts = np.unique(space.compact(space.random(5, rng)), axis=0)
         losses = prompts[:, 0] + 0.3 * rng.normal(size=len(prompts))
-        observed = observed.with_batch(prompts, plain(losses))
-    evaluator = Evaluator.of(observed, features, None, Hyperparameters(1.0, 0.0, 0.0, 0.0, 0.0))
+        observed = observed.with_batch(prompts, ClassLosses.plain(losses))
+    evaluator = Evaluator.of(observed, features, Hyperparameters(1.0, 0.0, 0.0, 0.0, 0.0))
     draws = Draws.of(evaluator, 20_000, rng)
     posterior = evaluator.classes[0]
     assert posterior is not None
@@ -136,9 +137,9 @@ def test_the_lowest_prompt_is_that_of_all() -> None:
     observed = Observations.empty(3)
     for _ in range(4):
         prompts = np.unique(space.random(6, rng), axis=0)
-        observed = observed.with_batch(prompts, plain(rng.normal(size=len(prompts))))
+        observed = observed.with_batch(prompts, ClassLosses.plain(rng.normal(size=len(prompts))))
     values = Hyperparameters(2.0, 2.0, -12.0, 0.0, 0.0)
-    draws = Draws.of(Evaluator.of(observed, Features(space), None, values), 50, rng)
+    draws = Draws.of(Evaluator.of(observed, Features(space), values), 50, rng)
     found = draws.lowest(every[:1], None, rng)
     columns = Features(space).present(every).astype(float)
     worth = draws.single @ columns.T
@@ -152,15 +153,19 @@ def test_the_lowest_prompt_is_that_of_all() -> None:
 def test_candidates_for_the_incumbent(mixed: int) -> None:
     """No prompt always may; another needs three mini-batches with each class, or two of text."""
     features = Features(Space.repeated(1, 3, blank=0))
-    observed = Observations.empty(1, 2)
+    observed = Observations.empty(1, 2, 2)
     prompts = np.array([[0], [1], [2]])
-    one = ClassLosses(means=np.zeros((3, 2, 1)), counts=np.array([0, 8]))
-    both = ClassLosses(means=np.zeros((2, 2, 1)), counts=np.array([6, 2]))
+
+    def told(prompts: int, *counts: int) -> ClassLosses:
+        means, biases = np.full((prompts, 2, 4), 0.5), np.zeros((prompts, 2))
+        return ClassLosses(means=means, counts=np.array(counts), targets=np.eye(2), biases=biases)
+
+    one, both = told(3, 0, 8), told(2, 6, 2)
     for _ in range(3):
         observed = observed.with_batch(prompts, one)
     for _ in range(mixed):
         observed = observed.with_batch(prompts[1:], both)
-    evaluator = Evaluator.of(observed, features, None, PRIOR)
+    evaluator = Evaluator.of(observed, features, PRIOR)
 
     def incumbent(*pessimistic: float, labelled: bool = True) -> int:
         values = np.array(pessimistic)

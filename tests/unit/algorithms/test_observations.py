@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,13 @@ SPACE = Space.of([(1, 5, None), (1, 3, 0)])
 
 
 def losses_of(count: int, classes: int = 2) -> ClassLosses:
-    means = np.arange(count * classes * 3, dtype=float).reshape(count, classes, 3)
-    return ClassLosses(means=means, counts=np.arange(1, classes + 1))
+    means = np.arange(count * classes * 4, dtype=float).reshape(count, classes, 4)
+    return ClassLosses(
+        means=means,
+        counts=np.arange(1, classes + 1),
+        targets=np.full((classes, 2), 0.5),
+        biases=np.tile([0.0, 0.5], (count, 1)),
+    )
 
 
 def rows(*prompts: tuple[int, int]) -> np.ndarray:
@@ -20,14 +27,14 @@ def rows(*prompts: tuple[int, int]) -> np.ndarray:
 
 
 def several() -> Observations:
-    observed = Observations.empty(2, 2, 3)
+    observed = Observations.empty(2, 2, 2)
     for prompts in (rows((0, 0), (1, 1)), rows((0, 0), (2, 1), (3, 2)), rows((4, 0), (1, 1))):
         observed = observed.with_batch(prompts, losses_of(len(prompts)))
     return observed
 
 
 def test_equal_prompts_share_a_row_and_count_once() -> None:
-    observed = Observations.empty(2, 2, 3).with_batch(rows((1, 1), (1, 1), (2, 0)), losses_of(3))
+    observed = Observations.empty(2, 2, 2).with_batch(rows((1, 1), (1, 1), (2, 0)), losses_of(3))
     assert observed.prompts.tolist() == [[1, 1], [2, 0]]
     assert observed.rows.tolist() == [0, 1]
     assert observed.means[1].tolist() == losses_of(3).means[2].tolist()
@@ -53,10 +60,10 @@ def test_the_latest_mini_batches_stay_whole() -> None:
 
 def test_class_shares_of_uneven_clients_are_believed_less() -> None:
     def share(*positive: float) -> float:
-        observed = Observations.empty(2, 2, 3)
+        observed = Observations.empty(2, 2, 2)
         for part in positive:
             counts = np.round(np.array([1.0 - part, part]) * 200).astype(int)
-            losses = ClassLosses(means=np.zeros((1, 2, 3)), counts=counts)
+            losses = replace(losses_of(1), counts=counts)
             observed = observed.with_batch(rows((0, 0)), losses)
         return float(observed.class_share[1])
 
@@ -68,9 +75,18 @@ def test_class_shares_of_uneven_clients_are_believed_less() -> None:
     assert 0.5 < share(1.0) < share(*[1.0] * 5)
 
 
+def test_prompts_are_scored_at_their_bias_and_new_ones_at_the_mean() -> None:
+    observed = several()
+    assert observed.biases.tolist() == [[0.0, 0.5]] * 5
+    biases = observed.biases + np.arange(5.0)[:, None]
+    found = replace(observed, biases=biases).biases_for(rows((4, 0), (4, 1)))
+    assert found.tolist() == [[4.0, 4.5], np.average(biases, 0, [2, 2, 1, 1, 1]).tolist()]
+    assert Observations.empty(2, 1, 3).biases_for(rows((4, 0))).tolist() == [[0.0] * 3]
+
+
 def test_a_memory_is_read_back_or_refused() -> None:
     observed = several()
-    again = Observations.remembered(observed.memory(), SPACE, 2, 3)
+    again = Observations.remembered(observed.memory(), SPACE, 2, 2)
     for name, array in observed.memory().items():
         assert np.array_equal(again.memory()[name], array)
     for name, value in (
@@ -82,8 +98,8 @@ def test_a_memory_is_read_back_or_refused() -> None:
         ("rows", observed.rows.astype(float)),
         *((name, array.flat[0]) for name, array in observed.memory().items()),
         ("batches", observed.batches[::-1]),
-        ("means", np.zeros((7, 1, 3), np.float32)),
-        ("means", np.full((7, 2, 3), np.inf, np.float32)),
+        ("means", np.zeros((7, 1, 4), np.float32)),
+        ("means", np.full((7, 2, 4), np.inf, np.float32)),
         ("examples", -observed.examples),
         ("examples", np.zeros((3, 2), np.int64)),
         ("trust", np.zeros(3)),
@@ -92,7 +108,7 @@ def test_a_memory_is_read_back_or_refused() -> None:
         ("shares", np.zeros(3)),
     ):
         with pytest.raises(ValueError, match="memory"):
-            Observations.remembered({**observed.memory(), name: np.asarray(value)}, SPACE, 2, 3)
+            Observations.remembered({**observed.memory(), name: np.asarray(value)}, SPACE, 2, 2)
     with pytest.raises(ValueError, match="memory"):
         Observations.remembered({"m": np.zeros(3)}, SPACE)
     with pytest.raises(ValueError, match="fit"):

@@ -163,22 +163,24 @@ def test_how_hard_clients_are_does_not_move_the_leader(easier: float) -> None:
 
 def test_a_calibrated_leader_has_its_own_bias() -> None:
     """Token 1 separates the classes, and shifts the log-odds by 2; the others do nothing."""
-    biases = tuple((0.0, float(offset)) for offset in range(-4, 5))
-    offsets = np.array(biases)[:, 1]
-    method = ThompsonSampling(**SIZES, biases=biases)
+    method = ThompsonSampling(**SIZES, num_labels=2, num_groups=2)
     state = method.init()
     assert method.bias(state) is None
-    rng = np.random.default_rng(0)
+    rng, labels = np.random.default_rng(0), np.repeat([0, 1], 16)
+    apart = np.where(labels == 1, 1.0, -1.0)
     for step in range(20):
         candidates = method.ask(state, stream(step))
+        assert candidates.biases is not None
         helped = (candidates.prompts == 1).any(axis=1)
-        labels = np.repeat([0, 1], 16)
-        apart = np.where(labels == 1, 1.0, -1.0)
         odds = rng.normal(apart, 1.0)[None] + (apart + 2.0) * helped[:, None]
-        sign = np.where(labels == 1, -1.0, 1.0)
-        losses = np.logaddexp(0.0, sign[:, None] * (odds[:, :, None] + offsets))
-        means = np.stack([losses[:, labels == c].mean(axis=1) for c in range(2)], axis=1)
-        updated = ClassLosses(means=means, counts=np.array([16, 16]))
+        odds = odds + candidates.biases[:, 1:]
+        losses = np.logaddexp(0.0, np.where(labels == 1, -1.0, 1.0) * odds)
+        one = 1.0 / (1.0 + np.exp(-odds))
+        terms = np.stack([losses, 2.0 * one * (1.0 - one), 1.0 - one, one], axis=-1)
+        means = np.stack([terms[:, labels == c].mean(axis=1) for c in range(2)], axis=1)
+        updated = ClassLosses(
+            means=means, counts=np.array([16, 16]), targets=np.eye(2), biases=candidates.biases
+        )
         state = method.tell(state, candidates, updated)
     assert 1 in method.prompt(state)
     bias = method.bias(state)
@@ -205,37 +207,46 @@ def test_a_pool_beyond_its_size_is_refused() -> None:
         small.check(state)
 
 
+def class_losses(means: np.ndarray, counts: list[float], **more: np.ndarray) -> ClassLosses:
+    size, groups, width = (*means.shape, 3)[:3]
+    shares, biases = np.zeros((groups, width - 2)), np.zeros((size, width - 2))
+    given = {"targets": shares, "biases": biases, **more}
+    return ClassLosses(means=means, counts=np.array(counts), **given)
+
+
 def test_losses_that_do_not_fit_are_refused() -> None:
-    method = RandomSearch(**SIZES, biases=((0.0, -1.0), (0.0, 0.0), (0.0, 1.0)))
+    method = RandomSearch(**SIZES, num_labels=2, num_groups=2)
     candidates = method.ask(method.init(), stream(0))
     with pytest.raises(ValueError, match="10 prompts"):
-        method.tell(
-            method.init(),
-            candidates,
-            ClassLosses(means=np.zeros((9, 2, 3)), counts=np.array([1, 1])),
-        )
-    for shape in ((10, 2, 1), (10, 3, 3)):
-        losses = ClassLosses(means=np.zeros(shape), counts=np.ones(shape[1], int))
+        method.tell(method.init(), candidates, class_losses(np.zeros((9, 2, 4)), [1, 1]))
+    for shape in ((10, 2, 3), (10, 3, 4), (10, 1, 4)):
+        losses = class_losses(np.zeros(shape), [1] * shape[1])
         with pytest.raises(ValueError, match="shape"):
             method.tell(method.init(), candidates, losses)
     with pytest.raises(ValueError, match="shape"):
         method.tell(method.init(), candidates, np.zeros(10))
+    with pytest.raises(ValueError, match="num_groups must be 1 or num_labels = 3"):
+        RandomSearch(**SIZES, num_labels=3, num_groups=2)
 
 
 @pytest.mark.parametrize(
-    ("means", "counts", "message"),
+    ("means", "counts", "more", "message"),
     [
-        (np.zeros((2, 2)), [1, 1], "means"),
-        (np.full((2, 2, 1), np.nan), [1, 1], "means"),
-        (np.zeros((2, 2, 1)), [1], "counts"),
-        (np.zeros((2, 2, 1)), [0, 0], "counts"),
-        (np.zeros((2, 2, 1)), [-1, 2], "counts"),
-        (np.zeros((2, 2, 1)), [0.5, 1.5], "counts"),
+        (np.zeros((2, 2)), [1, 1], {}, "means"),
+        (np.full((2, 2, 4), np.nan), [1, 1], {}, "means"),
+        (np.zeros((2, 2, 4)), [1], {}, "counts"),
+        (np.zeros((2, 2, 4)), [0, 0], {}, "counts"),
+        (np.zeros((2, 2, 4)), [-1, 2], {}, "counts"),
+        (np.zeros((2, 2, 4)), [0.5, 1.5], {}, "counts"),
+        (np.zeros((2, 2, 4)), [1, 1], {"targets": np.zeros(2)}, "targets"),
+        (np.zeros((2, 2, 4)), [1, 1], {"biases": np.full((2, 2), np.inf)}, "biases"),
     ],
 )
-def test_class_losses_are_checked(means: np.ndarray, counts: list[float], message: str) -> None:
+def test_class_losses_are_checked(
+    means: np.ndarray, counts: list[float], more: dict[str, np.ndarray], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        ClassLosses(means=means, counts=np.array(counts))
+        class_losses(means, counts, **more)
 
 
 SLOTS = Space.of([(1, 6, 0), (1, 4, None), (3, 5, 4)])

@@ -85,7 +85,7 @@ def test_the_same_trials_give_the_same_interval() -> None:
     first, second = trials(rng, 3, targets, 0.8), trials(rng, 3, targets, 0.7)
     assert difference("f1", first, second, 2) == difference("f1", first, second, 2)
     same = difference("accuracy", first, first, 2)
-    assert same == (0.0, 0.0, 0.0, 3)
+    assert same == (0.0, 0.0, 0.0, 3, 0.0, 0.5)
 
 
 def test_what_one_of_both_has_not_answered_counts_for_neither() -> None:

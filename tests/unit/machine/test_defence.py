@@ -258,7 +258,7 @@ def test_a_majority_is_never_put_out() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"defence": "strict"}, "defence.kind: "),
+        ({"defence": "strict"}, "defence: "),
         ({"defence": {"outliers": 2}}, "defence.outliers: needs kind standard"),
         ({"defence": {"trust_region": 0}}, "defence.trust_region: unknown key"),
         (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from fedone_sdk.aggregator.rounds import MIN_SAMPLES
-from fedone_sdk.aggregator.rounds.curves import Curves, check_curves, check_possible
+from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import ClassLosses
-from fedone_sdk.calibration import bias_grid, class_losses
+from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.messages import (
     AlphaAssignment,
     Array,
@@ -27,9 +26,6 @@ from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import TaskSpec
 from tests.benchmarks.attacks import ATTACKS
 from tests.unit.machine.game import Game, plain, refusal, spec_of
-
-GRID = bias_grid(2)
-ZERO = GRID.index((0.0, 0.0))
 
 
 def calibrated(*, defence: Any = "none", clients: int = 1, **more: Any) -> RunSpec:
@@ -47,20 +43,22 @@ def update_for(
     """What a device answers whose losses depend on prompt, class and bias only."""
     assert isinstance(work, LossesAssignment)
     rows = from_wire(work.prompts).astype(np.float64)
-    means = curves_of(0.2 + (3 * rows.sum(axis=1) + rows[:, 0]) / 10)
+    means = means_of(work, 0.2 + (3 * rows.sum(axis=1) + rows[:, 0]) / 10)
     means[:, np.array(counts) == 0] = 0.0
     return update_of(game, work, means, counts)
 
 
-def curves_of(level: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Losses of an example of each label, whose true label is `level` nats behind the other."""
-    offset = np.array([bias[1] for bias in GRID])
-    return np.stack(
+def means_of(work: LossesAssignment, level: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers of an example of each label, whose true label is `level` nats behind the other."""
+    assert work.biases is not None
+    task = TaskSpec(template="{prompt}{text} {mask}", labels={"0": " a", "1": " b"})
+    rows = zip(level.tolist(), work.biases.rows(), strict=True)
+    return np.array(
         [
-            np.logaddexp(0.0, np.add.outer(level, offset)),
-            np.logaddexp(0.0, level[:, None] - offset),
-        ],
-        axis=1,
+            [loss_terms(task.with_bias(bias), row, label) for label, row in enumerate(pair)]
+            for behind, bias in rows
+            for pair in [((-behind, 0.0), (0.0, -behind))]
+        ]
     )
 
 
@@ -68,16 +66,26 @@ def update_of(
     game: Game, work: AlphaAssignment | LossesAssignment, means: Any, counts: Sequence[int]
 ) -> LossesUpdate:
     by_class = Array.pack(means.ravel().tolist(), means.shape, "float32")
-    mixed = np.tensordot(from_wire(by_class).astype(float), np.array(counts), axes=(1, 0))
+    mixed = np.tensordot(from_wire(by_class)[..., 0].astype(float), np.array(counts), axes=(1, 0))
     update = game.update_for(
         work,
-        losses=tuple((mixed[:, ZERO] / sum(counts)).tolist()),
+        losses=tuple((mixed / sum(counts)).tolist()),
         by_class=by_class,
-        class_counts=tuple(counts),
+        class_counts=tuple(map(float, counts)),
         scored=Scored(scored=sum(counts)),
     )
     assert isinstance(update, LossesUpdate)
     return update
+
+
+def losses_of(update: LossesUpdate, biases: Any) -> ClassLosses:
+    assert update.by_class is not None
+    return ClassLosses(
+        means=from_wire(update.by_class).astype(np.float64),
+        counts=np.array(update.class_counts, dtype=np.int64),
+        targets=np.eye(2),
+        biases=biases,
+    )
 
 
 def play(game: Game, rounds: int) -> None:
@@ -86,7 +94,7 @@ def play(game: Game, rounds: int) -> None:
         game.send(work, update_for(game, work, counts=(3, 1)))
 
 
-class TestBadCurves:
+class TestBadNumbers:
     def refused(self, change: dict[str, Any]) -> str:
         game = Game(calibrated())
         work = game.take()
@@ -102,30 +110,31 @@ class TestBadCurves:
     @pytest.mark.parametrize(
         ("shape", "dtype"),
         [
-            ((4, 2, 8), "float32"),
-            ((3, 2, 9), "float32"),
-            ((4, 3, 9), "float32"),
-            ((4, 9, 2), "float32"),
-            ((4, 18), "float32"),
-            ((4, 2, 9), "uint16"),
+            ((4, 2, 3), "float32"),
+            ((3, 2, 4), "float32"),
+            ((4, 1, 4), "float32"),
+            ((4, 8), "float32"),
+            ((4, 2, 4), "uint16"),
         ],
     )
     def test_shapes(self, shape: tuple[int, ...], dtype: Any) -> None:
         by_class = Array.pack([1] * int(np.prod(shape)), shape, dtype)
-        wanted = f"by_class: is {dtype} {list(shape)}, must be float32 [4, 2, 9]"
+        wanted = f"by_class: is {dtype} {list(shape)}, must be float32 [4, 2, 4]"
         assert self.refused({"by_class": by_class}) == wanted
 
     @pytest.mark.parametrize(
         ("counts", "detail"),
         [
-            ((), "add up to 0, scored is 2"),
+            ((), "0 were sent for 2 labels"),
             ((2,), "1 were sent for 2 labels"),
             ((1, 1, 0), "3 were sent for 2 labels"),
-            ((2, 1), "add up to 3, scored is 2"),
+            ((2, 1), "add up to 2, the scored examples"),
+            ((0.5, 1.5), "must be whole numbers"),
+            ((-1, 3), "must be whole numbers"),
             ((0, 2), "must be 0 for a class without examples"),
         ],
     )
-    def test_counts(self, counts: tuple[int, ...], detail: str) -> None:
+    def test_counts(self, counts: tuple[float, ...], detail: str) -> None:
         assert detail in self.refused({"class_counts": counts})
 
     def test_no_more_than_were_asked_for(self) -> None:
@@ -139,60 +148,56 @@ class TestBadCurves:
 
     @pytest.mark.parametrize("sign", [1, -1])
     def test_beyond_all_bounds(self, sign: int) -> None:
-        by_class = Array.pack([sign * 2e6] * 72, (4, 2, 9), "float32")
-        assert self.refused({"by_class": by_class}) == "by_class: a loss is beyond 1e+06"
+        by_class = Array.pack([sign * 2e6] * 32, (4, 2, 4), "float32")
+        assert self.refused({"by_class": by_class}) == "by_class: a number is beyond 1e+06"
 
     @pytest.mark.parametrize("losses", [(0.5, 0.5, 0.5, 0.5), (-1e6, 1e6, 0.0, 0.0)])
     def test_losses_that_say_something_else(self, losses: tuple[float, ...]) -> None:
-        assert self.refused({"losses": losses}) == "by_class: contradicts losses at bias 0"
+        assert self.refused({"losses": losses}) == "by_class: contradicts losses"
 
     @pytest.mark.parametrize("attack", ["amplified", "random"])
-    def test_losses_of_no_log_probabilities(self, attack: str) -> None:
+    @pytest.mark.parametrize("column", [slice(0, 1), slice(None)], ids=["losses", "all"])
+    def test_losses_of_no_log_probabilities(self, attack: str, column: slice) -> None:
         game = Game(calibrated())
         work = game.take()
-        honest = update_for(game, work)
-        assert honest.by_class is not None
-        means = from_wire(honest.by_class).astype(np.float64)
-        changed = ATTACKS[attack](means, np.random.default_rng(0))
-        refused = refusal(game.send(work, update_of(game, work, changed, (1, 1))))
-        assert refused.code == "invalid_message"
-        assert refused.detail.startswith("by_class: is not the losses of any log-probabilities")
-
-    def test_a_large_loss_elsewhere_excuses_nothing(self) -> None:
-        game = Game(calibrated())
-        work = game.take()
-        honest = update_for(game, work)
-        assert honest.by_class is not None
-        means = from_wire(honest.by_class).astype(np.float64)
-        means[0] += 1e5
-        means[1] = ATTACKS["random"](means[1:], np.random.default_rng(0))[0]
+        means = from_wire(update_for(game, work).by_class).astype(np.float64)
+        means[..., column] = ATTACKS[attack](means[..., column], np.random.default_rng(0))
         refused = refusal(game.send(work, update_of(game, work, means, (1, 1))))
-        assert refused.detail.startswith("by_class: is not the losses of any log-probabilities")
+        assert refused.code == "invalid_message"
+        assert refused.detail == "by_class: is not the losses of any log-probabilities"
 
-    @pytest.mark.parametrize("loss", ["cross_entropy", "hinge", "zero_one"])
-    @pytest.mark.parametrize("labels", [2, 3, 4])
-    def test_every_loss_of_any_log_probabilities_is_possible(self, loss: Any, labels: int) -> None:
+    @pytest.mark.parametrize(
+        ("place", "value"), [(0, 0.1), (1, -0.1), (1, 0.9), (2, 0.9), (3, -0.1)]
+    )
+    def test_one_number_that_cannot_be(self, place: int, value: float) -> None:
+        game = Game(calibrated())
+        work = game.take()
+        means = from_wire(update_for(game, work).by_class).astype(np.float64)
+        means[1, 1, place] = value
+        refused = refusal(game.send(work, update_of(game, work, means, (1, 1))))
+        assert refused.detail == "by_class: is not the losses of any log-probabilities"
+
+    @pytest.mark.parametrize("labels", [2, 3, 4, 7, 64])
+    def test_the_losses_of_any_log_probabilities_are_possible(self, labels: int) -> None:
         names = [str(label) for label in range(labels)]
-        task = TaskSpec(
-            template="{prompt}{text} {mask}", labels={one: f"w{one}" for one in names}, loss=loss
-        )
-        rng = np.random.default_rng(labels)
-        biases = bias_grid(labels)
+        task = TaskSpec(template="{prompt}{text} {mask}", labels={one: f"w{one}" for one in names})
+        rng, groups = np.random.default_rng(labels), num_groups(labels, private=False)
         for scale in (0.1, 3.0, 300.0):
+            at = task.with_bias(rng.normal(0.0, 3.0, labels).tolist())
             rows = (-np.abs(rng.normal(0.0, scale, (5, labels)))).tolist()
             targets = rng.integers(labels, size=5).tolist()
-            means, counts = class_losses(task, rows, targets)
-            by_class = Array.pack(np.ravel(means).tolist(), (1, *np.shape(means)), "float32")
-            zero = biases.index((0.0,) * labels)
-            mean = sum(count * one[zero] for count, one in zip(counts, means, strict=True)) / 5
-            check_curves(Curves(by_class, counts), (mean,), biases)
-            check_possible(Curves(by_class, counts), biases)
+            terms = [loss_terms(at, row, target) for row, target in zip(rows, targets, strict=True)]
+            means = np.array([class_means(terms, targets, groups)])
+            packed = Array.pack(means.ravel().tolist(), means.shape, "float32")
+            counts = tuple(float(targets.count(label)) for label in range(labels))
+            mean = float(np.mean([term[0] for term in terms]))
+            ByClass(packed, counts, 5).check([mean], groups=groups, private=False)
 
     def test_a_run_that_does_not_calibrate_takes_none(self) -> None:
         spec = calibrated().model_dump() | {"calibration": "none"}
         game = Game(RunSpec.model_validate(spec))
         work = game.take()
-        refused = refusal(game.send(work, update_for(game, work)))
+        refused = refusal(game.send(work, update_of(game, work, np.zeros((4, 2, 4)), (1, 1))))
         assert refused.detail == "by_class: this run does not calibrate by labels"
         game.send(work)
         assert game.state.round == 1
@@ -205,10 +210,7 @@ def test_the_method_is_told_them() -> None:
     asked, start = game.machine.candidates(game.state, seat), game.state.method
     update = update_for(game, work, counts=(3, 1))
     game.send(work, update)
-    assert update.by_class is not None
-    means = from_wire(update.by_class).astype(np.float64)
-    losses = ClassLosses(means=means, counts=np.array([3, 1]))
-    by_hand = game.machine.method.tell(start, asked, losses)
+    by_hand = game.machine.method.tell(start, asked, losses_of(update, asked.biases))
     assert plain(game.state.method) == plain(by_hand)
     bias = game.machine.method.bias(by_hand)
     assert bias is not None
@@ -241,7 +243,7 @@ def test_local_steps_and_several_clients() -> None:
     work = steps.take()
     steps.send(work, update_for(steps, work))
     (seat,) = steps.state.seats
-    assert (seat.step, len(seat.curves), len(seat.losses)) == (1, 1, 1)
+    assert (seat.step, len(seat.by_class), len(seat.losses)) == (1, 1, 1)
     work = steps.take()
     steps.send(work, update_for(steps, work))
     assert steps.state.round == 1
@@ -259,51 +261,74 @@ def test_local_steps_and_several_clients() -> None:
     # In order of enrolment, not of arrival.
     expected = several.machine.initial_state().method
     for client in sorted((one, other)):
-        by_class = updates[client].by_class
-        assert by_class is not None
-        losses = ClassLosses(
-            means=from_wire(by_class).astype(np.float64),
-            counts=np.array(updates[client].class_counts),
-        )
+        losses = losses_of(updates[client], asked[client].biases)
         expected = several.machine.method.tell(expected, asked[client], losses)
     assert plain(several.state.method) == plain(expected)
 
 
-def test_they_are_clipped_as_losses_are() -> None:
-    game = Game(calibrated(defence={"loss_clip": 1.5}))
+def test_losses_are_clipped_and_probabilities_are_not() -> None:
+    game = Game(calibrated(defence={"loss_clip": 1.0}))
     work = game.take()
+    (seat,) = game.state.seats
     update = update_for(game, work)
     assert update.by_class is not None
-    updated = game.machine.as_losses(update.losses, Curves(update.by_class, update.class_counts))
+    by_class = ByClass(update.by_class, update.class_counts, 2)
+    asked = game.machine.candidates(game.state, seat)
+    updated = game.machine.as_losses(asked, update.losses, by_class)
     assert isinstance(updated, ClassLosses)
-    assert np.array_equal(updated.means, np.clip(from_wire(update.by_class), 0, 1.5))
-    assert updated.means.max() == 1.5 < from_wire(update.by_class).max()
+    given = from_wire(update.by_class)
+    assert np.array_equal(updated.means[..., 0], np.clip(given[..., 0], 0, 1.0))
+    assert np.array_equal(updated.means[..., 1:], given[..., 1:])
+    assert updated.means[..., 0].max() == 1.0 < given[..., 0].max()
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_many_labels_and_private_ones_are_one_group(private: bool) -> None:
+    """The next work has the biases that were found; noise may take numbers anywhere."""
+    document = calibrated(rounds=2).model_dump()
+    labels = {str(label): f" w{label}" for label in range(3 if private else 6)}
+    document["task"] |= {"labels": labels, "metric": "loss"}
+    document["privacy"] = {"clip": 5.0, "noise_multiplier": 1.0} if private else None
+    game = Game(RunSpec.model_validate(document))
+    work = game.take()
+    assert isinstance(work, LossesAssignment)
+    assert work.biases is not None
+    assert not any(work.biases.values())
+    size = len(labels)
+    shares = [0.5 / (size - 1)] * (size - 1) + [0.5]
+    row = [-0.3, 1.0, 0.9, 0.4, -0.2] if private else [2.0, 0.6, *shares]
+    by_class = Array.pack(row * 4, (4, 1, 2 + size), "float32")
+    counts = (1.7, -0.4, 2.2) if private else (1.0, 1.0, 1.0, 1.0, 0.0, 0.0)
+    game.send(
+        work,
+        game.update_for(
+            work,
+            losses=(row[0],) * 4,
+            by_class=by_class,
+            class_counts=counts,
+            scored=Scored(scored=4),
+        ),
+    )
+    bias = game.machine.bias(game.state)
+    assert bias is not None
+    # The label whose probability is too low gets the largest bias.
+    assert max(range(size), key=bias.__getitem__) == (2 if private else 0)
+    work = game.take()
+    assert isinstance(work, LossesAssignment)
+    assert work.biases is not None
+    assert any(work.biases.values())
 
 
 class TestDefence:
-    def test_prompts_are_compared_at_their_best_bias(self) -> None:
-        game = Game(calibrated(rounds=1))
-        work = game.take()
-        update = update_for(game, work, counts=(1, 3))
-        assert update.by_class is not None
-        (seat,) = game.state.seats
-        brought = replace(seat, losses=(update.losses,), curves=(Curves(update.by_class, (1, 3)),))
-        (compared,) = game.machine.compared_losses(brought)
-        means = from_wire(update.by_class).astype(np.float64)
-        by_hand = [min((one[0] + 3 * one[1]).tolist()) / 4 for one in means]
-        assert compared.tolist() == pytest.approx(by_hand)
-        assert (compared < np.array(update.losses)).all()
-
-    def test_a_client_with_possible_but_false_curves_is_held_back(self) -> None:
+    def test_a_client_with_possible_but_false_losses_is_held_back(self) -> None:
         game = Game(calibrated(rounds=100, num_samples=40, defence="standard"))
         for _ in range(20):
             play(game, 1)
         before = game.state.method
         work = game.take()
-        honest = update_for(game, work)
-        assert honest.by_class is not None
-        best = from_wire(honest.by_class).mean(axis=1).min(axis=1).astype(np.float64)
-        lying = curves_of(20.0 * (best.max() - best))  # the worst prompts look best by far
+        assert isinstance(work, LossesAssignment)
+        losses = np.array(update_for(game, work).losses)
+        lying = means_of(work, 20.0 * (losses.max() - losses))  # the worst look best by far
         game.send(work, update_of(game, work, lying, (1, 1)))
         verdicts = [one.record["defence"] for one in game.rounds]
         assert [one["outlier"] for (one,) in verdicts] == [False] * 20 + [True]
@@ -323,7 +348,7 @@ class TestSearchThatEnds:
         spent = game.spent.queries
         assert spent < 400 == game.machine.planned_queries
         assert game.state.reason == (
-            f"the search ended by itself; {400 - spent} queries were not needed"
+            f"the search ended by itself; {400 - spent} of 400 queries are left"
         )
 
     def test_a_race_asks_for_fewer_prompts(self) -> None:

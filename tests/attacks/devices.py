@@ -1,0 +1,266 @@
+"""Hostile devices against a run: its server's time, its budget, its devices, its prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedone_sdk.aggregator import Service
+from fedone_sdk.aggregator.http.limits import Limits
+from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.backends import Query
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import ProblemError
+from fedone_sdk.messages import AlphaAssignment, Decline
+from fedone_sdk.messages.array import from_wire, to_wire
+from fedone_sdk.spec import RunSpec
+from fedone_sdk.stores import ClientRecord
+from fedone_sdk.testing import ScriptedBackend
+from tests.attacks import Attack, Succeeded
+from tests.by_hand import Device, claim, enrol, score, update
+from tests.integration.caller import served
+from tests.runs import run_spec, serving
+
+LONG = tuple({"text": f"{number} " + "x" * 19_000} for number in range(2))
+
+
+class Counting(ScriptedBackend):
+    """A model that counts the texts it quotes.
+
+    Attributes:
+        quoted: Their number.
+    """
+
+    quoted = 0
+
+    async def quote(self, query: Query) -> Usage:
+        self.quoted += len(query.inputs)
+        await asyncio.sleep(0)
+        return await super().quote(query)
+
+
+def spec_of(**changes: Any) -> RunSpec:
+    """Return a run beside a gateway, with the defaults for models on devices."""
+    part = {"own_models": None, **changes.pop("participation", {})}
+    return run_spec(participation=part, **changes)
+
+
+async def _refused(call: Any, *codes: str) -> None:
+    try:
+        await call
+    except ProblemError as exc:
+        if exc.code not in codes:
+            raise
+    else:
+        raise Succeeded("the request is accepted")
+
+
+async def _freeze(_: Path) -> str:
+    model = Counting()
+    async with serving(spec_of(), backend=model) as service:
+        (client,) = await enrol(service)
+        device = Device(service, client)
+        await device.claim()
+        await device.score()
+        before = model.quoted
+        for number in range(10):
+            texts = tuple({"text": f"{number} {one['text']}"} for one in LONG)
+            await _refused(device.score(examples=texts), "lease_exhausted")
+    if model.quoted > before:
+        raise Succeeded(f"{model.quoted - before} texts are quoted without a lease")
+    return "refused before any text is read"
+
+
+async def _freeze_at_once(_: Path) -> str:
+    model = Counting()
+    async with serving(spec_of(), backend=model) as service:
+        (client,) = await enrol(service)
+        device = Device(service, client)
+        work = await device.claim()
+        assert work is not None
+        texts = [({"text": f"{number} a"}, {"text": f"{number} b"}) for number in range(40)]
+        before = model.quoted
+        calls = [device.score(examples=two) for two in texts]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+    answered = sum(not isinstance(one, BaseException) for one in found)
+    quoted = model.quoted - before
+    if answered != 1 or quoted > 2 * 2 * work.leased_queries:  # To reserve, and for the attempt.
+        raise Succeeded(f"{answered} of 40 answered, {quoted} texts quoted")
+    return "1 of 40 simultaneous requests is admitted"
+
+
+async def _drain_own_model(_: Path) -> str:
+    async with serving(spec_of(), backend=ScriptedBackend()) as service:
+        (client,) = await enrol(service)
+        await _refused(claim(service, client, own_model=True), "forbidden")
+        state = service.runs["run"].state
+    if state.account.spent != NOTHING or not state.running:
+        raise Succeeded(f"the run is {state.status}, {state.account.spent} spent")
+    return "claims with own_model are refused; nothing spent"
+
+
+async def _drain_allowed(_: Path) -> str:
+    spec = spec_of(participation={"own_models": "charged"}, budget={"queries": 1000})
+    async with serving(spec, backend=ScriptedBackend()) as service:
+        run, (client,) = service.runs["run"], await enrol(service)
+        for _ in range(40):
+            await _decline(service, client, own_model=True)
+    state = run.state
+    if state.account.spent != NOTHING or not state.running:
+        raise Succeeded(f"the run is {state.status}, {state.account.spent} spent")
+    return "40 declines cost nothing"
+
+
+async def _decline(service: Service, client: ClientRecord, **fields: Any) -> None:
+    work = await claim(service, client, **fields)
+    if work is not None:
+        message = Decline(reason="no battery")
+        await service.work.decline(client, work.assignment_id, message)
+
+
+async def _work(service: Service, clients: Iterable[ClientRecord], rounds: int = 10_000) -> None:
+    """Let honest devices work, one after the other, until the run ends or they get no more."""
+    run: ServedRun = service.runs["run"]
+    ends = run.state.round + rounds
+    for _ in range(50):
+        for client in clients:
+            if not run.state.running or run.state.round >= ends:
+                return
+            work = await claim(service, client)
+            if work is not None:
+                await score(service, client, work)
+                await update(service, client, work)
+
+
+async def _crowd(_: Path) -> str:
+    async with serving(spec_of(rounds=40), backend=ScriptedBackend()) as service:
+        run, clients = service.runs["run"], await enrol(service, 22)
+        hostile, honest, declined = clients[:20], clients[20:], 0
+        while run.state.running and declined < 500:
+            for client in hostile:
+                if await claim(service, client) is not None:
+                    seat = run.state.seat_of(client.index)
+                    assert seat is not None
+                    assert seat.assignment_id is not None
+                    await service.work.decline(client, seat.assignment_id, Decline(reason="no"))
+                    declined += 1
+            await _work(service, honest, rounds=1)
+        state = run.state
+    if state.status != "completed":
+        raise Succeeded(
+            f"the run is {state.status} after {state.round} rounds, {declined} declines"
+        )
+    return f"2 honest devices complete 40 rounds; 20 hostile ones get {declined} seats"
+
+
+async def _invent(_: Path) -> str:
+    async with serving(spec_of(), backend=ScriptedBackend()) as service:
+        device = Device(service, (await enrol(service))[0])
+        await device.claim()
+        await _refused(device.update(), "invalid_message")
+        spent = service.runs["run"].state.account.spent
+    if spent != NOTHING:
+        raise Succeeded(f"{spent} spent")
+    return "losses that the gateway did not compute are refused"
+
+
+async def _decide(_: Path) -> str:
+    method = {"name": "gs-bdpl", "num_samples": 2, "batch_size": 2}
+    spec = spec_of(method=method, participation={"exchange": "alpha", "own_models": "charged"})
+    async with serving(spec) as service:
+        (client,) = await enrol(service)
+        work = await claim(service, client)
+        assert isinstance(work, AlphaAssignment)
+        before = from_wire(work.alpha)
+        for far in (1e30, 1e3, 1.0):
+            alpha = before.copy()
+            alpha[:, 1] = np.float32(far)
+            changed = update(service, client, work, alpha=to_wire(alpha))
+            await _refused(changed, "invalid_message")
+    if RunSpec.model_validate(spec.model_dump(exclude={"defence"})).served().defence.kind == "none":
+        raise Succeeded("a served run has no defence by default")
+    return "a step beyond AdamW's is refused; served runs have defence: standard"
+
+
+async def _enrol(_: Path) -> str:
+    async with served(spec_of(), limits=Limits()) as server:
+        statuses = []
+        for _ in range(80):
+            status, _, _ = await server.call(
+                "POST", "/v1/clients", {}, token="enrolment-token-7f3a"
+            )
+            statuses.append(status)
+        clients = await server.aggregator.service.store.num_clients()
+    if clients > 70:
+        raise Succeeded(f"{clients} devices from one address in a moment")
+    return f"{clients} of 80 devices from one address, then 429"
+
+
+async def _bodies(_: Path) -> str:
+    async with served(spec_of(), limits=Limits()) as server:
+        credential = await server.credential()
+        body = b'{"assignment_id": "' + b"x" * 4_000_000 + b'"}'
+        status, document, _ = await server.call("POST", "/v1/score", body, token=credential)
+        if document["code"] != "assignment_expired":
+            raise Succeeded(f"{status} {document['code']}: the body is parsed")
+        await server.claim(credential)
+        sent = 0
+        while status != 429 and sent < 60:
+            status, _, _ = await server.call("POST", "/v1/score", body, token=credential)
+            sent += 1
+    if status != 429:
+        raise Succeeded(f"{sent} bodies of 4 MB are parsed in a moment")
+    return f"not read without open work; else {sent - 1} bodies of 4 MB a minute"
+
+
+ATTACKS = [
+    Attack(
+        name="long texts after the lease is used up",
+        before="all texts are quoted first, on the event loop: 1.9 s for 16 x 20,000 characters",
+        run=_freeze,
+    ),
+    Attack(
+        name="40 requests at once under one lease",
+        before="328 texts are quoted under a lease of 8",
+        run=_freeze_at_once,
+    ),
+    Attack(
+        name="claim with own_model and decline",
+        before="the run failed after 51 claims, with 4,080 requests and USD 0.60 spent",
+        run=_drain_own_model,
+    ),
+    Attack(
+        name="the same where the run allows own models",
+        before="40 declines cost 160 queries, none of which was made",
+        run=_drain_allowed,
+    ),
+    Attack(
+        name="20 devices that only decline",
+        before="2 honest devices complete 40 rounds, the others get 251 seats",
+        run=_crowd,
+    ),
+    Attack(
+        name="an update without a question",
+        before="accepted, and charged as if the model had answered",
+        run=_invent,
+    ),
+    Attack(
+        name="one update of alpha with 1e30",
+        before="the final prompt was its word in 3 of 3 seeds",
+        run=_decide,
+    ),
+    Attack(
+        name="80 devices enrol from one address",
+        before="all 80 enrol",
+        run=_enrol,
+    ),
+    Attack(
+        name="large bodies without a lease",
+        before="each is parsed, 100 a second",
+        run=_bodies,
+    ),
+]
