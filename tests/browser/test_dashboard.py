@@ -323,7 +323,7 @@ async def test_devices_that_do_not_fit(chromium: Chromium, stage: Stage) -> None
     task = {"template": "{prompt} {text} It was {mask}.", "labels": labels}
     await stage.add_run(task=task)
     stage.start_devices(2)
-    why = "no row fits: field 'label' is 0, not one of: low, high (2)"
+    why = "field 'label' is none of: low, high (2)"
     for token, message in ((OPERATOR, f"0 fit: {why}"), (VIEWER, "0 fit.")):
         async with chromium.watching(stage.url) as watcher:
             page = watcher.page
