@@ -239,16 +239,17 @@ async def under_attack(seconds: float) -> dict[str, list[float]]:
             await attacking.stdout.readline()  # All leases are used up.
             probe = await asyncio.create_subprocess_exec(*module, "--probe", url, **piped)
             idle = await asyncio.create_subprocess_exec(*module, "--idle", **piped)
-            _, own = await beating(seconds)
+            late, own = await beating(seconds)
             probed, _ = await probe.communicate()
             idled, _ = await idle.communicate()
-            attacking.kill()
+            attacking.terminate() if attacking.returncode is None else None
             await attacking.wait()
     finally:
         fake.kill()
         await fake.wait()
     return {
         "healthz, from outside": json.loads(probed),
+        "late": late,
         "own": own,
         "late, idle loop": json.loads(idled)[0],
     }
