@@ -36,7 +36,7 @@ from fedone_sdk.aggregator.http.limits import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.cli.serve import collect_rarely
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import LimitsSpec, RetrySpec, RunSpec
 from fedone_sdk.stores import LogEntry, MemoryStore
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -207,7 +207,10 @@ async def under_attack(seconds: float) -> dict[str, list[float]]:
         assert fake.stdout is not None
         model = (await fake.stdout.readline()).decode().split()[-1]
         backend = ModelClient(
-            OpenAIBackend("fake-1", base_url=model, api_key_env=None), cache=AnswerCache()
+            OpenAIBackend("fake-1", base_url=model, api_key_env=None),
+            cache=AnswerCache(),
+            retry=RetrySpec(),
+            limits=LimitsSpec(),
         )
         spec = RunSpec.model_validate(
             {
