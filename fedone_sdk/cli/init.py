@@ -36,7 +36,7 @@ _SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
 """Rounds of a new run, as a multiple of those that its cap pays for."""
 
-_TUNE_S = 420.0
+_TUNE_S = 600.0
 """Seconds that a local model may take to read the texts of a run; longer texts are cut."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)

@@ -23,6 +23,8 @@ from fedone_sdk.task import Filling, Rendered, TaskSpec, render
 
 _FORMS: Mapping[str, Mapping[str, Any]] = {
     "chat": {"chat": {"user": "{instruction}{demonstrations}{text}", "assistant": "{opening}"}},
+    # Most hosted models do not continue an answer that the task begins.
+    "question": {"chat": {"user": "{instruction}{demonstrations}{text}\n{opening}"}},
     "cloze": {"template": "{context}{text}{opening}{mask}."},
     "plain": {"template": "{instruction}{demonstrations}{text}\n{opening}"},
 }
@@ -36,6 +38,7 @@ _CHAT_SLOTS: Mapping[str, Sequence[str]] = {
 }
 _CANDIDATES: Mapping[str, Mapping[str, Sequence[str]]] = {
     "chat": _CHAT_SLOTS,
+    "question": _CHAT_SLOTS,
     "cloze": {
         "context": ("", "{Noun}: ", "{About} of the {noun}: "),
         "opening": ("", " {About}:", " It was", " This is", " In summary, it is", " All in all,"),
@@ -209,10 +212,11 @@ class _Reader:
         form = self._asked({"text": ""}, self.opening or "Answer:")
         return await valid_words(self._model, [*words], form, apart_from=taken)
 
-    async def takes(self, words: Iterable[str], opening: str) -> bool:
-        """Whether all words are one token after another opening."""
+    async def takes(self, words: Iterable[str], opening: str | None = None) -> bool:
+        """Whether all words are one token after the opening, or after another one."""
+        form = self._asked({"text": ""}, self.opening if opening is None else opening)
         try:
-            await self._model.check(tuple(words), self._asked({"text": ""}, opening))
+            await self._model.check(tuple(words), form)
         except BackendError:
             return False
         return True
@@ -265,6 +269,10 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     """
     labels = reader.labels
     meaning = {label: given[label] if given else label for label in labels}
+    if not reader.reads:
+        first = {label: next(spellings_of(meaning[label]), label) for label in labels}
+        if len(set(first.values())) == len(labels) and await reader.takes(first.values()):
+            return _Words(first)  # One request of a hosted model instead of one per word.
     own = {label: await reader.valid(spellings_of(meaning[label])) for label in labels}
     telling = all(map(_says_something, meaning.values()))
     whole = {label: " " + " ".join(re.findall(r"[^\W_]+", meaning[label])) for label in labels}
