@@ -13,6 +13,8 @@ from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.description import Description
 
 _WORDS = re.compile(r"\{(\w+)\}")
+_VOWEL = re.compile(r"(?!uni|use|usu|eu|one\b|once)[aeiou]|hour|honest|heir", re.IGNORECASE)
+"""A word that begins with the sound of a vowel."""
 
 
 def instruction_candidates(
@@ -59,7 +61,7 @@ def _listed(words: Sequence[str], conjunction: str) -> str:
 
 
 def _with_article(noun: str) -> str:
-    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
+    return f"{'an' if _VOWEL.match(noun) else 'a'} {noun}"
 
 
 def _capitalized(words: str) -> str:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedone_sdk import assets
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._output import Output, check_target, note, plural, size
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import (
     Splits,
+    columns_of,
     label_columns,
     labelled,
     load_examples,
@@ -35,7 +37,7 @@ _SAMPLES, _BATCH = 6, 8
 _ROUNDS = 10
 """Rounds of a new run, as a multiple of those that its cap pays for."""
 
-_TUNE_S = 420.0
+_TUNE_S = 600.0
 """Seconds that a local model may take to read the texts of a run; longer texts are cut."""
 
 _LENGTHS = (200, 300, 400, 600, 800, 1200, 2000)
@@ -97,8 +99,8 @@ def init(
     files = {part: f"{name}.{part}.jsonl" for part in Splits._fields}
     with naming(str(data)):
         rows = load_examples(data)
-        label = _chosen("--label", label, label_columns(rows), list(rows[0]))
-        text = _chosen("--text", text, text_columns(rows, label), list(rows[0]))
+        label = _chosen("--label", label, label_columns(rows), columns_of(rows))
+        text = _chosen("--text", text, text_columns(rows, label), columns_of(rows))
         usable = labelled(rows, text, label)
         parts = split(usable.rows)
     backend = _backend_of(_model(model))
@@ -116,11 +118,19 @@ def init(
         )
     )
     clients = max(1, min(20, len(parts.train) // _BATCH))
+    # The columns' own names, so that other rows of the table fit the task.
+    taken = {*drafted.slots, "prompt", "mask"}
+    keys = (text, label)
+    if not all(key.isidentifier() and key not in taken for key in keys):
+        keys = ("text", "label")
     document = _document(
-        name[:64], drafted, cut, backend, files=files, clients=clients, queries=queries
+        name[:64], drafted, cut, backend, keys, files=files, clients=clients, queries=queries
     )
     content = {
-        file: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+        file: "".join(
+            json.dumps(dict(zip(keys, row.values(), strict=True)), ensure_ascii=False) + "\n"
+            for row in part
+        )
         for file, part in zip(files.values(), parts, strict=True)
     }
     _write(target, {**content, target.name: document}, fresh=fresh)
@@ -258,6 +268,7 @@ def _document(
     draft: Draft,
     cut: int,
     backend: Mapping[str, Any],
+    keys: tuple[str, str],
     *,
     files: Mapping[str, str],
     clients: int,
@@ -265,69 +276,40 @@ def _document(
 ) -> str:
     task = draft.task
     form = {key: value for key, value in task.items() if key in ("chat", "template")}
-    written = {key: _cut(value, cut) for key, value in form.items()}
-    return _RUN.format(
-        name=_yaml(name),
-        form="\n".join(f"  {key}: {_yaml(value)}" for key, value in written.items()),
-        description=_yaml(task["description"]),
-        labels="\n".join(
-            f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()
-        ),
-        slots="\n".join(
-            f"    - name: {slot}\n      candidates: {_yaml(candidates)}"
-            for slot, candidates in draft.slots.items()
-        ),
-        train=_yaml(files["train"]),
-        dev=_yaml(files["dev"]),
-        clients=clients,
-        samples=_SAMPLES,
-        batch=_BATCH,
-        queries=queries,
-        rounds=_ROUNDS * max(1, queries // _SAMPLES),
-        backend=_yaml(dict(backend)),
+    text, label = keys
+    written = {key: _cut(value, f"{{{text}:.{cut}}}") for key, value in form.items()}
+    return (
+        assets.path("new-run.yaml")
+        .read_text("utf-8")
+        .format(
+            name=_yaml(name),
+            form="\n".join(f"  {key}: {_yaml(value)}" for key, value in written.items()),
+            label=_yaml(label),
+            description=_yaml(task["description"]),
+            labels="\n".join(
+                f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()
+            ),
+            slots="\n".join(
+                f"    - name: {slot}\n      candidates: {_yaml(candidates)}"
+                for slot, candidates in draft.slots.items()
+            ),
+            train=_yaml(files["train"]),
+            dev=_yaml(files["dev"]),
+            clients=clients,
+            samples=_SAMPLES,
+            batch=_BATCH,
+            queries=queries,
+            rounds=_ROUNDS * max(1, queries // _SAMPLES),
+            backend=_yaml(dict(backend)),
+        )
     )
 
 
-def _cut(form: Any, most: int) -> Any:
+def _cut(form: Any, field: str) -> Any:
     if isinstance(form, str):
-        return form.replace("{text}", f"{{text:.{most}}}")
-    return {role: _cut(text, most) for role, text in form.items()}
+        return form.replace("{text}", field)
+    return {role: _cut(text, field) for role, text in form.items()}
 
 
 def _yaml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-_RUN = """\
-# Written by `fedone init`. All keys: docs/reference/run-yaml.md
-name: {name}
-task:
-  # {{text:.N}} is the first N characters of a text; the other names are slots.
-{form}
-  # Words for the task in the instructions: what a text is, and what its label says.
-  description: {description}
-  # The model's answer for each label.
-  labels:
-{labels}
-  metric: accuracy
-data:
-  train: {train}
-  # Only for measuring the prompt; no device has these rows.
-  dev: {dev}
-  # Number of simulated devices that share the rows.
-  num_clients: {clients}
-# What is tuned: one candidate of each slot is chosen. "" is none. Add your own to a list.
-prompt:
-  slots:
-{slots}
-# Thompson sampling over whole prompts. A query is one prompt on one mini-batch.
-method: {{name: thompson, num_samples: {samples}, batch_size: {batch}}}
-# A hard cap. A higher number continues the same run.
-budget: {{queries: {queries}}}
-# More than the budget pays for, so that a higher one has work to pay for.
-rounds: {rounds}
-# 0 measures only before and after the run.
-evaluation: {{every: 0}}
-backend: {backend}
-seed: 0
-"""

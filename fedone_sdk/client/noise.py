@@ -110,7 +110,7 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = 1.0 / (_BIAS_WEIGHT * math.sqrt(count))
+    share = max(1.0, 1.0 / (_BIAS_WEIGHT * math.sqrt(count)))  # a count of 1 is not clipped
     bounds = [(0.0, privacy.clip)] * count
     bounds += [(0.0, 1.0 / _BIAS_WEIGHT)] * (count * labels) + [(0.0, share)] * labels
     sensitivity = math.sqrt(count * (1.0 + 4.0 * _BIAS_WEIGHT**2))

@@ -125,11 +125,12 @@ class Step:
         except SpecError as exc:
             _log.warning("score function failed", reason=str(exc))
             cause = exc.__cause__
-            # Only the exception's type leaves the device: its text may quote private data.
+            # Neither a text nor a value leaves the device: they may quote private data.
             raise Declining(
-                exc.problems[0]
+                "task.score: the score function returned a value outside [0, 1]"
                 if cause is None
-                else f"task.score: the score function failed with {type(cause).__name__}"
+                else f"task.score: the score function failed with {type(cause).__name__}",
+                shown=exc.problems[0],
             ) from exc
 
 

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedone_sdk.data.misfit import text_problem
 from fedone_sdk.errors import DataError
 from fedone_sdk.task import label_key
 
@@ -44,13 +45,18 @@ _DEV_SHARE, _MIN_DEV, _MAX_DEV, _MOST_DEV = 0.2, 150, 400, 0.4
 _PUBLIC_SHARE, _MAX_PUBLIC = 0.1, 64
 
 
+def columns_of(rows: _Rows) -> list[str]:
+    """Return the columns of all rows."""
+    return [*dict.fromkeys(name for row in rows for name in row)]
+
+
 def label_columns(rows: _Rows) -> list[str]:
     """Return the columns that may hold labels, the likeliest first.
 
     A label is a short text or a number, of 2 to 64 kinds, each in two rows on average. Up to half
     of the rows may have none. Of two columns with the same classes, the one with words is first.
     """
-    values = {name: [label_text(row.get(name)) for row in rows] for name in rows[0]}
+    values = {name: [label_text(row.get(name)) for row in rows] for name in columns_of(rows)}
     kinds = {name: {label_key(one) for one in column if one} for name, column in values.items()}
     most = min(MAX_LABELS, max(len(rows) // 2, 2))
     found = [
@@ -86,7 +92,7 @@ def text_columns(rows: _Rows, label: str) -> list[str]:
     """Return the columns that may hold the texts, the likeliest first."""
     sizes = {
         name: sum(map(len, texts))
-        for name in rows[0]
+        for name in columns_of(rows)
         if name != label
         and (texts := [one for row in rows if isinstance(one := row.get(name), str)])
     }
@@ -122,8 +128,8 @@ def labelled(rows: _Rows, text: str, label: str) -> Labelled:
     notes: list[str] = []
     found = []
     for row in rows:
-        words, value = row.get(text), label_text(row.get(label))
-        if isinstance(words, str) and words.strip() and value:
+        words, value = row.get(text, ""), label_text(row.get(label))
+        if text_problem(words, None) is None and words.strip() and value:
             found.append({"text": words, "label": value})
     if len(found) < len(rows):
         notes.append(f"{len(rows) - len(found)} of {len(rows)} rows lack a text or a label")

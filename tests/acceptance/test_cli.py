@@ -451,7 +451,7 @@ def test_serve_check_warns_of_a_run_without_a_defence(fedone: Fedone, configured
     code, out, err = fedone("serve", "config.yaml", "--check")
     assert code == 0
     assert out.splitlines()[1].endswith("; defence: none")
-    assert err.startswith("warning: run.yaml: defence: is none")
+    assert "warning: run.yaml: defence: is none" in err
 
 
 def test_serve_check_compares_with_the_stored_runs(fedone: Fedone, configured: Path) -> None:

@@ -29,7 +29,7 @@ name: {name}
 task: {{template: "{{prompt}} {{text}} It was", labels: {{0: " terrible", 1: " great"}}}}
 prompt: {{length: 3, vocabulary: {{kind: list, candidates: [" good", " bad", " really", " so"]}}}}
 method: {{name: gs-bdpl, num_samples: 2, batch_size: 1, optimizer: sgd}}
-participation: {{exchange: losses}}
+participation: {{exchange: losses, own_models: charged}}
 budget: {{queries: 100000}}
 rounds: 10000
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedone_sdk.data import label_columns, labelled, load_examples, text_columns
+from fedone_sdk.data import label_columns, labelled, load_examples, split, text_columns
 from fedone_sdk.errors import DataError
 from fedone_sdk.spec import RunSpec
 from tests.acceptance.tables import COMBINED, DIALECTS, ENCODINGS, LABELS, write_table
@@ -77,3 +77,23 @@ def test_an_unreadable_table_is_one_sentence(tmp_path: Path, content: str, said:
     path.write_bytes(content.encode("cp1251"))
     with pytest.raises(DataError, match=said):
         load_examples(path)
+
+
+def test_rows_without_a_text_or_a_label_are_left_out() -> None:
+    rows = [{"note": f"n{number}", "kind": "ab"[number % 2]} for number in range(8)]
+    rows = [{"note": "no label"}, {"note": "\ud800", "kind": "a"}, {"kind": "a"}, *rows]
+    assert label_columns(rows) == ["kind"]
+    assert text_columns(rows, "kind") == ["note"]
+    found = labelled(rows, "note", "kind")
+    assert (len(found.rows), found.notes) == (8, ["3 of 11 rows lack a text or a label"])
+    parts = split(found.rows)
+    assert sorted(row["text"] for part in parts for row in part) == [f"n{at}" for at in range(8)]
+    assert all({row["label"] for row in part} == {"a", "b"} for part in parts)
+
+
+def test_a_column_of_too_few_or_too_many_labels_is_refused() -> None:
+    rows = [{"note": f"n{number}", "kind": str(number % 70)} for number in range(280)]
+    with pytest.raises(DataError, match=r"column 'kind' has 70 labels .*; 2 to 64 are needed"):
+        labelled(rows, "note", "kind")
+    with pytest.raises(DataError, match=r"no column can be the label: .*'kind' has 70"):
+        label_columns(rows)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -71,7 +72,7 @@ def main() -> None:
         asyncio.run(clients(args.clients))
         return
     if args.attackers is not None:
-        asyncio.run(attackers(args.attackers))
+        asyncio.run(attackers(args.attackers, args.seconds))
         return
     if args.probe is not None:
         print(json.dumps(asyncio.run(probing(args.probe, args.seconds))))
@@ -258,15 +259,16 @@ async def probing(url: str, seconds: float) -> list[float]:
     taken, end = [], time.perf_counter() + seconds
     async with aiohttp.ClientSession() as session:
         while (began := time.perf_counter()) < end:
-            async with session.get(f"{url}/healthz") as found:
-                await found.read()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds), session.get(f"{url}/healthz") as found:
+                    await found.read()
             taken.append(time.perf_counter() - began)
             await asyncio.sleep(0.005)
     return taken
 
 
-async def attackers(url: str) -> None:
-    """Use up the leases, then send texts that no lease pays for, without end."""
+async def attackers(url: str, seconds: float) -> None:
+    """Use up the leases, then send texts that no lease pays for."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as session:
 
@@ -294,7 +296,10 @@ async def attackers(url: str) -> None:
         print("ready", flush=True)
 
         async def send(credential: str, work: str) -> None:
-            for number in itertools.count():
+            end = time.perf_counter() + seconds
+            for number in itertools.takewhile(
+                lambda _: time.perf_counter() < end, itertools.count()
+            ):
                 await post("/v1/score", score(work, [f"{number} {LONG}"[:20_000]] * 16), credential)
                 await asyncio.sleep(0.1)
 

@@ -161,6 +161,13 @@ def test_one_example_moves_the_means_by_no_more_than_the_sensitivity(
     assert bound * (1 - 1e-12) <= widest <= bound * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("prompts", [1, 16, 40])
+def test_a_count_is_not_clipped(prompts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    silence(monkeypatch)
+    terms = [[[0.0, 0.0, 1.0, 0.0]] * 3] * prompts
+    assert private_terms(terms, [0, 0, 1], privacy())[-2:] == pytest.approx((2.0, 1.0))
+
+
 @pytest.mark.parametrize("labels", [2, 5])
 def test_one_example_moves_losses_probabilities_and_counts_by_no_more(
     labels: int, monkeypatch: pytest.MonkeyPatch

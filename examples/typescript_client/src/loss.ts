@@ -73,7 +73,7 @@ async function scored(text: string, example: Example, score?: ScoreFunction): Pr
     throw new Declining(`task.score: the score function failed with ${kindOf(error)}`);
   }
   if (!(value >= 0 && value <= 1)) {
-    throw new Declining(`task.score: the score function gave ${value}; it must be from 0 to 1`);
+    throw new Declining("task.score: the score function gave a value outside of 0 to 1");
   }
   return value;
 }

@@ -62,7 +62,7 @@ export function privateTerms(
     ...terms.flatMap((own) => labels.map((label) => of(own, 2 + label))),
     ...labels.map((label) => targets.map((target) => Number(target === label))),
   ];
-  const share = 1 / (BIAS_WEIGHT * Math.sqrt(terms.length));
+  const share = Math.max(1, 1 / (BIAS_WEIGHT * Math.sqrt(terms.length))); // A count is not clipped.
   const widths = [
     ...terms.map(() => clip),
     ...terms.flatMap(() => labels.map(() => 1 / BIAS_WEIGHT)),

@@ -126,7 +126,8 @@ async def vocabulary(request: web.Request) -> web.Response:
     run, given = await run_of(request), request.query.get("after", "0")
     if not (given.isascii() and given.isdigit() and len(given) < 10):
         raise ProblemError("invalid_message", f"after: must be a version from 0, not {given!r:.40}")
-    return answer(run.vocabulary_list(int(given)))
+    found = run.vocabulary_list(int(given))
+    return await in_thread_if_large(32 * len(found.candidates or ()), answer, found)
 
 
 DEVICE_ROUTES = tagged(
