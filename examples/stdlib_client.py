@@ -23,6 +23,7 @@ from typing import Any
 
 PATH = "/v1/assignments"
 PAUSE_S = 10
+LABEL, FIELDS = "label", {"text"}  # columns: compared here, and shown to a model
 
 Row = Mapping[str, Any]
 
@@ -113,9 +114,14 @@ def perform(server: str, me: str, work: Row, held: Sequence[Row]) -> tuple[Any, 
     answer = call(server, me, "GET", f"/v1/runs/{work['run_id']}/task")
     if answer[0] == 200:
         run = answer[2]
+        task = run["task"]
+        names = {one[1] or "" for one in string.Formatter().parse(task["template"])}
+        columns = names - {"", "prompt", "mask", *task.get("slots", ())}
+        covered = all(str(row[LABEL]) in task["labels"] for row in held)
+        if task["label_field"] != LABEL or not columns <= FIELDS or not covered:
+            return 422, None, {"detail": "the run does not fit this device"}
         rows = draw(len(held), run["method"]["batch_size"], work["minibatch_seed"])
-        names = {one[1] or "" for one in string.Formatter().parse(run["task"]["template"])}
-        texts = [{name: held[i][name] for name in names & held[i].keys()} for i in rows]
+        texts = [{name: held[i][name] for name in columns} for i in rows]
         ask = {"assignment_id": work["assignment_id"], "examples": texts}
         answer = call(server, me, "POST", "/v1/score", ask)
         if answer[0] == 200:

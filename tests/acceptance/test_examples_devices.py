@@ -396,7 +396,7 @@ async def test_stdlib_client(tmp_path: Path, run: RunSpec) -> None:
     """No package at all, and the run is the same as an `EdgeClient` makes it."""
     module = ast.parse((EXAMPLES / "stdlib_client.py").read_text())
     functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
-    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 99
+    assert sum((node.end_lineno or 0) - node.lineno + 1 for node in functions) <= 105
     write(tmp_path / "rows.jsonl")
     async with (
         asyncio.timeout(60),

@@ -149,7 +149,7 @@ async def walk(
         await stage.add_run("urgency", task=URGENCY)
         stage.start_devices(3)
         await watcher.visit("#/runs/urgency")
-        await expect(main).to_contain_text("fit: no row fits: field 'label' is 0, not one of: ")
+        await expect(main).to_contain_text("fit: field 'label' is none of: ")
         yield "run-unfit", page
         await page.get_by_role("link", name="Runs").click()
         await expect(page.get_by_role("row")).to_have_count(4)
