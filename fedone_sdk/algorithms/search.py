@@ -86,6 +86,7 @@ class PromptSearch(ABC):
         space: Which candidates each position has; by default, the same N for all n.
         num_labels: C, the labels of the biases that are fitted; 1 disables calibration.
         num_groups: K, the groups of examples that losses are reported for: C, or 1.
+        labelled: Whether the losses are of labels; else of generated text.
         start: The warm start of the first ask (`warm_start`); None disables.
         seed: Breaks ties of the untrained prompt, and seeds the draws behind alpha.
     """
@@ -101,6 +102,7 @@ class PromptSearch(ABC):
     space: Space | None = None
     num_labels: int = 1
     num_groups: int = 1
+    labelled: bool = True
     start: Start | None = None
     seed: int = 0
     _features: Features = field(init=False, repr=False, compare=False)
@@ -242,7 +244,7 @@ class PromptSearch(ABC):
 
     def _incumbent(self, known: Known) -> int:
         """Return the row of the prompt to deploy."""
-        return known.evaluator.incumbent(known.estimates)
+        return known.evaluator.incumbent(known.estimates, labelled=self.labelled)
 
     # Making prompts
 

@@ -16,10 +16,11 @@ from fedone_sdk import assets
 from fedone_sdk.backends.local_models import local_model, model_file
 from fedone_sdk.candidates import Description
 from fedone_sdk.cli import init
-from fedone_sdk.data import load_examples
+from fedone_sdk.data import Splits, load_examples
 from fedone_sdk.errors import BackendError
 from fedone_sdk.spec import RunSpec
 from tests.console import Fedone
+from tests.fake_openai.server import FakeOpenAI
 
 
 @pytest.fixture
@@ -113,6 +114,21 @@ def test_a_hosted_model_needs_its_key(
     assert outcome.code == 2
     assert "the environment variable OPENAI_API_KEY is not set" in outcome.err
     assert [file.name for file in folder.iterdir()] == ["my tickets.csv"]
+
+
+async def test_a_hosted_model_is_asked_only_what_is_free() -> None:
+    rows = [{"text": f"text {at}", "label": ("spam", "ham")[at % 2]} for at in range(8)]
+    async with FakeOpenAI() as server:
+        backend = {"kind": "openai", "model": "fake-1", "base_url": server.base_url}
+        backend |= {"api_key_env": None}
+        parts = Splits(rows, rows, rows)
+        drafted, cut = await init._drafted(
+            backend, parts, 300, columns=("message", "label"), public="public.jsonl"
+        )
+    assert (server.received, len(server.asked) < 8, cut) == ([], True, 2000)
+    assert drafted.task["chat"] == {"user": "{instruction}{demonstrations}{text}\n{opening}"}
+    assert drafted.task["labels"] == {"ham": " ham", "spam": " spam"}
+    assert drafted.task["description"] == {"text": "message", "aspect": "category"}
 
 
 def test_three_questions_at_most(

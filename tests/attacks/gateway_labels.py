@@ -115,7 +115,7 @@ async def _solves(folder: Path) -> str:
 
 ATTACKS = [
     Attack(
-        name="a gateway solves mean losses for labels",
+        name="A gateway solves mean losses for labels",
         before=f"{LABELS} of {LABELS} labels",
         run=_solves,
     )

@@ -84,17 +84,17 @@ async def _overdraws(folder: Path) -> str:
 
 ATTACKS = [
     Attack(
-        name="a server's clip makes the noise underflow",
+        name="A server's clip makes the noise underflow",
         before="100 of 100 labels at epsilon 0",
         run=_underflows,
     ),
     Attack(
-        name="a server reads labels in the low bits of noised losses",
+        name="A server reads labels in the low bits of noised losses",
         before="not bounded",
         run=_reads_low_bits,
     ),
     Attack(
-        name="a lease of 2 queries names 3,000 prompts",
+        name="A lease of 2 queries names 3,000 prompts",
         before="2,979 queries paid by the device",
         run=_overdraws,
     ),

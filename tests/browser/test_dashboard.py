@@ -235,7 +235,7 @@ async def test_text_from_a_device_stays_text(chromium: Chromium, stage: Stage) -
     stage.start_devices(2)
     async with chromium.watching(stage.url) as watcher:
         page = watcher.page
-        await watcher.sign_in(VIEWER, "#/runs/sentiment")
+        await watcher.sign_in(OPERATOR, "#/runs/sentiment")
         await stage.reach(8)
         await expect(page.get_by_text(attack).first).to_be_visible()
         await expect(page.locator("main img")).to_have_count(0)
@@ -251,7 +251,7 @@ async def test_a_client_that_lost_a_seat_is_reported(chromium: Chromium, stage: 
     quitter = run.lost[0].client_id
     async with chromium.watching(stage.url) as watcher:
         page = watcher.page
-        await watcher.sign_in(VIEWER, "#/runs/sentiment")
+        await watcher.sign_in(OPERATOR, "#/runs/sentiment")
         line = (
             page.get_by_role("region", name="Clients")
             .get_by_role("row")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,27 @@ async def test_the_same_alpha(changes: dict[str, Any], tmp_path: Path, package: 
     assert [one.mean_loss for one in python.history] == pytest.approx(
         [one.mean_loss for one in mixed.history], rel=1e-15
     )
+
+
+async def test_a_device_counts_epsilon(tmp_path: Path, package: Path) -> None:
+    """Two updates fit, the third would not; the count outlives a restart."""
+    pytest.importorskip("dp_accounting")
+    one = {"exchange": "losses", "min_clients": 1, "model": "scripted"}
+    noise = {"clip": 2.0, "noise_multiplier": 4.0}
+    spec = spec_of({"participation": one, "privacy": noise})
+    env = {"FIELDS": "text", "POLICY": '{"privacy": {"maxEpsilon": 1.5, "unit": "label"}}'}
+    async with (
+        asyncio.timeout(60),
+        LoopbackFederation(spec, WORDS, backend=ScriptedBackend()) as served,
+    ):
+        for kind in ("updated", "declined"):
+            arguments = (package, served.url, served.token, rows_of(spec, 0), tmp_path)
+            async with node_device(*arguments, env=env) as device:
+                await device.wait_for(kind)
+        assert "epsilon of at most 1.5" in device.events[-1]["reason"]
+        assert len(served.run.result().history) == 2
+    (file,) = (tmp_path / "state").glob("*device.spent*")
+    assert json.loads(file.read_text()) == {"precision": 2 / 16, "queries": 0}
 
 
 async def test_devices_with_models_of_their_own(tmp_path: Path, package: Path) -> None:

@@ -1,10 +1,11 @@
 // One device as a Node program: node dist/demo/device.js URL TOKEN rows.jsonl [STATE]
 // Prints what happens, a line of JSON for each event; SIGTERM and Ctrl-C end it. With MODEL_URL
-// it asks a model of its own there, and not the aggregator's; FIELDS are the columns that it lets out.
+// it asks a model of its own there, and not the aggregator's; POLICY is the `policy` as JSON,
+// FIELDS are the columns that it lets out.
 import { readFileSync } from "node:fs";
 import { FileStorage } from "../adapters/node/index.js";
 import { EdgeClient, MemoryStorage } from "../src/index.js";
-import type { Backend, Example } from "../src/index.js";
+import type { Backend, Example, WorkPolicy } from "../src/index.js";
 
 const [server, token, file, folder] = process.argv.slice(2);
 if (!server || !token || !file) {
@@ -15,7 +16,7 @@ const lines = readFileSync(file, "utf8").split("\n").filter(Boolean);
 const stop = new AbortController();
 for (const signal of ["SIGINT", "SIGTERM"] as const) process.once(signal, () => stop.abort());
 
-const { FIELDS, MODEL_URL = "" } = process.env;
+const { FIELDS, MODEL_URL = "", POLICY = "{}" } = process.env;
 const backend: Backend = async (query, signal) => {
   const body = JSON.stringify(query);
   const response = await fetch(MODEL_URL, { method: "POST", body, signal: signal ?? null });
@@ -28,7 +29,9 @@ const client = new EdgeClient({
   token,
   data: lines.map((line) => JSON.parse(line) as Example),
   storage: folder ? new FileStorage(folder) : new MemoryStorage(),
+  label: "label",
   ...(FIELDS && { fields: FIELDS.split(",") }),
+  policy: JSON.parse(POLICY) as WorkPolicy,
   ...(MODEL_URL && { backend }),
   onEvent: (event) => console.log(JSON.stringify(event)),
 });

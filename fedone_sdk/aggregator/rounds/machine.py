@@ -160,6 +160,7 @@ class RoundMachine:
             seed=spec.seed,
             num_labels=self.num_labels,
             num_groups=self.num_groups,
+            labelled=not spec.task.generates,
             asks=self.planned_asks if self.losses_exchange else None,
             start=start,
         )
@@ -438,7 +439,10 @@ class RoundMachine:
         """Return losses as the input of the method's `tell` (losses exchange)."""
         if by_class is None or candidates.biases is None:
             return self.clipped(losses)
-        return by_class.class_losses(candidates.biases, self.loss_clip, groups=self.num_groups)
+        private = self.spec.privacy is not None
+        return by_class.class_losses(
+            candidates.biases, self.loss_clip, groups=self.num_groups, private=private
+        )
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
         """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""

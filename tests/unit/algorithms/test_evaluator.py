@@ -151,7 +151,7 @@ def test_the_lowest_prompt_is_that_of_all() -> None:
 
 @pytest.mark.parametrize("mixed", [2, 3])
 def test_candidates_for_the_incumbent(mixed: int) -> None:
-    """No prompt always may; another prompt needs three mini-batches with each class."""
+    """No prompt always may; another needs three mini-batches with each class, or two of text."""
     features = Features(Space.repeated(1, 3, blank=0))
     observed = Observations.empty(1, 2, 2)
     prompts = np.array([[0], [1], [2]])
@@ -167,9 +167,10 @@ def test_candidates_for_the_incumbent(mixed: int) -> None:
         observed = observed.with_batch(prompts[1:], both)
     evaluator = Evaluator.of(observed, features, PRIOR)
 
-    def incumbent(*pessimistic: float) -> int:
+    def incumbent(*pessimistic: float, labelled: bool = True) -> int:
         values = np.array(pessimistic)
-        return evaluator.incumbent(Estimates(values, np.zeros(3), values))
+        return evaluator.incumbent(Estimates(values, np.zeros(3), values), labelled=labelled)
 
     assert incumbent(0.0, 3.0, 3.0) == 0
     assert incumbent(0.0, -1.0, 3.0) == (1 if mixed == 3 else 0)
+    assert incumbent(0.0, -1.0, 3.0, labelled=False) == 1
