@@ -298,6 +298,18 @@ class TaskSpec(BaseModel):
         return self.max_tokens if self.loss == "score" else 0
 
     @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts before which a generated text ends, because a model goes on with another example.
+
+        It is the text before the template's first column, on a new line; none in a chat, whose
+        models end their answers.
+        """
+        if self.loss != "score" or self.template is None:
+            return ()
+        before = next(text for text, name, _ in pieces_of(self.template) if name in self.fields)
+        return (f"\n{before.strip()}",) if before.strip() else ()
+
+    @property
     def _form(self) -> str:
         return "template" if self.chat is None else "chat"
 

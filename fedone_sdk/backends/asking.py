@@ -90,6 +90,7 @@ def query_for(
         want=want,
         references=tuple(references) if want == "reference" else (),
         max_tokens=task.max_written,
+        stop=task.stop,
         payer=payer,
     )
 
@@ -98,8 +99,17 @@ def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:
     """Per input the log-probabilities or the text; None if the input failed."""
     if query.want != "text":
         return answer.log_probs
-    # Truncated to the wire's limit, so that a loss does not depend on where it is computed.
-    return tuple(None if text is None else text[:MAX_WRITTEN_CHARS] for text in answer.texts)
+    return tuple(None if text is None else _ended(query, text) for text in answer.texts)
+
+
+def _ended(query: Query, text: str) -> str:
+    """Return a text up to its end, and to the wire's limit.
+
+    Not every model stops there, and a loss must not depend on where it is computed.
+    """
+    for stop in query.stop:
+        text = text.partition(stop)[0]
+    return text[:MAX_WRITTEN_CHARS]
 
 
 def check_answer(query: Query, answer: Answer) -> None:

@@ -51,6 +51,7 @@ class Query:
         want: Kind of the query.
         references: Per input, the text to score (``reference``).
         max_tokens: Limit of the generated text, in tokens (``text``).
+        stop: A generated text ends before the first of these texts.
         scope: Who asks: cached answers are shared within a scope only, because time and cost tell
             that a text was asked before.
         payer: Budget that is charged for each request, retries included. Not part of the query's
@@ -62,6 +63,7 @@ class Query:
     want: Want = "labels"
     references: tuple[str, ...] = ()
     max_tokens: int = 0
+    stop: tuple[str, ...] = ()
     scope: tuple[str, ...] = ()
     payer: Payer | None = field(default=None, compare=False, repr=False)
 

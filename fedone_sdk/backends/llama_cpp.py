@@ -176,7 +176,7 @@ class LlamaCppBackend(LocalBackend[_Plan]):
         usage = Usage(requests=1, prompt_tokens=plan.worst.prompt_tokens)
         if query.want != "text":
             return Answer(log_probs=_label_log_probs(engine, plan), usage=usage)
-        written = engine.write(plan.starts, query.max_tokens)
+        written = engine.write(plan.starts, query.max_tokens, query.stop)
         completion = sum(one.num_tokens for one in written)
         return Answer(
             log_probs=((),) * len(written),

@@ -178,13 +178,20 @@ class LlamaEngine:
         shown = choice["logprobs"]["content"][0]["top_logprobs"]
         return {one["id"]: one["logprob"] for one in shown}
 
-    def write(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Written]:
-        """Generate greedily after each prompt."""
+    def write(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, stop: Sequence[str] = ()
+    ) -> list[Written]:
+        """Generate greedily after each prompt, up to one of the stop texts."""
         found = []
         for prompt in prompts:
             # Without prefix reuse, so that a text does not depend on earlier ones.
             choice = self._complete(
-                prompt, fresh=True, n_predict=max_tokens, n_probs=1, temperature=0
+                prompt,
+                fresh=True,
+                n_predict=max_tokens,
+                n_probs=1,
+                temperature=0,
+                stop=list(stop),
             )
             found.append(Written(choice["text"], len(choice["logprobs"]["content"])))
         return found

@@ -363,6 +363,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         body: dict[str, Any] = {"model": self._model, "temperature": temperature}
         if self._api == "completions":
             body |= {"prompt": content[0][1], "max_tokens": _most_written(query)}
+            body |= {"stop": list(query.stop)} if query.stop else {}
             return body | ({"logprobs": self._num_top} if labels else {})
         body["messages"] = [{"role": role, "content": text} for role, text in content]
         if self._continuing and content[-1][0] == "assistant":

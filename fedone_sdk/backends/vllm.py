@@ -268,7 +268,8 @@ class VllmBackend(ServerBackend[_Request]):
                 raise TypeError("a text is missing")
             return ((),) * len(ids), texts
 
-        return self._completion(ids, read, shortened=shortened, max_tokens=most)
+        stop = {"stop": query.stop} if query.stop else {}
+        return self._completion(ids, read, shortened=shortened, max_tokens=most, **stop)
 
     def _completion(
         self,

@@ -9,10 +9,13 @@ from typing import NamedTuple
 from fedone_sdk.candidates.prompt import label_placeholder
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError, SpecError
-from fedone_sdk.task import Example, TaskSpec, label_index, pieces_of
+from fedone_sdk.task import Example, TaskSpec, answer_word, label_index, pieces_of
 from fedone_sdk.vocabulary import MAX_CANDIDATE_CHARS, special_token
 
 _TRIES = 50
+
+_ANY = ""
+"""The only class of examples with reference texts."""
 
 _Pieces = list[tuple[str, str | None, int | None]]
 """A template as `fedone_sdk.task.pieces_of` returns it."""
@@ -32,16 +35,16 @@ def demonstration_candidates(
     """Return blocks of solved examples from public rows.
 
     A shot is the part of the task's template after ``{slot_name}`` (or ``{prompt}``), filled with
-    an example's texts; the placeholder of its label word replaces ``{mask}`` or is appended. In a
-    chat, the following messages are part of it, each on its own line. Names of other slots stay as
-    placeholders; see `fill`. A one-line shot ends with a line feed. In a block with longer shots,
-    each ends with a blank line.
+    an example's texts; the placeholder of its label word replaces ``{mask}`` or is appended. For
+    generation, its reference text is appended. In a chat, the following messages are part of it,
+    each on its own line. Names of other slots stay as placeholders; see `fill`. A one-line shot
+    ends with a line feed. In a block with longer shots, each ends with a blank line.
 
     Classes alternate within a block, in a drawn order; every second block has the reverse order.
     Rows that contain a placeholder or a model's special token are skipped.
 
     Args:
-        task: Supplies the template and the label values.
+        task: Supplies the template, and the label values or the column of reference texts.
         slot_name: The slot of the candidates.
         examples: Public labelled rows.
         slots: Names of the slots in the task's template, which are not columns.
@@ -57,20 +60,18 @@ def demonstration_candidates(
         `shots`.
 
     Raises:
-        SpecError: The template has no place for demonstrations, or has a text field before it, or
-            the task has no labels.
+        SpecError: The template has no place for demonstrations, or has a text field before it.
         DataError: A row is invalid, a class has too few rows, or all blocks are too long.
     """
-    if task.generates:
-        raise SpecError(f"{slot_name}: loss {task.loss} has no label words for demonstrations")
     form = _Form.of(task, slot_name, frozenset(slots))
     pools = _pools(task, form, examples)
     wanted = max(shots, default=0)
     need = -(-wanted // len(pools))
     if lacking := [f"{label} has {len(pool)}" for label, pool in pools.items() if len(pool) < need]:
+        each = " of each class; class " if task.labels else "; the file"
         raise DataError(
-            f"{slot_name}: {wanted} shots need {need} different rows of each class; "
-            f"class {', class '.join(lacking)}"
+            f"{slot_name}: {wanted} shots need {need} different rows{each}"
+            f"{', class '.join(lacking)}"
         )
     candidates = [""] if 0 in shots else []
     for count in filter(None, shots):
@@ -117,7 +118,7 @@ class _Form(NamedTuple):
             )
         return cls(pieces, fields, slots - {slot_name})
 
-    def shot(self, example: Example, answer: str) -> str:
+    def shot(self, example: Example, answer: str, *, is_text: bool) -> str:
         written: list[str] = []
         answered = False
         for text, name, most in self.pieces:
@@ -130,7 +131,7 @@ class _Form(NamedTuple):
             elif name in self.fields:
                 written.append(example[name][:most])
         if not answered:
-            written.append(answer)
+            written.append(answer_word(answer, "".join(written)) if is_text else answer)
         return "".join(written).rstrip("\n")
 
 
@@ -139,25 +140,28 @@ def _is_there(pieces: _Pieces) -> bool:
 
 
 def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str, list[str]]:
-    labels = list(task.labels)
+    labels = list(task.labels) or [_ANY]
+    texts_of = (*form.fields, task.label_field) if task.generates else form.fields
     found: dict[str, dict[str, None]] = {label: {} for label in labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
     for number, example in enumerate(examples, 1):
-        for field in form.fields:
+        for field in texts_of:
             if problem := _problem(example, field):
                 raise DataError(f"row {number}: field {field!r} {problem}")
         if task.label_field not in example:
             raise DataError(f"row {number}: field {task.label_field!r} is missing")
-        if (index := label_index(task, value := example[task.label_field])) is None:
+        value = example[task.label_field]
+        if (index := 0 if task.generates else label_index(task, value)) is None:
             raise DataError(
                 f"row {number}: field {task.label_field!r} is {str(value)!r:.80}, "
                 f"not one of: {', '.join(task.labels)}"
             )
         label = labels[index]
-        texts = [example[field] for field in form.fields]
+        texts = [example[field] for field in texts_of]
         if not any(special_token(text) or any(mark in text for mark in reserved) for text in texts):
-            found[label][form.shot(example, label_placeholder(label))] = None
+            answer = value if task.generates else label_placeholder(label)
+            found[label][form.shot(example, answer, is_text=task.generates)] = None
     return {label: list(shots) for label, shots in found.items()}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedone_sdk import assets
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
 from fedone_sdk.cli._output import Output, check_target, note, plural, size
 from fedone_sdk.cli._process import naming, quiet_logs
@@ -277,26 +278,30 @@ def _document(
     form = {key: value for key, value in task.items() if key in ("chat", "template")}
     text, label = keys
     written = {key: _cut(value, f"{{{text}:.{cut}}}") for key, value in form.items()}
-    return _RUN.format(
-        name=_yaml(name),
-        form="\n".join(f"  {key}: {_yaml(value)}" for key, value in written.items()),
-        label=_yaml(label),
-        description=_yaml(task["description"]),
-        labels="\n".join(
-            f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()
-        ),
-        slots="\n".join(
-            f"    - name: {slot}\n      candidates: {_yaml(candidates)}"
-            for slot, candidates in draft.slots.items()
-        ),
-        train=_yaml(files["train"]),
-        dev=_yaml(files["dev"]),
-        clients=clients,
-        samples=_SAMPLES,
-        batch=_BATCH,
-        queries=queries,
-        rounds=_ROUNDS * max(1, queries // _SAMPLES),
-        backend=_yaml(dict(backend)),
+    return (
+        assets.path("new-run.yaml")
+        .read_text("utf-8")
+        .format(
+            name=_yaml(name),
+            form="\n".join(f"  {key}: {_yaml(value)}" for key, value in written.items()),
+            label=_yaml(label),
+            description=_yaml(task["description"]),
+            labels="\n".join(
+                f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()
+            ),
+            slots="\n".join(
+                f"    - name: {slot}\n      candidates: {_yaml(candidates)}"
+                for slot, candidates in draft.slots.items()
+            ),
+            train=_yaml(files["train"]),
+            dev=_yaml(files["dev"]),
+            clients=clients,
+            samples=_SAMPLES,
+            batch=_BATCH,
+            queries=queries,
+            rounds=_ROUNDS * max(1, queries // _SAMPLES),
+            backend=_yaml(dict(backend)),
+        )
     )
 
 
@@ -308,39 +313,3 @@ def _cut(form: Any, field: str) -> Any:
 
 def _yaml(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-_RUN = """\
-# Written by `fedone init`. All keys: docs/reference/run-yaml.md
-name: {name}
-task:
-  # {{COLUMN:.N}} is the first N characters of a text; the other names are slots.
-{form}
-  label_field: {label}
-  # Words for the task in the instructions: what a text is, and what its label says.
-  description: {description}
-  # The model's answer for each label.
-  labels:
-{labels}
-  metric: accuracy
-data:
-  train: {train}
-  # Only for measuring the prompt; no device has these rows.
-  dev: {dev}
-  # Number of simulated devices that share the rows.
-  num_clients: {clients}
-# What is tuned: one candidate of each slot is chosen. "" is none. Add your own to a list.
-prompt:
-  slots:
-{slots}
-# Thompson sampling over whole prompts. A query is one prompt on one mini-batch.
-method: {{name: thompson, num_samples: {samples}, batch_size: {batch}}}
-# A hard cap. A higher number continues the same run.
-budget: {{queries: {queries}}}
-# More than the budget pays for, so that a higher one has work to pay for.
-rounds: {rounds}
-# 0 measures only before and after the run.
-evaluation: {{every: 0}}
-backend: {backend}
-seed: 0
-"""

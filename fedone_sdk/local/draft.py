@@ -6,55 +6,23 @@ import itertools
 import re
 import string
 import time
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedone_sdk import assets
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.label_words import spellings_of, valid_words
 from fedone_sdk.candidates import shipped_label_sets
 from fedone_sdk.candidates.label_sets import label_families
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable
 from fedone_sdk.task import Filling, Rendered, TaskSpec, render
-
-_FORMS: Mapping[str, Mapping[str, Any]] = {
-    "chat": {"chat": {"user": "{instruction}{demonstrations}{text}", "assistant": "{opening}"}},
-    # Most hosted models do not continue an answer that the task begins.
-    "question": {"chat": {"user": "{instruction}{demonstrations}{text}\n{opening}"}},
-    "cloze": {"template": "{context}{text}{opening}{mask}."},
-    "plain": {"template": "{instruction}{demonstrations}{text}\n{opening}"},
-}
-_CHAT_SLOTS: Mapping[str, Sequence[str]] = {
-    "instruction": (),
-    "demonstrations": ("",),
-    "opening": (
-        *("", "{About}:", "Answer:", "In one word, this is", "The {about} of this {noun} is"),
-        "This {noun} is about",
-    ),
-}
-_CANDIDATES: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "chat": _CHAT_SLOTS,
-    "question": _CHAT_SLOTS,
-    "cloze": {
-        "context": ("", "{Noun}: ", "{About} of the {noun}: "),
-        "opening": ("", " {About}:", " It was", " This is", " In summary, it is", " All in all,"),
-    },
-    "plain": _CHAT_SLOTS,
-}
-
-_NOUNS = (
-    *("review", "email", "message", "question", "comment", "article", "story", "title", "request"),
-    *("letter", "headline", "sentence", "report", "post", "answer", "description"),
-)
-_VAGUE = {
-    *("text", "body", "content", "sentence", "document", "data", "input", "raw", "clean", "v1"),
-    *("v2", "label", "labels", "class", "target", "y", "x", "tag", "type", "gold", "output", "id"),
-    *("value", "name", "key", "code", "col", "column", "field", "str", "column1", "column2"),
-}
 
 _SCREEN_CHARS = 300
 """Characters of a text that the model reads to derive words."""
@@ -70,15 +38,22 @@ _LAST = 1000.0
 _MAX_PERMUTED = 3
 """Up to so many labels without a name, shipped words are tried in every order."""
 
-_TELLING = 0.95
-"""Cross-entropy, as a share of that of a guess, up to which shipped words fit nameless labels."""
-
 _DEMONSTRATION_CHARS = 1000
 """Characters of a block of demonstrations, which every query reads once."""
 
 _SPELLS_SEVERAL = ("llama_cpp", "transformers", "vllm")
 
 _Floats = NDArray[np.float64]
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    return tomllib.loads(assets.path("draft.toml").read_text("utf-8"))
+
+
+def _slots_of(form: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = _shipped()["slots"]["cloze" if form == "cloze" else "answer"]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +123,7 @@ async def draft(
         slots["labels"] = {"kind": "labels", "sets": sets}
     return Draft(
         task={
-            **_FORMS[reader.form],
+            **_shipped()["forms"][reader.form],
             "description": {"text": noun, "aspect": about},
             "labels": dict(found.main),
         },
@@ -161,7 +136,9 @@ async def draft(
 def _named(column: str) -> str | None:
     """Return what a column's name says of its content; None if it says nothing."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column).casefold()
-    kept = [word for word in re.split(r"[\W\d_]+", words) if word and word not in _VAGUE]
+    kept = [
+        word for word in re.split(r"[\W\d_]+", words) if word and word not in _shipped()["vague"]
+    ]
     return " ".join(kept)[:60] or None
 
 
@@ -195,14 +172,15 @@ class _Reader:
 
     async def find_form(self) -> None:
         """Find the form that the model takes."""
-        for form in _FORMS:
+        forms = [*_shipped()["forms"]]
+        for form in forms:
             self.form = form
             try:
                 await self._model.check((), self._asked({"text": ""}, "Answer:"))
             except (BackendBlocked, BackendUnavailable):
                 raise
             except BackendError:
-                if form == [*_FORMS][-1]:
+                if form == forms[-1]:
                     raise
             else:
                 return
@@ -237,7 +215,7 @@ class _Reader:
         if not self.reads:
             return "text"
         self.opening = " This is a" if self.form == "cloze" else "This is a"
-        nouns = await self.valid(f" {noun}" for noun in _NOUNS)
+        nouns = await self.valid(f" {noun}" for noun in _shipped()["nouns"])
         if len(nouns) < 2:
             return "text"
         some = self.rows[:: max(1, len(self.rows) // 16)]
@@ -246,9 +224,11 @@ class _Reader:
         return nouns[int(lift.argmax())].strip()
 
     def _asked(self, row: Mapping[str, str], opening: str) -> Rendered:
-        names = (*_CANDIDATES[self.form],)
+        names = (*_slots_of(self.form),)
         labels = {"0": " a", "1": " b"}
-        task = TaskSpec.model_validate({**_FORMS[self.form], "slots": names, "labels": labels})
+        task = TaskSpec.model_validate(
+            {**_shipped()["forms"][self.form], "slots": names, "labels": labels}
+        )
         texts = (*[""] * (len(names) - 1), opening)
         return render(task, Filling(texts), {"text": row["text"][:_SCREEN_CHARS]})
 
@@ -300,7 +280,7 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     if len(main) < len(labels):
         if several:
             main = whole
-        elif not telling and fitting and seen.loss(fitting[0]) < _TELLING * np.log(len(labels)):
+        elif not telling and fitting:
             main = fitting[0]
         else:
             main = derived if len(derived) == len(labels) else await _codes(reader)
@@ -421,7 +401,7 @@ def _slots(form: str, noun: str, about: str, *, blank: bool) -> dict[str, Any]:
     """Return the lists of candidates of the form's slots."""
     names = {"noun": noun, "about": about, "Noun": noun.capitalize(), "About": about.capitalize()}
     found: dict[str, Any] = {
-        slot: [text.format(**names) for text in texts] for slot, texts in _CANDIDATES[form].items()
+        slot: [text.format(**names) for text in texts] for slot, texts in _slots_of(form).items()
     }
     if not blank:
         found["opening"].remove("")

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedone_paper.glue import GLUE_TASKS, glue_task
+from fedone_sdk.backends import Answer, query_for, rows_of
+from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import (
     LOG_ZERO,
@@ -24,6 +26,7 @@ from fedone_sdk.task import (
     render,
     target_of,
 )
+from fedone_sdk.testing import ScriptedBackend
 
 LABELS = {"0": " no", "1": " yes"}
 
@@ -450,3 +453,23 @@ def test_a_broken_score_function_is_told(score: Any, message: str) -> None:
 def test_a_missing_score_function_is_told() -> None:
     with pytest.raises(SpecError, match="needs a score function"):
         example_loss(generation("score"), "w", {"text": "a"})
+
+
+@pytest.mark.parametrize(
+    ("form", "stop"),
+    [
+        ({"template": "{prompt}Question: {q}\nAnswer:"}, ("\nQuestion:",)),
+        ({"template": "{prompt} {q}"}, ()),
+        ({"chat": {"system": "{prompt}", "user": "Question: {q}"}}, ()),
+    ],
+)
+def test_a_generated_text_ends_where_another_example_begins(
+    form: dict[str, Any], stop: tuple[str, ...]
+) -> None:
+    task = TaskSpec.model_validate({**form, "loss": "score"})
+    backend = ScriptedBackend()
+    backend.answers = frozenset({"text"})
+    query = query_for(task, "", [{"q": "What?"}], backend=backend)
+    assert query.stop == stop
+    answer = Answer(log_probs=((),), texts=(" This.\nQuestion: Who?\nAnswer: Me.",), usage=NOTHING)
+    assert rows_of(query, answer) == ((" This.",) if stop else answer.texts)

@@ -1,7 +1,7 @@
 """What a caller may read of runs, by role. No other module decides it.
 
-A device reads the names and states of its runs, their tasks, candidates and prompts: nothing that
-depends on another device's rows, other than by the prompt. A viewer reads reports without the words
+A device reads the names and states of its runs, their tasks, candidates and prompts; only the last
+two depend on other devices' rows. A viewer reads reports without the words
 of others, because a provider's may quote a text, and a device's may quote a row. An operator reads
 everything. All of it is of the runs that the caller's token is for.
 """

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
@@ -226,12 +226,40 @@ def test_rows_are_checked(rows: list[dict[str, Any]], message: str) -> None:
         ),
         (_task("{a} {mask} {prompt} {sentence}"), r"\{a\}, \{mask\} must follow \{prompt\}"),
         (_task("It is {prompt}"), r"a text field must follow"),
-        (TaskSpec(template="{prompt} {a}", loss="nll"), "loss nll has no label words"),
     ],
 )
 def test_a_template_without_a_place(task: TaskSpec, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         demonstration_candidates(task, "demonstrations", ROWS, slots=["instruction"])
+
+
+@pytest.mark.parametrize("loss", ["nll", "score"])
+def test_reference_texts_are_the_answers_of_generation(loss: Literal["nll", "score"]) -> None:
+    task = TaskSpec(
+        template="{instruction}{demonstrations}Q: {question}\nA:",
+        slots=("instruction", "demonstrations"),
+        loss=loss,
+        label_field="answer",
+    )
+    rows = [{"question": f"What is {n} + 1?", "answer": f"{n + 1}"} for n in range(6)]
+    rows.append({"question": "skipped {instruction}", "answer": "7"})
+    found = demonstration_candidates(
+        task,
+        "demonstrations",
+        rows,
+        slots=["instruction", "demonstrations"],
+        shots=[0, 2],
+        blocks=2,
+    )
+    assert found[0] == ""
+    for block in found[1:]:
+        assert re.fullmatch(r"(Q: What is \d \+ 1\?\nA: \d\n\n){2}", block)
+    with pytest.raises(DataError, match=r"8 shots need 8 different rows; the file has 6"):
+        demonstration_candidates(task, "demonstrations", rows, slots=["instruction"], shots=[8])
+    with pytest.raises(DataError, match=r"row 1: field 'answer' is missing"):
+        demonstration_candidates(
+            task, "demonstrations", [{"question": "?"}], slots=["instruction"], shots=[1]
+        )
 
 
 @pytest.mark.skipif(not SST2.exists(), reason="no GLUE here")
