@@ -10,10 +10,37 @@ from collections.abc import Sequence
 
 from fedone_sdk.task import LogProbs, TaskSpec, biased, label_loss
 
-__all__ = ["MAX_CLASSES", "class_means", "loss_terms", "num_groups"]
+__all__ = [
+    "MAX_CLASSES",
+    "PROBABILITY_WIDTH",
+    "class_means",
+    "loss_terms",
+    "num_groups",
+    "probability_noise",
+    "sensitivity",
+]
 
 MAX_CLASSES = 4
 """The largest number of labels whose examples are reported apart."""
+
+PROBABILITY_WIDTH = 4.0
+"""Width of a label probability in a release with noise, in units of its range: its noise is this
+much larger than a loss's, relative to the clip, and adds little to that of the losses."""
+
+
+def sensitivity(num_prompts: int) -> float:
+    """Return how far one example moves the sums of a release, in units of the values' widths.
+
+    Those of I prompts' losses by at most sqrt(I). Two points of a simplex are at most sqrt(2)
+    apart; so one example moves each prompt's probabilities, and the counts of the labels, whose
+    width is that of the probabilities / sqrt(I), by as much.
+    """
+    return math.sqrt(num_prompts * (1.0 + 4.0 / PROBABILITY_WIDTH**2))
+
+
+def probability_noise(noise_multiplier: float, num_prompts: int, batch_size: int) -> float:
+    """Return the standard deviation of the noise on a mean label probability."""
+    return noise_multiplier * PROBABILITY_WIDTH * sensitivity(num_prompts) / batch_size
 
 
 def num_groups(num_labels: int, *, private: bool) -> int:

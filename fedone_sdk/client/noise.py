@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING
 
+from fedone_sdk.calibration import PROBABILITY_WIDTH, sensitivity
 from fedone_sdk.messages import MAX_LOSS
 from fedone_sdk.spec.sections import PrivacySpec
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 _GRID = 2**30
 """Grid steps of the width of a clipped value. `fedone_sdk.accountant` relies on it."""
-
-_BIAS_WEIGHT = 0.25
-"""Weight of label probabilities in a release, relative to a loss of the size of the clip."""
 
 _RANDOM = SystemRandom()
 
@@ -92,9 +90,7 @@ def private_terms(
 ) -> tuple[float, ...]:
     """Return mean losses, mean label probabilities and counts of the labels, with noise.
 
-    In units of C for losses, 1 / w for probabilities and 1 / (w sqrt(I)) for counts, one example
-    moves the sums by at most sqrt(I (1 + 4 w^2)): two points of a simplex are at most sqrt(2)
-    apart. w = 1/4 makes the noise of the losses 12 % larger than without a label bias.
+    Their `sensitivity` makes the noise of the losses 12 % larger than without a label bias.
 
     Args:
         terms: `loss_terms`, shape (I, b, 2 + C).
@@ -110,11 +106,12 @@ def private_terms(
     values: list[Sequence[float]] = [rows[0] for rows in columns]
     values += [column for rows in columns for column in rows[2:]]
     values += [[float(target == label) for target in targets] for label in range(labels)]
-    share = max(1.0, 1.0 / (_BIAS_WEIGHT * math.sqrt(count)))  # a count of 1 is not clipped
+    share = max(1.0, PROBABILITY_WIDTH / math.sqrt(count))  # a count of 1 is not clipped
     bounds = [(0.0, privacy.clip)] * count
-    bounds += [(0.0, 1.0 / _BIAS_WEIGHT)] * (count * labels) + [(0.0, share)] * labels
-    sensitivity = math.sqrt(count * (1.0 + 4.0 * _BIAS_WEIGHT**2))
-    means = noised_means(values, bounds, privacy.noise_multiplier, random, sensitivity=sensitivity)
+    bounds += [(0.0, PROBABILITY_WIDTH)] * (count * labels) + [(0.0, share)] * labels
+    means = noised_means(
+        values, bounds, privacy.noise_multiplier, random, sensitivity=sensitivity(count)
+    )
     counts = [size * mean for mean in means[-labels:]]
     released = [*means[:-labels], *counts]
     return tuple(min(max(number, -MAX_LOSS), MAX_LOSS) for number in released)

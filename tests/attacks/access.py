@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedone_sdk.aggregator.access.tokens import AdminToken, EnrolmentToken, digest
+from fedone_sdk.aggregator.http.limits import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient, Query
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import BackendBlocked
@@ -170,6 +171,26 @@ async def _tenant_asks_the_cache(folder: Path) -> str:
     return "hits 0: what another run or device asked is asked again"
 
 
+async def _neighbour_locks_out(folder: Path) -> str:
+    """Somebody behind the devices' address sends wrong tokens, while what is known is reloaded."""
+    async with _server(limits=Limits(failures_per_minute_per_ip=3)) as server:
+        access, credentials = server.aggregator.service.access, []
+        for _ in range(3):
+            credentials.append(await server.credential())
+        rotated = await server.ok("POST", "/v1/clients/me/credential", token=credentials[0])
+        for _ in range(5):
+            await server.call("GET", "/v1/runs", token="a wrong token")
+        credentials[0] = rotated["credential"]
+        statuses = [(await server.call("GET", "/v1/runs", token=credentials[0]))[0]]
+        for changed in (1, None):  # By another replica, or one replica has ended.
+            await access.reload(changed)
+            for credential in credentials:
+                statuses.append((await server.call("GET", "/v1/runs", token=credential))[0])
+    if set(statuses) != {200}:
+        raise Succeeded(f"known devices get {statuses}")
+    return "known devices work on, also after rotations and restarts of replicas"
+
+
 ATTACKS = (
     Attack(
         name="a tenant asks by cache.hits whether another's device holds a text",
@@ -180,6 +201,11 @@ ATTACKS = (
         name="a replica with an old token closes enrolment",
         before="the live token is revoked for good, on all replicas",
         run=_old_replica_closes_enrolment,
+    ),
+    Attack(
+        name="wrong tokens from the address of a fleet",
+        before="429 for each device that another replica enrolled, and for all after one ends",
+        run=_neighbour_locks_out,
     ),
     Attack(
         name="a device reads about other devices",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from fedone_sdk.aggregator.http.limits import Limits
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import Query
 from fedone_sdk.budget import NOTHING, Usage
-from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaAssignment, Decline
+from fedone_sdk.errors import BackendError, ProblemError
+from fedone_sdk.messages import AlphaAssignment, Array, Decline, LossesAssignment
 from fedone_sdk.messages.array import from_wire, to_wire
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import ClientRecord
@@ -23,7 +24,7 @@ from fedone_sdk.testing import ScriptedBackend
 from tests.attacks import Attack, Succeeded
 from tests.by_hand import Device, claim, enrol, score, update
 from tests.integration.caller import served
-from tests.runs import run_spec, serving
+from tests.runs import TASK, run_spec, serving
 
 LONG = tuple({"text": f"{number} " + "x" * 19_000} for number in range(2))
 
@@ -33,9 +34,10 @@ class Counting(ScriptedBackend):
 
     Attributes:
         quoted: Their number.
+        refused: Queries that it refused, if it does.
     """
 
-    quoted = 0
+    quoted = refused = 0
 
     async def quote(self, query: Query) -> Usage:
         self.quoted += len(query.inputs)
@@ -217,11 +219,94 @@ async def _bodies(_: Path) -> str:
     return f"not read without open work; else {sent - 1} bodies of 4 MB a minute"
 
 
+async def _repeat(_: Path) -> str:
+    def refuse(query: Query) -> None:
+        model.refused += 1
+        raise BackendError("HTTP 400", usage=Usage(requests=1))
+
+    model = Counting(gate=refuse)
+    async with serving(spec_of(budget={"requests": 100}), backend=model) as service:
+        device = Device(service, (await enrol(service))[0])
+        work = await device.claim()
+        assert work is not None
+        for _ in range(200):
+            await _refused(device.score(), "backend_failed", "lease_exhausted")
+    if model.refused > work.leased_queries:
+        raise Succeeded(f"{model.refused} requests under a lease of {work.leased_queries}")
+    return f"{model.refused} request; the refusal is the answer to the others"
+
+
+async def _outage(_: Path) -> str:
+    """The model fails, and recovers: honest devices decline until then."""
+    async with serving(spec_of(rounds=9), backend=ScriptedBackend()) as service:
+        run, clients = service.runs["run"], await enrol(service, 4)
+        while run.state.lost < 45:
+            for client in clients:
+                await _decline(service, client)
+        await _work(service, clients, rounds=1)
+        now = service.clock.now()
+        aside = sum(run.state.is_aside(client.index, now) for client in clients)
+    if aside:
+        raise Succeeded(f"{aside} of 4 honest devices are set aside")
+    return "45 declines in a row count once for each device"
+
+
+async def _bend(_: Path) -> str:
+    """One of 11 devices lies once about its labels, in a run with noise."""
+    worst = 0.0
+    for far in (1e6, -1e6):
+        spec = run_spec(
+            method={"name": "random", "race": 0, "num_samples": 4, "batch_size": 4},
+            task={**TASK, "metric": "loss"},
+            privacy={"clip": 1.0, "noise_multiplier": 1.0},
+            defence="standard",
+            calibration="labels",
+            rounds=22,
+        )
+        async with serving(spec) as service:
+            clients = await enrol(service, 11)
+            run = service.runs["run"]
+            while run.state.running:
+                for client in clients:
+                    work = await claim(service, client) if run.state.running else None
+                    if not isinstance(work, LossesAssignment):
+                        continue
+                    lies = run.state.round == 15
+                    losses = tuple(0.0 if lies else 0.5 + 0.1 * index for index in range(4))
+                    shares = (far, -far) if lies else (0.5, 0.5)
+                    flat = itertools.chain(*((loss, 1.0, *shares) for loss in losses))
+                    counts = (2.0**31, -(2.0**31)) if lies else (2.0, 2.0)
+                    by_class = Array.pack(flat, (4, 1, 4), "float32")
+                    told = {"losses": losses, "by_class": by_class, "class_counts": counts}
+                    await update(service, client, work, **told)
+            bias = run.machine.bias(run.state)
+        assert bias is not None
+        worst = max(worst, *map(abs, bias))
+    if worst > 2.0:
+        raise Succeeded(f"the final label bias is {worst:.1f} nats")
+    return f"the final label bias is off by {worst:.1f} nats"
+
+
 ATTACKS = [
     Attack(
         name="long texts after the lease is used up",
         before="all texts are quoted first, on the event loop: 1.9 s for 16 x 20,000 characters",
         run=_freeze,
+    ),
+    Attack(
+        name="a request that the model refuses, 200 times",
+        before="each is sent: one lease of 4 queries takes 100 of 100 requests",
+        run=_repeat,
+    ),
+    Attack(
+        name="an outage of the model in which honest devices decline",
+        before="after it, 3 of 4 are set aside for up to a day",
+        run=_outage,
+    ),
+    Attack(
+        name="one lie about label probabilities, under privacy",
+        before="the final label bias is 50 nats",
+        run=_bend,
     ),
     Attack(
         name="40 requests at once under one lease",

@@ -291,17 +291,26 @@ class TestRefusals:
         assert await device.score() == scores
         assert len(backend.asked) == 4
 
-    async def test_a_refusal_without_a_waiting_caller_is_not_kept(self, bench: Bench) -> None:
-        held = Held()
+    @pytest.mark.parametrize(
+        ("failure", "again"),
+        [(BackendError("too long"), False), (BackendUnavailable("down"), True)],
+    )
+    async def test_only_a_final_refusal_is_kept(
+        self, bench: Bench, failure: BackendError, again: bool
+    ) -> None:
+        """Also without a waiting caller."""
+        held, calls = Held(), []
 
         async def gate(query: Query) -> None:
+            calls.append(query)
             await held.wait(query)
-            raise BackendError("too long")
+            raise failure
 
         device = await bench.start(ScriptedBackend(gate=gate), spec_of())
         await hang_up(device, held)
-        assert device.service._gateway is not None
-        assert list(device.service._gateway._calls.values()) == [{}]
+        first = len(calls)
+        assert (await device.refused()).status >= 500
+        assert (len(calls) > first) is again
 
     async def test_late(self, bench: Bench) -> None:
         held = Held()

@@ -91,23 +91,27 @@ class Access:
         Raises:
             SpecError: A configured token has the secret of another token.
         """
-        self._invalidate_all()
         await self._configure()
         await self._read_tokens()
-        await self.update_count()
-        newest = max(self._num_clients - self._capacity, 0)
-        for client in await self._store.clients(newest - 1, self._capacity):
-            self._cache(client)
+        await self.reload()
 
     async def reload(self, index: int | None = None) -> None:
-        """Invalidate the cache after another replica changed a client; None for unknown changes."""
+        """Read a client again that another replica changed; None reads the newest of all.
+
+        Clients have to stay known: an address may be blocked for unknown callers.
+        """
         if index is None:
-            self._invalidate_all()
+            self._num_changes += 1
+            self._records.clear()
+            self._indices.clear()
             await self.update_count()
+            changes, newest = self._num_changes, max(self._num_clients - self._capacity, 0)
+            for client in await self._store.clients(newest - 1, self._capacity):
+                self._cache_if_current(client, changes)
             return
         self._invalidate(index)
         self._num_clients = max(self._num_clients, index + 1)
-        client = await self._store.client_at(index)
+        client = await self.record(index)
         if client is not None and client.revoked_at is not None:
             self._notify_revoked(client)
 
@@ -330,11 +334,6 @@ class Access:
         self._num_changes += 1
         self._evict(index)
 
-    def _invalidate_all(self) -> None:
-        self._num_changes += 1
-        self._records.clear()
-        self._indices.clear()
-
     # Changes
 
     async def _record_seen(self, client: ClientRecord) -> None:
@@ -353,6 +352,7 @@ class Access:
 
     async def _on_changed(self, index: int) -> None:
         self._invalidate(index)
+        await self.record(index)
         await publish(self._store, ClientChanged(client_index=index))
 
     def _notify_revoked(self, client: ClientRecord) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses
+from fedone_sdk.algorithms.calibration import UNKNOWN_TRACE
 from fedone_sdk.messages import Array
 from fedone_sdk.messages.array import from_wire
 
@@ -17,6 +18,10 @@ _MAX_LOSS = 1e6
 
 _ROUNDING = 1e-5
 """Tolerance for float32 and for another summation order; for losses, relative to the loss."""
+
+
+_MOST_STDS = 3.0
+"""Standard deviations of noise that a probability keeps."""
 
 
 class ByClass(NamedTuple):
@@ -47,7 +52,8 @@ class ByClass(NamedTuple):
 
         By Jensen's inequality the trace is at most 1 - sum_k p_k^2, and e^-loss at most
         sum_k min(p_k, t_k), with the mean probabilities p and the shares t of the true labels.
-        Noise may break all but the shape.
+        Under privacy, noise may break that; the losses are those of the update all the same, and
+        the unknown trace is 1.
 
         Args:
             losses: The mean losses of the update.
@@ -66,6 +72,10 @@ class ByClass(NamedTuple):
         if np.abs(values).max() > _MAX_LOSS:
             raise ValueError(f"by_class: a number is beyond {_MAX_LOSS:g}")
         if private:
+            if (values[..., 1] != UNKNOWN_TRACE).any():
+                raise ValueError("by_class: the trace must be 1 under privacy")
+            if _contradict(values[:, 0, 0], losses):
+                raise ValueError("by_class: contradicts losses")
             return
         if any(count < 0 or count % 1 for count in self.counts) or sum(self.counts) != self.scored:
             raise ValueError(
@@ -75,9 +85,7 @@ class ByClass(NamedTuple):
         examples, targets = self._groups(groups)
         if values[:, examples == 0].any():
             raise ValueError("by_class: must be 0 for a class without examples")
-        given = np.array(losses)
-        distance = np.abs(values[..., 0] @ examples / self.scored - given)
-        if (distance > _ROUNDING * np.maximum(1.0, np.abs(given))).any():
+        if _contradict(values[..., 0] @ examples / self.scored, losses):
             raise ValueError("by_class: contradicts losses")
         values, targets = values[:, examples > 0], targets[examples > 0]
         loss, trace, probabilities = values[..., 0], values[..., 1], values[..., 2:]
@@ -98,19 +106,22 @@ class ByClass(NamedTuple):
         highest: float | None,
         *,
         groups: int,
-        private: bool,
+        noise: float | None,
     ) -> ClassLosses:
         """Return the method's input, with losses clipped to [0, `highest`]; None does not clip.
 
         With noise a mini-batch weighs as much as one example, however many it has: the noise of the
-        mean probabilities is about as large as their spread over examples.
+        mean probabilities is about as large as their spread over examples. Probabilities and shares
+        of labels are clipped to [0, 1] and 3 standard deviations, so that no update decides the
+        bias of its prompts. `noise` is that of a mean probability, under privacy.
         """
         examples, targets = self._groups(groups)
-        if private:
+        means = from_wire(self.means).astype(np.float64)
+        if noise is not None:
             examples = np.ones_like(examples)
-        losses = ClassLosses(
-            means=from_wire(self.means), counts=examples, targets=targets, biases=biases
-        )
+            low, high = -_MOST_STDS * noise, 1.0 + _MOST_STDS * noise
+            means[..., 2:], targets = means[..., 2:].clip(low, high), targets.clip(low, high)
+        losses = ClassLosses(means=means, counts=examples, targets=targets, biases=biases)
         return losses.clipped(highest)
 
     def _groups(self, groups: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -119,3 +130,9 @@ class ByClass(NamedTuple):
         if groups == 1:
             return np.array([self.scored]), counts[None] / self.scored
         return counts.astype(np.int64), np.eye(len(counts))
+
+
+def _contradict(found: NDArray[np.float64], losses: Sequence[float]) -> bool:
+    """Whether mean losses differ from those of the update by more than rounding."""
+    given = np.array(losses)
+    return bool((np.abs(found - given) > _ROUNDING * np.maximum(1.0, np.abs(given))).any())

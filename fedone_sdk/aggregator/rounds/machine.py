@@ -29,7 +29,7 @@ from fedone_sdk.algorithms.gradient import PolicyGradient
 from fedone_sdk.algorithms.method import clip_losses
 from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
-from fedone_sdk.calibration import num_groups
+from fedone_sdk.calibration import num_groups, probability_noise
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
     MAX_ELEMENTS,
@@ -438,9 +438,12 @@ class RoundMachine:
         """Return losses as the input of the method's `tell` (losses exchange)."""
         if by_class is None or candidates.biases is None:
             return self.clipped(losses)
-        private = self.spec.privacy is not None
+        privacy, noise = self.spec.privacy, None
+        if privacy is not None:
+            size = self.spec.method.batch_size
+            noise = probability_noise(privacy.noise_multiplier, len(losses), size)
         return by_class.class_losses(
-            candidates.biases, self.loss_clip, groups=self.num_groups, private=private
+            candidates.biases, self.loss_clip, groups=self.num_groups, noise=noise
         )
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:

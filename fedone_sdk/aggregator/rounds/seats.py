@@ -297,7 +297,8 @@ def vacate(
     seat, result = release(machine, state, seat, reason, reported, said=said)
     state = renew_offers(machine, result.state, seat.client, now)
     strikes = state.strikes.get(seat.client, Strikes())
-    strikes = strikes._replace(recent=strikes.recent + 1 + renewals)
+    cost = min(1 + renewals, machine.MAX_STRIKES)
+    strikes = strikes._replace(recent=max(strikes.recent, cost))
     short = f"last: {reason}"
     full = short if said is None else f"{short}: {said}"
     state = replace(
@@ -330,10 +331,7 @@ def _newest(clients: Mapping[int, T]) -> dict[int, T]:
 
 
 def count_update(machine: RoundMachine, state: RunState, client: int, now: float) -> Result[None]:
-    """Count a client's update for it, and the losses since the last one against the others.
-
-    The update shows that the model answers, so the others lost their work by themselves.
-    """
+    """Count a client's update for it, and a loss since the last one against each of the others."""
     strikes, log = {}, []
     for other, known in state.strikes.items():
         if other == client:

@@ -72,8 +72,9 @@ class Strikes(NamedTuple):
     """What a client cost the run more often than it gave.
 
     Attributes:
-        recent: Seats that it lost since the run's last update, renewals included. The model may be
-            at fault, as long as no other client gets an answer.
+        recent: The costliest seat that it lost since the run's last update: 1, and 1 per renewal,
+            up to `RoundMachine.MAX_STRIKES`. The others do not count, because the model may have
+            been unavailable.
         proven: Earlier such losses, less its updates.
         until: Until when it is set aside, seconds since the epoch.
     """

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from fedone_sdk.aggregator.rounds.spending import new_queries, reserve_call, settle_call
 from fedone_sdk.aggregator.rounds.state import Seat
@@ -45,20 +46,26 @@ _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 
+class Refused(NamedTuple):
+    """The model refused a query for good: an answer without scores."""
+
+    reason: str
+
+
 class ModelGateway:
     """Scores prompts for clients, with a reservation before and a settlement after each call.
 
     The lease admits a call before its texts are rendered and counted, which happens in threads.
-    A repeated request is answered from memory and its queries count once. After a restart it goes
-    to the backend again, within the same lease.
+    A repeated request is answered from memory and its queries count once, also if the model refused
+    it. After a restart or a temporary failure it goes to the backend again, within the same lease.
     """
 
     def __init__(self, backend: LLMBackend, replica: Callable[[], str]) -> None:
         self.backend = backend
         self._replica = replica
-        self._calls: dict[str, dict[str, asyncio.Task[Scores]]] = {}
+        self._calls: dict[str, dict[str, asyncio.Task[Scores | Refused]]] = {}
         self._run_ids: dict[str, ServedRun] = {}
-        self._pending: dict[asyncio.Task[Scores], ServedRun] = {}
+        self._pending: dict[asyncio.Task[Scores | Refused], ServedRun] = {}
         # Assignment -> new queries of calls that are admitted, but not reserved yet.
         self._quoting: Counter[str] = Counter()
         self._bugs = BugCounter("the model's backend")
@@ -86,7 +93,10 @@ class ModelGateway:
             self._pending[task] = run
             task.add_done_callback(partial(self._on_call_done, calls, body_sha256))
         # Shielded: the answer is paid for and kept for a retry.
-        return await asyncio.shield(task)
+        found = await asyncio.shield(task)
+        if isinstance(found, Refused):
+            raise ProblemError("backend_failed", found.reason)
+        return found
 
     def discard_answers(self, assignment_id: str) -> None:
         """Discard the answers of a closed assignment."""
@@ -113,7 +123,10 @@ class ModelGateway:
         await asyncio.gather(*calls, return_exceptions=True)
 
     def _on_call_done(
-        self, calls: dict[str, asyncio.Task[Scores]], call: str, task: asyncio.Task[Scores]
+        self,
+        calls: dict[str, asyncio.Task[Scores | Refused]],
+        call: str,
+        task: asyncio.Task[Scores | Refused],
     ) -> None:
         del self._pending[task]
         # Retrieves the exception of a call without a waiter. Failures are not kept: a retry queries
@@ -215,7 +228,9 @@ class ModelGateway:
                 f"references: {len(message.references)} were sent, loss {task.loss} takes {wanted}",
             )
 
-    async def _query_model(self, run: ServedRun, seat: Seat, message: Score, call: str) -> Scores:
+    async def _query_model(
+        self, run: ServedRun, seat: Seat, message: Score, call: str
+    ) -> Scores | Refused:
         assignment_id, attempts = message.assignment_id, Reservations(self._replica)
 
         async def reserve_more(worst: Usage) -> None:
@@ -271,7 +286,7 @@ class ModelGateway:
             await run.pause(exc)
             raise ProblemError("run_conflict", "the run is paused") from exc
         except BackendError as exc:
-            raise ProblemError("backend_failed", exc.summary) from exc
+            return Refused(exc.summary)
         except Exception as exc:
             if isinstance(exc, FedOneError) and not isinstance(exc, _UNEXPECTED):
                 raise  # The store is unavailable, or the run refuses the reservation.
@@ -313,5 +328,5 @@ def _scores(queries: Sequence[Query], answers: list[Answer], model: str) -> Scor
     )
 
 
-def _failed(call: asyncio.Task[Scores]) -> bool:
+def _failed(call: asyncio.Task[Scores | Refused]) -> bool:
     return call.done() and (call.cancelled() or call.exception() is not None)

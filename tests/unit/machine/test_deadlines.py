@@ -157,11 +157,10 @@ class TestSetAside:
 
     def test_for_longer_each_time(self) -> None:
         game = Game(spec_of(rounds=9))
-        self.lose(game, 0, 2)
-        game.send(game.take([1]))
-        assert game.seat([0]) == [0]
-        self.lose_seated(game)
-        game.send(game.take([1]))
+        for _ in range(3):
+            assert game.seat([0]) == [0]
+            self.lose_seated(game)
+            game.send(game.take([1]))
         assert game.log[-1] == ("aside", {"client": 0, "losses": 3, "until": game.now + 100})
         assert (game.seat([0]), game.seat([0, 1])) == ([], [1])
         game.send(game.take())
@@ -179,15 +178,24 @@ class TestSetAside:
         game = Game(spec_of())
         self.lose(game, 0, 9)
         assert game.seat([0]) == [0]
+        self.lose_seated(game)
+        game.send(game.take([1]))  # It has recovered.
+        assert game.seat([0]) == [0]
 
-    def test_renewals_and_missed_offers_count(self) -> None:
+    @pytest.mark.parametrize(("renewals", "strikes"), [(0, 1), (1, 2), (9, 3)])
+    def test_renewals_count(self, renewals: int, strikes: int) -> None:
         game = Game(spec_of())
         work = game.take([0])
-        game.apply(renew, assignment_id=work.assignment_id)
+        for _ in range(renewals):
+            game.apply(renew, assignment_id=work.assignment_id)
         game.advance(100)
+        assert game.state.strikes[0].recent == strikes
+
+    def test_missed_offers_count(self) -> None:
+        game = Game(spec_of())
         game.seat([0])
         game.advance(10)
-        assert game.state.strikes[0].recent == 3
+        assert game.state.strikes[0].recent == 1
 
     def test_its_updates_count_for_it(self) -> None:
         game = Game(spec_of(rounds=9))
