@@ -22,6 +22,9 @@ _Floats = NDArray[np.float64]
 PRIOR_STD = 3.0
 """Prior standard deviation of a label's bias, nats."""
 
+UNKNOWN_TRACE = 1.0
+"""Stands for h under noise; a real trace is below 1."""
+
 _LARGEST = 50.0
 """Bound of a fitted bias, nats."""
 
@@ -62,7 +65,9 @@ class Expansions(NamedTuple):
         """
         numbers = means.astype(np.float64)
         gradients = numbers[..., 2:] - targets
-        probabilities = on_simplex(numbers[..., 2:])
+        # Noised probabilities do not extrapolate; the slope counts, and the curvature is fixed.
+        noised = numbers[..., 1:2] >= UNKNOWN_TRACE
+        probabilities = np.where(noised, 1.0 / targets.shape[-1], on_simplex(numbers[..., 2:]))
         return cls(
             losses=numbers[..., 0],
             probabilities=probabilities,
@@ -135,6 +140,8 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
     size = parts.probabilities.shape[-1]
     log_probs = np.log(np.maximum(parts.probabilities, _LEAST))
     wanted = np.einsum("pt,ptc->pc", weights, parts.probabilities - parts.gradients)
+    # Noise may take the shares of the labels off the simplex, where the loss has no minimum.
+    wanted = on_simplex(np.maximum(wanted, ridge[:, None]))
     shift = np.zeros_like(wanted)
     diagonal = np.arange(size)
     for _ in range(_STEPS):

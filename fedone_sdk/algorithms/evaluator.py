@@ -31,7 +31,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import PRIOR_STD, expanded, lowest
+from .calibration import PRIOR_STD, UNKNOWN_TRACE, expanded, lowest
 from .gaussian_process import (
     Comparisons,
     Contrasts,
@@ -76,6 +76,10 @@ prompt in 67 % of 30 simulated runs (scores of 0 or 1, 4 % without a prompt) and
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
+
+_NOISED_STD = 1.0
+"""Prior standard deviation of the shared bias if clients add noise, nats: a mini-batch, whose noise
+is as large as the spread of its examples, weighs as one example."""
 
 _FITTED = 128
 """Prompts, of the last mini-batches, that hyperparameters are fitted to. The cost grows with the
@@ -261,7 +265,9 @@ def _shared_bias(observed: Observations) -> NDArray[np.float64]:
     start = observed.biases[observed.rows].mean(axis=0)
     every = observed.expansions.at(start)
     flat = type(every)(*(each.reshape(1, weights.size, *each.shape[2:]) for each in every))
-    ridge = np.array([1.0 / (PRIOR_STD**2 * examples.sum())])
+    noised = (observed.means[..., 1] >= UNKNOWN_TRACE).any()
+    std = _NOISED_STD if noised else PRIOR_STD
+    ridge = np.array([1.0 / (std**2 * examples.sum())])
     found: NDArray[np.float64] = lowest(flat, weights.reshape(1, -1), ridge)[0]
     return found
 

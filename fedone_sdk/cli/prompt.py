@@ -32,7 +32,7 @@ from fedone_sdk.errors import ArgumentError, DataError, SpecError
 from fedone_sdk.messages.bill import bill
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
-from fedone_sdk.vocabulary import LABELS
+from fedone_sdk.vocabulary import LABELS, special_token
 
 if TYPE_CHECKING:
     from fedone_sdk.backends import Prediction
@@ -108,6 +108,8 @@ def use(
     artefact = read_artefact(path)
     for key, name in artefact.functions.items():
         note(f"{path}: {key} names {name}, which is not imported")
+    if token := special_token(artefact.prompt.text):
+        note(f"{path}: the prompt holds {token!r}, a special token of some models")
     if target is not None:
         check_target("--output", target)
     if data is None:

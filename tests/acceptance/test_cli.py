@@ -240,7 +240,9 @@ def test_score_is_what_evaluation_measures(fedone: Fedone, folder: Path) -> None
     for prompt, value in ("", run.metric.no_prompt), (run.prompt.text, run.metric.after):
         assert fedone("score", folder / "run.yaml", "--prompt", prompt, "--json", target).code == 0
         report = json.loads(target.read_text())
+        low, high = report["metric"].pop("interval")
         assert report["metric"] == {"name": "accuracy", "value": value}
+        assert low < value < high
         assert report["examples"] == 16
         assert report["usage"]["queries"] == 4
         assert report["mean_loss"] > 0

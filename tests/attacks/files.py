@@ -49,7 +49,7 @@ def _artefact(task: TaskSpec) -> PromptArtefact:
         rounds=1,
         seed=0,
         method="random",
-        prompt=PromptReport(text=" a", tokens=(" a",)),
+        prompt=PromptReport(text="</s> a", tokens=("</s> a",)),
         task=task,
         model=None,
         alpha_sha256="0" * 64,
@@ -84,6 +84,7 @@ def _run_code(folder: Path) -> str:
             said.append((found.returncode, found.stderr))
     assert [code for code, _ in said] == [2, 0] * 2, said
     assert all("evil:f" in err for _, err in said), said
+    assert all("'</s>'" in err for code, err in said if code == 0), said
     return "names are shown, not imported"
 
 

@@ -36,7 +36,7 @@ from fedone_sdk.aggregator.http.limits import Limits
 from fedone_sdk.backends import AnswerCache, ModelClient
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.cli.serve import collect_rarely
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import LimitsSpec, RetrySpec, RunSpec
 from fedone_sdk.stores import LogEntry, MemoryStore
 from fedone_sdk.testing import ScriptedBackend
 from fedone_sdk.vocabulary import Vocabulary
@@ -207,7 +207,10 @@ async def under_attack(seconds: float) -> dict[str, list[float]]:
         assert fake.stdout is not None
         model = (await fake.stdout.readline()).decode().split()[-1]
         backend = ModelClient(
-            OpenAIBackend("fake-1", base_url=model, api_key_env=None), cache=AnswerCache()
+            OpenAIBackend("fake-1", base_url=model, api_key_env=None),
+            cache=AnswerCache(),
+            retry=RetrySpec(),
+            limits=LimitsSpec(),
         )
         spec = RunSpec.model_validate(
             {
@@ -239,16 +242,17 @@ async def under_attack(seconds: float) -> dict[str, list[float]]:
             await attacking.stdout.readline()  # All leases are used up.
             probe = await asyncio.create_subprocess_exec(*module, "--probe", url, **piped)
             idle = await asyncio.create_subprocess_exec(*module, "--idle", **piped)
-            _, own = await beating(seconds)
+            late, own = await beating(seconds)
             probed, _ = await probe.communicate()
             idled, _ = await idle.communicate()
-            attacking.kill()
+            attacking.terminate() if attacking.returncode is None else None
             await attacking.wait()
     finally:
         fake.kill()
         await fake.wait()
     return {
         "healthz, from outside": json.loads(probed),
+        "late": late,
         "own": own,
         "late, idle loop": json.loads(idled)[0],
     }

@@ -93,10 +93,21 @@ class ByClass(NamedTuple):
             raise ValueError("by_class: is not the losses of any log-probabilities")
 
     def class_losses(
-        self, biases: NDArray[np.floating[Any]], highest: float | None, *, groups: int
+        self,
+        biases: NDArray[np.floating[Any]],
+        highest: float | None,
+        *,
+        groups: int,
+        private: bool,
     ) -> ClassLosses:
-        """Return the method's input, with losses clipped to [0, `highest`]; None does not clip."""
+        """Return the method's input, with losses clipped to [0, `highest`]; None does not clip.
+
+        With noise a mini-batch weighs as much as one example, however many it has: the noise of the
+        mean probabilities is about as large as their spread over examples.
+        """
         examples, targets = self._groups(groups)
+        if private:
+            examples = np.ones_like(examples)
         losses = ClassLosses(
             means=from_wire(self.means), counts=examples, targets=targets, biases=biases
         )

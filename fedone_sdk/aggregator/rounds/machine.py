@@ -439,7 +439,10 @@ class RoundMachine:
         """Return losses as the input of the method's `tell` (losses exchange)."""
         if by_class is None or candidates.biases is None:
             return self.clipped(losses)
-        return by_class.class_losses(candidates.biases, self.loss_clip, groups=self.num_groups)
+        private = self.spec.privacy is not None
+        return by_class.class_losses(
+            candidates.biases, self.loss_clip, groups=self.num_groups, private=private
+        )
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
         """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""

@@ -179,6 +179,11 @@ class RunState:
         """Whether a client is set aside for its strikes."""
         return client in self.strikes and self.strikes[client].until > now
 
+    def is_used_up(self, seat: Seat) -> bool:
+        """Whether all queries of a seat's lease are sent."""
+        lease = self.account.leases.get(seat.assignment_id or "", NOTHING)
+        return seat.used.queries >= lease.queries
+
     def is_answered(self, seat: Seat) -> bool:
         """Whether all queries of a seat's lease are answered: only the update is missing."""
         lease = self.account.leases.get(seat.assignment_id or "", NOTHING)

@@ -202,6 +202,18 @@ async def run_of(request: web.Request) -> ServedRun:
     return run
 
 
+async def counted_body(request: web.Request) -> bytes:
+    """Return the raw body, which counts against the device's rate once."""
+    context = CONTEXT.get()
+    body = await body_of(
+        request, max_bytes=None if context.route is None else context.route.max_body
+    )
+    if context.client is not None and not context.upload:
+        request.app[LIMITER].body(context.client.index, len(body))
+    context.upload = len(body)
+    return body
+
+
 async def message_of(request: web.Request, validate: Callable[[Any], T]) -> tuple[T, bytes]:
     """Return the message of the body, and the raw body.
 
@@ -213,9 +225,7 @@ async def message_of(request: web.Request, validate: Callable[[Any], T]) -> tupl
     route = context.route
     limit = None if route is None else route.max_body
     if request.content_type == JSON:
-        context.upload = len(await body_of(request, max_bytes=limit))
-        if context.client is not None:
-            request.app[LIMITER].body(context.client.index, context.upload)
+        await counted_body(request)
     found = await read(request, validate, max_bytes=limit)
     if context.client is not None:
         await request.app[SERVICE].access.check_active(context.client)

@@ -8,7 +8,14 @@ import math
 from aiohttp import web
 
 from fedone_sdk.aggregator.http.requests import answer, bearer_token
-from fedone_sdk.aggregator.routes.context import CONTEXT, SERVICE, client_of, message_of, run_of
+from fedone_sdk.aggregator.routes.context import (
+    CONTEXT,
+    SERVICE,
+    client_of,
+    counted_body,
+    message_of,
+    run_of,
+)
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, tagged
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.client_pool import RetryLater
@@ -108,10 +115,12 @@ async def decline(request: web.Request) -> web.Response:
 async def score(request: web.Request) -> web.Response:
     """Score prompts with the server's model, under the lease of the device's assignment."""
     service, client = request.app[SERVICE], client_of(request)
-    await service.work.check_busy(client)
-    message, body = await message_of(request, Score.model_validate)
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
+    await service.work.check_lease(client)
+    body = await counted_body(request)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
+    await service.work.check_lease(client, body_sha256)
+    message, _ = await message_of(request, Score.model_validate)
+    CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
     scores = await service.work.score(client, message, body_sha256)
     return await in_thread_if_large(_size(scores.log_probs), answer, scores)
 

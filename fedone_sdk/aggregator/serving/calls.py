@@ -16,7 +16,7 @@ import structlog
 from fedone_sdk.aggregator.rounds.spending import reserve_evaluation, settle_evaluation
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, score_all
-from fedone_sdk.budget import NOTHING, Account, Lease, Usage
+from fedone_sdk.budget import NOTHING, Lease, Usage
 from fedone_sdk.errors import BudgetExhausted, FedOneError, ProblemError
 
 _log = structlog.get_logger(__name__)
@@ -67,6 +67,9 @@ class CallBudget:
 
     The initial grant covers one attempt at each request. Retries reserve more from the run's
     account before they are sent.
+
+    Attributes:
+        spent: The amount spent; a pending request, or one of unknown outcome, counts in full.
     """
 
     def __init__(
@@ -76,12 +79,7 @@ class CallBudget:
         self.granted = granted
         self.refusal: ProblemError | None = None
         self._more = more
-        self._account = Account()
-
-    @property
-    def spent(self) -> Usage:
-        """The amount spent; a request with unknown outcome counts in full."""
-        return self._account.held
+        self.spent = NOTHING
 
     @asynccontextmanager
     async def reserve(self, worst: Usage) -> AsyncIterator[Lease]:
@@ -91,8 +89,8 @@ class CallBudget:
             BudgetExhausted: The run's budget does not cover it; the body does not run.
         """
         lease = Lease(uuid.uuid4().hex, worst)
-        self._account = self._account.reserve(lease.lease_id, worst)
-        missing = self._account.held.beyond(self.granted)
+        self.spent += worst
+        missing = self.spent.beyond(self.granted)
         if missing != Usage():
             # Added before the await: a concurrent request must not use the same amount.
             self.granted += missing
@@ -100,7 +98,7 @@ class CallBudget:
                 await self._more(missing)
             except BaseException as exc:
                 self.granted -= missing
-                self._account = self._account.settle(lease.lease_id, Usage())
+                self.spent -= worst
                 if isinstance(exc, ProblemError):
                     self.refusal = exc
                     raise BudgetExhausted(exc.detail) from exc
@@ -108,7 +106,7 @@ class CallBudget:
         try:
             yield lease
         finally:
-            self._account = self._account.settle(lease.lease_id, lease.charge)
+            self.spent = self.spent - worst + lease.charge
 
 
 async def query_as_evaluation(

@@ -40,19 +40,33 @@ class OpenWork:
         if await self._find_open(client, assignment_id) is None:
             await self._closed(client, assignment_id)
 
-    async def check_busy(self, client: ClientRecord) -> None:
-        """Refuse a client without open work (``assignment_expired``), before its body is read."""
-        if not self._is_busy(client) and self._store.shared:
-            await self._refresh()
-        if not self._is_busy(client):
-            raise ProblemError("assignment_expired", "you have no open assignment")
+    async def check_lease(self, client: ClientRecord, body_sha256: str | None = None) -> None:
+        """Refuse a call of the model that no lease pays for, before it costs time.
 
-    def _is_busy(self, client: ClientRecord) -> bool:
-        return any(
-            (seat.client, seat.phase) == (client.index, "working")
+        Without `body_sha256` before the body is read, else before it is parsed: a repeated request
+        is answered after the lease is used up.
+
+        Raises:
+            ProblemError: ``assignment_expired`` or ``lease_exhausted``.
+        """
+        held = self._held(client)
+        if not held and self._store.shared:
+            await self._refresh()
+            held = self._held(client)
+        if not held:
+            raise ProblemError("assignment_expired", "you have no open assignment")
+        if body_sha256 is not None and all(
+            run.state.is_used_up(seat) and body_sha256 not in seat.calls for run, seat in held
+        ):
+            raise ProblemError("lease_exhausted", "the lease has no query left")
+
+    def _held(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
+        return [
+            (run, seat)
             for run in self._runs.values()
             for seat in run.state.seats
-        )
+            if (seat.client, seat.phase) == (client.index, "working")
+        ]
 
     async def update(
         self,

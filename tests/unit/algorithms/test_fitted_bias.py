@@ -102,7 +102,7 @@ def test_noise_beyond_the_simplex_keeps_the_fit_finite() -> None:
     means = np.array([[[-0.7, 1.0, 1.9, -0.4, -0.2]]])
     about = Expansions.of(means, np.array([[-0.5, 1.2, 0.4]]), np.zeros(3))
     found = lowest(about, np.ones((1, 1)), np.array([0.1]))
-    assert np.isfinite(found).all()
+    assert np.abs(found).max() < 10.0
     # Label 0 gets less, since its mean probability is above its share.
     assert found[0, 1] > 0.0
     assert found[0, 2] > 0.0
