@@ -251,7 +251,7 @@ async def _log_probs(
     backend: Any, task: TaskSpec, prompt: TextPrompt, rows: Sequence[Example]
 ) -> NDArray[np.float64]:
     found = await predict(backend, task, prompt, list(rows), 16)
-    return np.array(found.log_probs)
+    return np.array(found.rows, dtype=float)
 
 
 def fit(log_probs: NDArray[np.float64], targets: Sequence[int]) -> NDArray[np.float64]:
