@@ -44,6 +44,7 @@ PRIVATE, FITTED, ROWS = 200, 100, 900
 
 MODEL = "smollm2-135m-instruct"
 RESAMPLES = 10_000
+BATCH = 8
 
 Row = tuple[str, str]
 
@@ -250,7 +251,7 @@ async def private(folder: Path) -> dict[str, Any]:
 async def _log_probs(
     backend: Any, task: TaskSpec, prompt: TextPrompt, rows: Sequence[Example]
 ) -> NDArray[np.float64]:
-    found = await predict(backend, task, prompt, list(rows), 16)
+    found = await predict(backend, task, prompt, list(rows), BATCH)
     return np.array(found.rows, dtype=float)
 
 
