@@ -281,10 +281,11 @@ class FakeOpenAI:
                     f"Invalid value for '{top_name}': must be at most {self.max_top}.",
                     param=top_name,
                 )
-        if self.temperature not in (None, body["temperature"]):
+        temperature = body.get("temperature", 1)
+        if self.temperature not in (None, temperature):
             raise _Refusal(
                 400,
-                f"Unsupported value: 'temperature' does not support {body['temperature']} with "
+                f"Unsupported value: 'temperature' does not support {temperature} with "
                 f"this model. Only the default ({self.temperature}) value is supported.",
                 param="temperature",
             )
