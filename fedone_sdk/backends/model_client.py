@@ -315,6 +315,7 @@ def _rows(answer: Answer, num_inputs: int) -> list[Answer]:
 
 
 def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
+    first = rows[0].model if rows else None
     return Answer(
         log_probs=tuple(chain.from_iterable(row.log_probs for row in rows)),
         usage=sum((answer.usage for answer in sent), NOTHING),
@@ -322,7 +323,7 @@ def _merged(rows: Sequence[Answer], sent: Sequence[Answer]) -> Answer:
         texts=tuple(chain.from_iterable(row.texts for row in rows)),
         censored=sum(row.censored for row in rows),
         # A run must detect that answers came from different models.
-        model=next((row.model for row in rows if row.model != rows[0].model), rows[0].model),
+        model=next((row.model for row in rows if row.model != first), first),
         limits=sent[-1].limits if sent else None,
     )
 

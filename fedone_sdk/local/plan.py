@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
-from typing import Literal
 
 from pydantic import Field, field_serializer
 
@@ -24,7 +21,6 @@ from fedone_sdk.backends import (
     Wrapper,
     prediction_queries,
     query_for,
-    score_all,
     usable_vocabulary,
 )
 from fedone_sdk.budget import NOTHING, Account, Usage
@@ -32,6 +28,7 @@ from fedone_sdk.candidates import ScoredCandidate, label_checks, no_prompt, prom
 from fedone_sdk.data import draw_minibatch
 from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, SpecError
 from fedone_sdk.local.federation import Federation
+from fedone_sdk.local.probe import Duration, timed
 from fedone_sdk.messages import Cap, Message
 from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.spec import RunSpec
@@ -49,22 +46,6 @@ _MOST_STEPS = 1000
 _QUOTED = 128
 """Queries whose tokens are counted: of the steps, and of each measurement."""
 
-_TIMED_S = 3.0
-"""Seconds of queries to a local model that its speed is measured over."""
-
-_TIMED_ROWS = 4
-"""Rows of the longer one of two timed requests."""
-
-_SLOW_S = 1.0
-"""Seconds of one request from which on requests are timed one at a time."""
-
-_ROUND_S = 0.03
-"""Processor seconds of a round's messages and of the method, without the model, on one core: 0.026
-over 99 rounds of ``gs-bdpl`` with 20 prompts over HTTP."""
-
-_POOL_ROUND_S = 0.04
-"""The same for methods that fit a model to all answers: 0.041 over 49 rounds of ``thompson``."""
-
 _CHARS_PER_TOKEN = 4
 """Characters of English text."""
 
@@ -77,20 +58,6 @@ class EvaluationPlan(Message):
     curve: int
     after: int
     queries: int
-
-
-class Duration(Message):
-    """The estimated duration of a run.
-
-    Attributes:
-        basis: ``probe``: by queries timed on this machine; ``rate_limits``: the lower bound that
-            the backend's rate limits imply.
-    """
-
-    basis: Literal["probe", "rate_limits"]
-    seconds: float
-    probe_queries: int = 0
-    probe_s: float = 0.0
 
 
 class RunPlan(Message):
@@ -213,16 +180,18 @@ async def plan_run(
     duration = _by_limits(spec, trained + costs.measured)
     if adapter.local and probe:
         try:
+            bare = no_prompt(spec.task, federation.vocabulary)
             size, dev = spec.method.batch_size, len(_distinct(spec.task, federation.dev))
             dev_rows = 3 * dev + points * min(spec.evaluation.examples, dev)
-            duration = await _timed(
-                federation,
+            duration = await timed(
                 adapter,
+                spec,
                 draws.steps,
-                training * draws.new_queries + dev_rows / size,
-                training * draws.new_rows * size + dev_rows,
-                rounds,
-                startup_s,
+                warm_up=_query(backend, federation, bare, federation.shards[0][:1]),
+                requests=training * draws.new_queries + dev_rows / size,
+                rows=training * draws.new_rows * size + dev_rows,
+                rounds=rounds,
+                startup_s=startup_s,
             )
         except BackendError as exc:
             troubles.append(f"backend: the probe failed: {exc}")
@@ -310,8 +279,8 @@ def _drawn(federation: Federation, backend: LLMBackend, num_steps: int, *, apart
     steps: list[list[Query]] = []
     seen = set[object]()
     pairs = new_pairs = new_queries = 0
-    num_steps = min(max(num_steps, _STEPS), _MOST_STEPS)
-    for number in range(num_steps):
+    num_steps = min(max(num_steps, 1), _MOST_STEPS)
+    for number in range(max(num_steps, _STEPS)):
         rng = stream(stream_seed(spec.seed, "plan", number))
         shard = federation.shards[int(rng.integers(len(federation.shards)))]
         rows = draw_minibatch(len(shard), spec.method.batch_size, int(rng.integers(1 << 53)))
@@ -323,7 +292,7 @@ def _drawn(federation: Federation, backend: LLMBackend, num_steps: int, *, apart
             distinct = dict.fromkeys(prompts)
             steps.append([_query(backend, federation, prompt, batch) for prompt in distinct])
         together = tuple(_texts(spec.task, row) for row in batch)
-        for prompt in prompts:
+        for prompt in prompts if number < num_steps else ():
             asked = {(prompt, row if apart else together) for row in together}
             pairs += len(asked)
             new_pairs += len(asked - seen)
@@ -506,58 +475,6 @@ def _by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
     )
     minutes = [amount / limit for amount, limit in pairs if limit is not None]
     return Duration(basis="rate_limits", seconds=round(60 * max(minutes), 1)) if minutes else None
-
-
-async def _timed(
-    federation: Federation,
-    backend: LLMBackend,
-    steps: Sequence[Sequence[Query]],
-    requests: float,
-    rows: float,
-    rounds: int,
-    startup_s: float,
-) -> Duration:
-    """Return the duration of some requests and rows at a local model's speed.
-
-    The prompts of each step are timed on one row and on some rows, together as in the run: a
-    request costs a constant, such as a prefix that its rows share, and so much per row. Models that
-    are not asked row by row are timed by whole queries. A query with no prompt comes first, so that
-    one-time costs of the first pass count as the start.
-    """
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    bare = no_prompt(federation.spec.task, federation.vocabulary)
-    await backend.score(_query(backend, federation, bare, federation.shards[0][:1]))
-    loaded = loop.time()
-    startup_s += loaded - began
-    most = len(steps[0][0].inputs)
-    sizes = (min(_TIMED_ROWS, most), 1) if backend.apart and most > 1 else (most,)
-    # The first query is timed alone, so that a slow model is timed by few.
-    waiting = deque([[steps[0][0].part(range(sizes[0]))]])
-    waiting += [[query.part(range(size)) for query in step] for step in steps for size in sizes]
-    timed = {size: (0, 0.0) for size in sizes}
-    while waiting and sum(seconds for _, seconds in timed.values()) < _TIMED_S:
-        asked = waiting.popleft()
-        start = loop.time()
-        await score_all(backend, asked)
-        took, size = loop.time() - start, len(asked[0].inputs)
-        count, seconds = timed[size]
-        timed[size] = count + len(asked), seconds + took
-        if took > _SLOW_S * len(asked):
-            waiting = deque([query] for queries in waiting for query in queries)
-    each = {size: seconds / count for size, (count, seconds) in timed.items() if count}
-    if len(each) > 1:
-        row_s = max(each[sizes[0]] - each[1], 0.0) / (sizes[0] - 1)
-    else:
-        row_s = each[sizes[0]] / sizes[0]
-    request_s = max(each[sizes[0]] - row_s * sizes[0], 0.0)
-    round_s = _POOL_ROUND_S if federation.spec.method.pools else _ROUND_S
-    return Duration(
-        basis="probe",
-        seconds=round(startup_s + request_s * requests + row_s * rows + round_s * rounds, 1),
-        probe_queries=sum(count for count, _ in timed.values()),
-        probe_s=round(sum(seconds for _, seconds in timed.values()), 1),
-    )
 
 
 def _tokens(usage: Usage) -> int:

@@ -294,10 +294,11 @@ class FakeOpenAI:
                 raise _Refusal(400, "System role not supported")
             if isinstance(message["content"], str) != self.takes_text:
                 raise _Refusal(422, "messages.0.content: Input should be a valid list")
-        if self.temperature not in (None, body.get("temperature", self.temperature)):
+        temperature = body.get("temperature", -1 if self.temperature == -1 else 1)
+        if self.temperature not in (None, temperature):
             raise _Refusal(
                 400,
-                f"Unsupported value: 'temperature' does not support {body['temperature']} with "
+                f"Unsupported value: 'temperature' does not support {temperature} with "
                 f"this model. Only the default ({self.temperature}) value is supported.",
                 param="temperature",
             )

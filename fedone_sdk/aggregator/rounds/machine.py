@@ -160,7 +160,6 @@ class RoundMachine:
             seed=spec.seed,
             num_labels=self.num_labels,
             num_groups=self.num_groups,
-            labelled=not spec.task.generates,
             asks=self.planned_asks if self.losses_exchange else None,
             start=start,
         )

@@ -56,9 +56,10 @@ async def test_one_device_does_not_block_the_others() -> None:
 async def test_inputs_of_several_devices_are_evidence() -> None:
     inner = Picky("x")
     client = client_of(inner)
+    for number in range(15):
+        await client.score(ask("x", device=f"device-{number % 2}"))
     with pytest.raises(FormBlocked, match=r"16 inputs in a row.*flagged by policy"):
-        for number in range(300):
-            await client.score(ask("x", device=f"device-{number % 2}"))
+        await client.score(ask("x", device="device-1"))
     assert len(inner.asked) < 24
 
 
