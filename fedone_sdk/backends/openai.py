@@ -157,7 +157,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._changes: set[str] = set()
         self._num_top = _TOP
         self._shows_labels = False
-        self._watch = LabelWatch(model=model, url=self._url)
+        self._watch = LabelWatch(model=model, url=self._url, written=not log_probs)
 
     @property
     def fingerprint(self) -> str:
@@ -189,7 +189,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if len(query.inputs) != 1:
             raise ValueError(f"one input at a time, not {len(query.inputs)}")
         words = spellings(query.label_words)
-        if query.want == "labels":
+        if query.want in ("labels", "choice"):
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
         return await self._asked(query, prepared, words)
@@ -323,28 +323,19 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             try:
                 async with asyncio.timeout(self._server.timeout_s):
                     raw = await self._create(**self._body(query, prepared.contents[0]))
+                found = self._completion(raw)
             except openai.APIStatusError as exc:
                 self._adapt(exc, prepared.contents[0])
                 raise
-            content: bytes = raw.content
         limits = rate_limits(raw.headers)
-        try:
-            found = Completion.model_validate_json(content)
-        except ValidationError:
-            # Without the cause, which quotes the answer.
-            raise BackendUnavailable(
-                "the answer is cut off or not a completion (if that stays so, check "
-                "base_url and api)",
-                url=self._url,
-            ) from None
-        choice = found.choices[0]
+        choice = (found.choices or [])[0]
         num_written = 1 if choice.written else 0
         if query.want == "text":
             counter = await self._loaded()
             num_written = counter.least(counter.count(choice.written or ""))
         least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
         usage = usage_of(found.usage, prepared.worst, least)
-        model = ":".join(filter(None, (found.model, found.system_fingerprint))) or None
+        model = found.version
         row: tuple[float, ...] | None = None
         written: str | None = None
         censored = 0
@@ -355,17 +346,49 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     # llama.cpp's server omits them if a token ends inside a character.
                     self._refuse_no_log_probs(usage, shows=self._continuing is not None)
                 elif top:
-                    row, censored = label_log_probs(top, choice.first_token(), words)
-                    self._watch.note(query.label_words, censored, top)
+                    try:
+                        row, censored = label_log_probs(top, choice.first_token(), words)
+                    except ValueError as exc:
+                        raise BackendError(
+                            f"{exc}, so they are no probabilities: set log_probs: false with loss: "
+                            "zero_one, or take another server",
+                            url=self._url,
+                            usage=usage,
+                        ) from exc
+                    self._watch.note(query.label_words, [token.text for token in top])
             else:
                 self._refuse_only_reasoning(choice, found.usage, usage)
                 written = choice.written
                 if query.want == "choice" and written is not None:
                     row = chosen_label(written, words)
+                    label = words[row.index(0.0)] if row and 0.0 in row else written
+                    self._watch.note(query.label_words, [label])
             self._shows_labels |= row is not None and query.want == "labels"
         return _answer(
             query.want, row, written, usage=usage, censored=censored, model=model, limits=limits
         )
+
+    def _completion(self, raw: Any) -> Completion:
+        """Parse an answer; an error in its place is raised as its HTTP status would be."""
+        import openai
+
+        try:
+            found = Completion.model_validate_json(raw.content)
+        except ValidationError:
+            found = Completion()
+        if (failure := found.failure()) is not None:
+            status, body = failure
+            error = openai.APIStatusError("", response=raw.http_response, body=body)
+            error.status_code = status
+            raise error
+        if not found.choices:
+            # Without the cause, which quotes the answer.
+            raise BackendUnavailable(
+                "the answer is cut off or not a completion (if that stays so, check "
+                "base_url and api)",
+                url=self._url,
+            )
+        return found
 
     def _body(self, query: Query, content: Content) -> dict[str, Any]:
         labels = query.want == "labels"

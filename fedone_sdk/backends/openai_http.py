@@ -115,7 +115,9 @@ class ModelServer:
 
         try:
             yield
-        except openai.AuthenticationError:
+        except openai.APIStatusError as exc:
+            if exc.status_code != 401:
+                raise self._of_status(exc) from exc
             # Servers may repeat the key in their answer, so the answer is dropped.
             change = "set api_key_env" if self.key_env is None else "put a valid one in its place"
             raise BackendBlocked(
@@ -124,8 +126,6 @@ class ModelServer:
                 key_env=self.key_env,
                 usage=_ONE_REQUEST,
             ) from None
-        except openai.APIStatusError as exc:
-            raise self._of_status(exc) from exc
         except openai.APIConnectionError as exc:
             raise _of_connection(exc, self.url, self.key_env) from exc
         except TimeoutError as exc:

@@ -67,8 +67,8 @@ class RunPlan(Message):
         clients: K.
         vocab_size: N of the vocabulary as built.
         queries_per_round: K* x I x E.
-        rounds_planned: Rounds that the method plans with. A search in the losses exchange plans
-            with what the cap on queries pays, all else with T.
+        rounds_planned: Rounds that the method plans with. A search plans with what the cap on
+            queries pays, all else with T.
         rounds_affordable: Full rounds that the caps cover if each query costs what its lease
             reserves, at most T.
         rounds_expected: Full rounds that the caps are expected to cover, at most T.
@@ -161,8 +161,7 @@ async def plan_run(
     requests = draws.new_rows if adapter.max_inputs == 1 else draws.new_queries
     # Races at the end use fewer prompts per round.
     rounds = math.ceil(training / per_round)
-    adapts = spec.method.pools and spec.participation.exchange == "losses"
-    planned = max(1, training // per_round) if adapts else spec.rounds
+    planned = max(1, training // per_round) if spec.method.pools else spec.rounds
     evaluation = _evaluation(federation, rounds=rounds)
     points = rounds // spec.evaluation.every if spec.evaluation.every else 0
     costs = await _costs(federation, backend, draws.steps, points, troubles)

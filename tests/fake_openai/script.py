@@ -30,6 +30,12 @@ BEHAVIOURS: dict[str, str] = {
     "empty": "answers with an end of text at once",
     "reasons": "answers with nothing but reasoning",
     "no_log_probs": "answers without logprobs",
+    "error_body": "200 with an error in place of an answer (error_body:402 sets its code)",
+    "ended": "answers with finish_reason error (ended:502 adds an error with this code)",
+    "parts": "answers with its content in parts, and nulls in unused positions",
+    "twice": "shows the sampled token twice (twice:x as another token, without its bytes)",
+    "says": "writes a text, in which {} is the label or word (says:Answer: {})",
+    "system": "answers with another system_fingerprint (system:fp_2)",
     "html": "200, a page that is not JSON",
 }
 """The names, and what they do."""

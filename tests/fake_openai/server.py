@@ -242,6 +242,7 @@ class FakeOpenAI:
         answer: dict[str, Any],
         headers: dict[str, str],
     ) -> web.StreamResponse:
+        _distort(answer, behaviour, argument)
         content = json.dumps(answer).encode()
         if behaviour == "hang":
             await self._closing.wait()
@@ -496,6 +497,37 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
             )
         case _:
             return
+
+
+def _distort(answer: dict[str, Any], behaviour: str, argument: str) -> None:
+    """Changes an answer in ways of real providers."""
+    (choice, *_), error = answer["choices"], {"message": "Insufficient credits"}
+    message, log_probs = choice.get("message", {}), choice["logprobs"] or {}
+    match behaviour:
+        case "error_body":
+            answer.clear()
+            answer["error"] = error | ({"code": int(argument)} if argument else {})
+        case "ended":
+            choice |= {"finish_reason": "error", "logprobs": None}
+            if argument:
+                choice["error"] = error | {"code": int(argument)}
+        case "parts":
+            reasoning = {"type": "thinking", "thinking": [{"type": "text", "text": "great?"}]}
+            message["content"] = [reasoning, {"type": "text", "text": message["content"]}]
+            if log_probs:
+                log_probs["content"].append({"token": None, "logprob": None, "top_logprobs": None})
+        case "twice":
+            first = log_probs["content"][0]
+            again = {"token": argument + first["token"], "logprob": first["logprob"]}
+            again |= {} if argument else {"bytes": first["bytes"]}
+            first["top_logprobs"].append(again)
+        case "says":
+            written = message["content"]
+            with suppress(ValueError):
+                written = next(iter(json.loads(written).values()))
+            message["content"] = argument.replace("\\n", "\n").replace("{}", written)
+        case "system":
+            answer["system_fingerprint"] = argument
 
 
 def _rate_limited(unit: str, headers: Mapping[str, str]) -> _Refusal:
