@@ -105,30 +105,22 @@ class Draws:
         )
 
     def lowest(
-        self, starts: NDArray[np.int64], lengths: NDArray[np.int64] | None, rng: np.random.Generator
+        self, start: NDArray[np.int64], changed: NDArray[np.bool_], rng: np.random.Generator
     ) -> NDArray[np.int64]:
         """Return the minimum of each draw, found by coordinate descent from several prompts.
 
+        An observed prompt with a lower value in the draw takes its place.
+
         Args:
-            starts: Initial prompts, shape (S, n); further ones are random.
-            lengths: Of each draw, how many positions of a repeated slot with a blank may have a
-                token, shape (D,); None for all.
-            rng: Draws the random initial prompts, and the own parts of unobserved prompts.
+            start: A prompt, shape (n,).
+            changed: Of each draw, the positions that may differ from it, shape (D, n).
+            rng: Draws the other initial prompts, and the own parts of unobserved prompts.
         """
         count, space = len(self.single), self.space
         others = space.random(count * _RESTARTS, rng).reshape(count, _RESTARTS, -1)
-        given = np.broadcast_to(starts, (count, *starts.shape))
-        prompts = np.concatenate([given, others], axis=1)
-        allowed = np.ones((count, space.prompt_len), dtype=bool)
-        if lengths is not None:
-            for positions in space.groups():
-                blank = space.blanks[positions[0]]
-                if blank is None or len(positions) == 1:
-                    continue
-                at = np.array(positions)
-                allowed[:, at] = np.arange(len(at)) < lengths[:, None]
-                prompts[:, :, at] = np.where(allowed[:, None, at], prompts[:, :, at], blank)
-        prompts, values = self._descended(prompts, allowed)
+        given = np.broadcast_to(start, (count, 1, len(start)))
+        others = np.where(changed[:, None], others, given)
+        prompts, values = self._descended(np.concatenate([given, others], axis=1), changed)
         best = values.argmin(axis=1)
         found = prompts[np.arange(count), best]
         found_values = values[np.arange(count), best]
@@ -141,7 +133,7 @@ class Draws:
         return np.where((met | (best_met < found_values))[:, None], self.prompts[rows], found)
 
     def _descended(
-        self, prompts: NDArray[np.int64], allowed: NDArray[np.bool_]
+        self, prompts: NDArray[np.int64], changed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Coordinate descent of each draw from several prompts, (D, S, n), and values (D, S)."""
         prompts = prompts.copy()
@@ -170,7 +162,7 @@ class Draws:
                 values = np.where(np.isnan(values), again, values)
                 values[:, :, columns == -2] = np.inf
                 new = values.argmin(axis=2)
-                prompts[:, :, at] = np.where(allowed[:, at, None], new, prompts[:, :, at])
+                prompts[:, :, at] = np.where(changed[:, at, None], new, prompts[:, :, at])
             if (prompts == before).all():
                 break
         return prompts, self._values(prompts)

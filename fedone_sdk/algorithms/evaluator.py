@@ -61,18 +61,12 @@ them Byzantine: 0: 83 / 94 %; 63 / 91 % (one run lost twice the gap). 1: 85 / 93
 gains 0.0076 nats after 500 queries, 2 gains 0.0056; the worst run
 loses 0.0001 with either."""
 
-_CONFIRMED = 2.5
-"""Trusted mini-batches that an incumbent needs in each class (sum of their trust): three of them.
-
-With 1.5 (two mini-batches), 2 of 400 runs on the tables of docs/benchmarks/slots.md deployed a
-prompt at least 0.3 nats worse than no prompt; with 2.5 the worst was 0.13 nats worse."""
-
-_CONFIRMED_TEXT = 1.5
-"""The same for generated text, which has no label bias: two mini-batches.
+_CONFIRMED = 1.5
+"""Trusted mini-batches that an incumbent needs in each class (sum of their trust): two of them.
 
 A search of 20 queries in asks of 5 hardly meets a prompt three times: with 2.5 it deployed no
-prompt in 67 % of 30 simulated runs (scores of 0 or 1, 4 % without a prompt) and gained 0.030 of
-0.169, with 1.5 in 23 %, and gained 0.078; from 60 queries on they are equal."""
+prompt in 67 % of 30 simulated runs on written answers (scores of 0 or 1, 4 % without a prompt) and
+gained 0.030 of 0.169, with 1.5 in 23 %, and gained 0.078; from 60 queries on they are equal."""
 
 _DEVIATION_STD = 1.0
 """Prior standard deviation of a prompt's label bias about the shared bias, nats."""
@@ -175,18 +169,16 @@ class Evaluator:
         difference = value - against @ value
         return Estimates(value=value, spread=spread, pessimistic=difference + _MARGIN * spread)
 
-    def incumbent(self, estimates: Estimates, *, labelled: bool = True) -> int:
+    def incumbent(self, estimates: Estimates) -> int:
         """Return the row with the best pessimistic value among confirmed prompts.
 
-        A prompt is confirmed when three mini-batches agree on it in each class. One client alone
+        A prompt is confirmed when two mini-batches agree on it in each class. One client alone
         does not suffice: where clients hold single classes, a prompt could get a bias that fits one
         class. The reference needs no confirmation. Without a reference and without confirmed
-        prompts, the best pessimistic value of all wins. Of generated text (not `labelled`) two
-        mini-batches confirm.
+        prompts, the best pessimistic value of all wins.
         """
-        needed = _CONFIRMED if labelled else _CONFIRMED_TEXT
         evaluations = self.observed.trusted_evaluations[:, self.observed.seen]
-        confirmed: NDArray[np.bool_] = np.all(evaluations >= needed, axis=1)
+        confirmed: NDArray[np.bool_] = np.all(evaluations >= _CONFIRMED, axis=1)
         if self.reference is not None:
             confirmed[self.reference] = True
         if not confirmed.any():
@@ -236,7 +228,7 @@ def updated(
     Trust is updated once per mini-batch, from its last estimate.
     """
     shared = None
-    if observed.biases.shape[1] > 1 and observed.seen.all():
+    if observed.biases.shape[1] > 1:
         shared = _shared_bias(observed)
         biases = _best_biases(observed, shared, _Parts.of(observed, features, values), values)
         observed = replace(observed, biases=biases)
@@ -261,15 +253,17 @@ def _shared_bias(observed: Observations) -> NDArray[np.float64]:
     """Return the best label bias for all prompts together, shape (C,)."""
     examples = observed.trust[:, None] * observed.examples
     weights = examples[observed.batches]
-    weights = weights / weights.sum(axis=0) * observed.class_share
+    weights = weights / np.where(observed.seen, weights.sum(axis=0), 1.0) * observed.class_share
+    weights /= weights.sum()
     start = observed.biases[observed.rows].mean(axis=0)
     every = observed.expansions.at(start)
     flat = type(every)(*(each.reshape(1, weights.size, *each.shape[2:]) for each in every))
     noised = (observed.means[..., 1] >= UNKNOWN_TRACE).any()
     std = _NOISED_STD if noised else PRIOR_STD
     ridge = np.array([1.0 / (std**2 * examples.sum())])
-    found: NDArray[np.float64] = lowest(flat, weights.reshape(1, -1), ridge)[0]
-    return found
+    found = lowest(flat, weights.reshape(1, -1), ridge)
+    biases: NDArray[np.float64] = _with_unseen(found, observed)[0]
+    return biases
 
 
 def _best_biases(
@@ -281,19 +275,28 @@ def _best_biases(
     numbers = np.concatenate([about.gradients, about.traces[..., None]], axis=-1)
     padded = parts.batches.padded(numbers)
     weights = observed.trust[:, None] * observed.examples
-    smooth = np.empty((len(observed.prompts), *numbers.shape[1:]))
-    for c in range(weights.shape[1]):
+    smooth = np.zeros((len(observed.prompts), *numbers.shape[1:]))
+    for c in np.flatnonzero(observed.seen):
         own = Comparisons(parts.batches, parts.contrasts, padded[:, :, c], weights[:, c])
         mean = np.linalg.solve(prior + own.precision(), own.weighted())
         residuals = padded[:, :, c] - mean[parts.batches.members]
         intercepts = np.einsum("ji,jig->jg", parts.contrasts.level, residuals)
         smooth[:, c] = mean + np.average(intercepts, axis=0, weights=weights[:, c])
-    targets = np.einsum("jk,jkc->kc", weights, observed.targets) / weights.sum(axis=0)[:, None]
+    totals = np.where(observed.seen, weights.sum(axis=0), 1.0)
+    targets = np.einsum("jk,jkc->kc", weights, observed.targets) / totals[:, None]
     prompts = expanded(smooth[..., :-1], targets, smooth[..., -1], shared)
     share = np.broadcast_to(observed.class_share, smooth.shape[:2])
     examples = np.bincount(observed.rows, weights.sum(axis=1)[observed.batches])
     ridge: NDArray[np.float64] = 1.0 / (_DEVIATION_STD**2 * np.maximum(examples, 1.0))
-    return lowest(prompts, share, ridge)
+    return _with_unseen(lowest(prompts, share, ridge), observed)
+
+
+def _with_unseen(biases: NDArray[np.float64], observed: Observations) -> NDArray[np.float64]:
+    """Return biases (P, C) with the mean of the others for labels without an example so far."""
+    seen = np.broadcast_to(observed.seen, biases.shape[1:])
+    found = np.where(seen, biases, biases[:, seen].mean(axis=1, keepdims=True))
+    shifted: NDArray[np.float64] = found - found[:, :1]
+    return shifted
 
 
 def _optimism(observed: Observations) -> NDArray[np.float64]:
@@ -302,9 +305,7 @@ def _optimism(observed: Observations) -> NDArray[np.float64]:
     A bias of C - 1 numbers, fitted to n examples with the ridge r / n, makes their mean loss lower
     by about tr((H + r / n)^-1 H) / 2n nats (Akaike 1974, with a ridge). H is taken as h times the
     identity on C - 1 dimensions, where h (C - 1) is the mean trace. Without this, prompts of few
-    examples win by their biases: of 63 runs with 100 queries on the tables of
-    docs/benchmarks/slots.md, the worst ended 0.08 nats above no prompt with its bias, and 0.01 with
-    it.
+    examples win by their biases.
     """
     free = observed.biases.shape[1] - 1
     if not free:

@@ -251,8 +251,8 @@ class Observations:
 
     @property
     def seen(self) -> NDArray[np.bool_]:
-        """Which classes any client has examples of, shape (C,)."""
-        seen: NDArray[np.bool_] = self.shares[0] > 0.0
+        """Which classes the mini-batches have examples of, shape (C,)."""
+        seen: NDArray[np.bool_] = self.examples.sum(axis=0) > 0
         return seen
 
     @cached_property

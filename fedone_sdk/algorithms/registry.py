@@ -87,7 +87,6 @@ def method_from_spec(
     seed: int = 0,
     num_labels: int = 1,
     num_groups: int = 1,
-    labelled: bool = True,
     asks: int | None = None,
     start: Start | None = None,
 ) -> Algorithm:
@@ -102,7 +101,6 @@ def method_from_spec(
         seed: The run's seed.
         num_labels: Labels whose biases a pool method fits; 1 disables calibration.
         num_groups: Groups of examples that losses are reported for (`calibration.num_groups`).
-        labelled: Whether the task has labels.
         asks: The run's number of asks, of which a race takes the last; None disables the race.
         start: The warm start of the search (`warm_start`).
 
@@ -136,7 +134,6 @@ def method_from_spec(
         options |= {
             "num_labels": num_labels,
             "num_groups": num_groups,
-            "labelled": labelled,
             "race": race,
             "search": None if asks is None or not race else asks - race,
         }

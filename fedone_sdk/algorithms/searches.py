@@ -15,10 +15,10 @@ from .search import Known, PromptSearch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomSearch(PromptSearch):
-    """New prompts are drawn uniformly, whatever is known (attributes: see `PromptSearch`)."""
+    """New prompts are random, near "no prompt" (attributes: see `PromptSearch`)."""
 
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        return self._random(count, rng)
+        return self._near(count, rng)
 
 
 _SPARE = 4
@@ -47,7 +47,7 @@ class ThompsonSampling(PromptSearch):
         first = np.sort(np.unique(every, axis=0, return_index=True)[1])
         # Duplicates are replaced by random prompts.
         missing = max(count - len(first), 0)
-        chosen = np.concatenate([every[first], self._random(missing, rng)])[:count]
+        chosen = np.concatenate([every[first], self._near(missing, rng)])[:count]
         return np.asarray(chosen, dtype=np.int64)
 
     def _new(self, known: Known, count: int, rng: np.random.Generator) -> NDArray[np.int64]:

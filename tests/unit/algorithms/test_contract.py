@@ -296,7 +296,7 @@ def test_unknown_names_say_what_is_allowed() -> None:
         make_method("gs-bdpl", temperature=1.0, **sizes)
     assert method_options("random") == (
         *("elite", "pool_size", "search", "race", "blank", "space"),
-        *("num_labels", "num_groups", "labelled", "start"),
+        *("num_labels", "num_groups", "start"),
     )
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import Expansions, fitted_bias, lowest
+from fedone_sdk.algorithms.evaluator import updated
+from fedone_sdk.algorithms.gaussian_process import PRIOR, Features
+from fedone_sdk.algorithms.observations import Observations
+from fedone_sdk.algorithms.space import Space
 
 
 def cross_entropy(values: np.ndarray, targets: np.ndarray) -> float:
@@ -96,6 +101,22 @@ def test_few_examples_give_a_small_bias(targets: list[int]) -> None:
     values = np.array([[-0.1, -3.0], [-3.0, -0.1], [-1000.0, -0.1]])
     found = fitted_bias(values, np.array(targets))
     assert np.abs(found).max() < 25.0
+
+
+def test_a_bias_is_fitted_before_every_label_was_seen() -> None:
+    """The label that no client has gets the mean of the other two."""
+    means = np.array([[0.5, 0.4, 0.7, 0.2, 0.1], [1.7, 0.4, 0.7, 0.2, 0.1], [0.0] * 5])
+    losses = ClassLosses(
+        means=np.stack([means] * 2),
+        counts=np.array([8, 8, 0]),
+        targets=np.eye(3),
+        biases=np.zeros((2, 3)),
+    )
+    features = Features(Space.repeated(1, 2, blank=0))
+    observed = Observations.empty(1, 3, 3).with_batch(np.array([[0], [1]]), losses)
+    biases = updated(observed, features, PRIOR)[0].observed.biases
+    assert (biases[:, 1] > 0.5).all()
+    assert biases[:, 2] == pytest.approx(0.5 * biases[:, 1])
 
 
 def test_noise_beyond_the_simplex_keeps_the_fit_finite() -> None:

@@ -103,6 +103,21 @@ def test_thompson_sampling_needs_few_queries() -> None:
     assert np.mean(results) < 0.8 * best
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_new_prompts_differ_from_no_prompt_in_few_slots(kind: type[PromptSearch]) -> None:
+    """One of five slots in half of the prompts; a repeated slot without a blank is not limited."""
+    space = Space.of([(1, 9, 0), (1, 9, None), (1, 9, 4), (1, 9, 0), (1, 9, 8), (3, 9, None)])
+    method = kind(**{**SIZES, "prompt_len": 8, "vocab_size": 9, "blank": None}, space=space)
+    asked = method.ask(method.init(), stream(0), 1000).prompts
+    changes = (asked[1:, :5] != np.array([0, 0, 4, 0, 8])).sum(axis=1)
+    assert (changes <= 1).mean() == pytest.approx(0.55, abs=0.1)
+    assert 0 < (changes > 3).mean() < 0.15
+    assert (asked[1:, 5:] > 0).mean() > 0.8
+    state = method.tell(method.init(), method.ask(method.init(), stream(0)), np.arange(10.0))
+    new = method.ask(state, stream(1), 1000).prompts
+    assert (new[:, :5] != np.array([0, 0, 4, 0, 8])).sum(axis=1).mean() < 3.0
+
+
 def test_without_a_blank_every_position_has_a_token() -> None:
     method = ThompsonSampling(**{**SIZES, "blank": None})
     state, _ = play(method, 60)
