@@ -141,7 +141,8 @@ def lowest(parts: Expansions, weights: _Floats, ridge: _Floats) -> _Floats:
     log_probs = np.log(np.maximum(parts.probabilities, _LEAST))
     wanted = np.einsum("pt,ptc->pc", weights, parts.probabilities - parts.gradients)
     # Noise may take the shares of the labels off the simplex, where the loss has no minimum.
-    wanted = on_simplex(np.maximum(wanted, ridge[:, None]))
+    off = (wanted < 0.0).any(axis=1, keepdims=True)
+    wanted = np.where(off, on_simplex(np.maximum(wanted, ridge[:, None])), wanted)
     shift = np.zeros_like(wanted)
     diagonal = np.arange(size)
     for _ in range(_STEPS):

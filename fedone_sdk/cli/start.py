@@ -109,7 +109,8 @@ def _print_changes(output: Output, run: RunFile, result: RunResult, found: list[
     task = run.spec.task
     words = [word.strip() for word in task.label_words]
     right = sum(change.after == change.target for change in found)
-    output.heading(f"It changes {len(found)} answers, {right} of them for the better; for example")
+    if found:
+        output.heading(f"It changes {len(found)} answers, {right} for the better; for example")
     for change in found[:_SHOWN_CHANGES]:
         text = " ".join(printable(str(change.example[name])) for name in task.fields)
         verdict = "right" if change.after == change.target else "wrong"

@@ -36,7 +36,7 @@ def read_table(path: Path) -> Iterator[dict[str, str]]:
     text = decoded(path)
     if named := re.match(r"sep=(.)\r?\n", text):  # The first line of some spreadsheets.
         text = text[named.end() :]
-    first = text[: text.find("\n") % (len(text) + 1)]
+    first = text.partition("\n")[0]
     delimiters = sorted(_DELIMITERS, key=first.count, reverse=True)
     if path.suffix.lower() == ".tsv":
         delimiters = ["\t", *delimiters]

@@ -155,7 +155,10 @@ def _problems(
             if "tag" in context:
                 message = f"{context['tag']!r} is not one of {context.get('expected_tags')}"
             keys = (*keys, str(context.get("discriminator")).strip("'"))
-        key = ".".join(_as_written(keys, given))
+        written = [*_as_written(keys, given)]
+        if item["type"] == "missing" and written[-1:] != [str(keys[-1])]:
+            written.append(str(keys[-1]))  # A short form does not have it.
+        key = ".".join(written)
         if item["type"] == "value_error":
             # A check of several keys names the one that is wrong.
             if key and (named := _KEY.match(message)):

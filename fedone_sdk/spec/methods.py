@@ -76,8 +76,8 @@ class SearchSpec(_MethodSpec):
         name: ``thompson`` samples from a Gaussian process over the prompts' shared candidates,
             ``random`` tries random prompts, and ``tpe`` is Optuna's Tree-structured Parzen
             Estimator (extra `optuna`).
-        race: Fraction of the run for the race, in the ``losses`` exchange. With 0, ``tpe`` deploys
-            the prompt with the least mean loss.
+        race: Fraction of the run for the race. With 0, ``tpe`` deploys the prompt with the least
+            mean loss.
     """
 
     pools: ClassVar[bool] = True

@@ -38,8 +38,8 @@ class ParticipationSpec(Spec):
 
     Attributes:
         clients_per_round: K*; 1 is the paper's query-optimal choice, more is FedAvg.
-        exchange: Contents of assignments and updates: ``losses``, the default of searches and of
-            your own method, or ``alpha``, the default of the paper's methods.
+        exchange: Contents of assignments and updates: ``losses``, that of searches and of your
+            own method, or ``alpha``, the default of the paper's methods.
         selection: ``uniform`` without replacement, or ``proportional`` to examples held, with
             replacement (the paper's proof).
         aggregation: Mean of the clients' alpha, ``plain`` (the paper's Algorithm 1) or weighted by

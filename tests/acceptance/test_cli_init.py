@@ -131,7 +131,7 @@ async def test_a_hosted_model_is_asked_only_what_is_free() -> None:
     assert drafted.task["description"] == {"text": "message", "aspect": "category"}
 
 
-def test_three_questions_at_most(
+def test_four_questions_at_most(
     fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -140,12 +140,20 @@ def test_three_questions_at_most(
         asked.append(question)
         return default
 
+    def confirm(question: str, default: bool) -> bool:
+        asked.append(question.partition(" (")[0])
+        return not default
+
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setenv("FEDONE_CACHE", str(folder / "cache"))
     monkeypatch.setattr(init, "_interactive", lambda: True)
     monkeypatch.setattr(typer, "prompt", prompt)
+    monkeypatch.setattr(typer, "confirm", confirm)
     assert fedone("init", "my tickets.csv").code == 0
     assert asked == [
         "Column of the labels (or device)",
         "Column of the texts (or device, id)",
+        "Fetch smollm2-135m-instruct",
         "Model",
     ]
     asked.clear()

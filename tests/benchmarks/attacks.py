@@ -28,7 +28,7 @@ ATTACKS: Mapping[str, Attack] = {
     "amplified": lambda losses, rng: losses.mean(axis=0) - 10.0 * (losses - losses.mean(axis=0)),
     "random": lambda losses, rng: rng.uniform(0.0, 2.0, losses.shape) * losses.mean(axis=0),
 }
-"""By name. Curves over classes and biases are changed like losses.
+"""By name. Traces and probabilities are changed like losses.
 
 A run with label calibration refuses nearly all but ``reversed``: no log-probabilities have such
-curves."""
+numbers."""

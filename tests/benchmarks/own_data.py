@@ -44,6 +44,7 @@ PRIVATE, FITTED, ROWS = 200, 100, 900
 
 MODEL = "smollm2-135m-instruct"
 RESAMPLES = 10_000
+BATCH = 8
 
 Row = tuple[str, str]
 
@@ -250,8 +251,8 @@ async def private(folder: Path) -> dict[str, Any]:
 async def _log_probs(
     backend: Any, task: TaskSpec, prompt: TextPrompt, rows: Sequence[Example]
 ) -> NDArray[np.float64]:
-    found = await predict(backend, task, prompt, list(rows), 16)
-    return np.array(found.log_probs)
+    found = await predict(backend, task, prompt, list(rows), BATCH)
+    return np.array(found.rows, dtype=float)
 
 
 def fit(log_probs: NDArray[np.float64], targets: Sequence[int]) -> NDArray[np.float64]:

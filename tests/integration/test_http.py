@@ -417,7 +417,7 @@ class TestMachines:
         async with Aggregator(backend=backend) as aggregator, aiohttp.ClientSession() as session:
             url = await aggregator.listen()
             with pytest.raises(BackendBlocked):
-                await backend.score(Query(inputs=(), label_words=(" a",)))
+                await backend.score(Query(inputs=((),), label_words=(" a",)))
             async with session.get(f"{url}/readyz") as response:
                 assert response.status == 200
                 text = await response.text()

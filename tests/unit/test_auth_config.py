@@ -65,10 +65,7 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
     [
         ({"enrolment_tokens": "s3cret"}, "enrolment_tokens: must be a list of tokens"),
         ({"enrolment_tokens": [7]}, "enrolment_tokens.0.token: must be a token in quotes"),
-        (
-            {"enrolment_tokens": ["a s3cret"]},
-            "enrolment_tokens.0.token: a token is printable ASCII",
-        ),
+        ({"enrolment_tokens": ["a s3cret"]}, "enrolment_tokens.0: a token is printable ASCII"),
         ({"enrolment_tokens": [{"env": "NOPE"}]}, "the environment variable NOPE is not set"),
         ({"enrolment_tokens": [{"env": "NOPE", "name": "a"}]}, "NOPE is not set"),
         (
@@ -105,7 +102,8 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
             },
             "admin_tokens: two of them are the same",
         ),
-        ({"admin_tokens": ["s3cret"]}, "admin_tokens.0.name: "),
+        ({"admin_tokens": ["s3cret"]}, "admin_tokens.0.name: is required"),
+        ({"admin_tokens": ["s3cret"]}, "admin_tokens.0.role: is required"),
         ({"admin_tokens": {"a": "s3cret"}}, "admin_tokens: must be a list of mappings"),
         (
             {"admin_tokens": [{"token": "s3cret", "name": "a", "role": "boss"}]},

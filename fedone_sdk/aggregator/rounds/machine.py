@@ -267,15 +267,10 @@ class RoundMachine:
 
         True for searches over whole prompts, for methods of the user's own, and for a large alpha.
         """
-        if self.losses_exchange and self._computes:
+        method = self.spec.method
+        if method.pools or isinstance(method, OwnMethodSpec):
             return True
         return math.prod(self.shape) > _SLOW_SIZE
-
-    @property
-    def _computes(self) -> bool:
-        """Whether asks and tells do, or may do, linear algebra."""
-        method = self.spec.method
-        return method.pools or isinstance(method, OwnMethodSpec)
 
     @property
     def planned_asks(self) -> int:
@@ -306,7 +301,7 @@ class RoundMachine:
         work.
         """
         started = any(seat.phase != "offered" or seat.step for seat in state.seats)
-        if started or not (self.losses_exchange and self.spec.method.pools):
+        if started or not self.spec.method.pools:
             return state
         cap = state.account.cap
         return self.with_plan(state, self.planned_under(cap)) if self.more_asks(cap) else state

@@ -12,7 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from fedone_sdk.aggregator.rounds.spending import new_queries, reserve_call, settle_call
+from fedone_sdk.aggregator.rounds.spending import (
+    new_queries,
+    reserve_call,
+    return_queries,
+    settle_call,
+)
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget, Reservations
@@ -269,6 +274,11 @@ class ModelGateway:
                 answers = await score_all(
                     self.backend, [replace(query, payer=call_budget) for query in queries]
                 )
+            except FedOneError:
+                await run.apply(
+                    return_queries, assignment_id=assignment_id, call=call, queries=num_queries
+                )
+                raise
             finally:
                 await settle(call_budget.spent)
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)

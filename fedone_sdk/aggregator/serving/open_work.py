@@ -49,16 +49,22 @@ class OpenWork:
         Raises:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.
         """
+        refusal = self._lease_refusal(client, body_sha256)
+        if refusal is not None and self._store.shared:
+            await self._refresh()  # Another replica may have closed that work and assigned new one.
+            refusal = self._lease_refusal(client, body_sha256)
+        if refusal is not None:
+            raise refusal
+
+    def _lease_refusal(self, client: ClientRecord, body_sha256: str | None) -> ProblemError | None:
         held = self._held(client)
-        if not held and self._store.shared:
-            await self._refresh()
-            held = self._held(client)
         if not held:
-            raise ProblemError("assignment_expired", "you have no open assignment")
+            return ProblemError("assignment_expired", "you have no open assignment")
         if body_sha256 is not None and all(
             run.state.is_used_up(seat) and body_sha256 not in seat.calls for run, seat in held
         ):
-            raise ProblemError("lease_exhausted", "the lease has no query left")
+            return ProblemError("lease_exhausted", "the lease has no query left")
+        return None
 
     def _held(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
         return [

@@ -108,6 +108,14 @@ async def test_the_answer_is_that_of_the_whole_query(
     assert await split.quote(query) == quote == split.worst_case(num_inputs)
 
 
+@pytest.mark.parametrize("cache", [None, AnswerCache()])
+async def test_a_query_without_inputs_asks_nothing(cache: AnswerCache | None) -> None:
+    inner = Narrow(2, {"": DOWN})
+    empty = Query(inputs=(), label_words=WORDS)
+    assert await ModelClient(inner, cache=cache).score(empty) == Answer(log_probs=(), usage=NOTHING)
+    assert inner.asked == []
+
+
 async def test_the_parts_keep_all_queries_and_the_payer() -> None:
     payer = BudgetGuard(Budget(requests=9))
     query = ask("abc", want="reference", references=("x", "y", "z"), label_words=(), payer=payer)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from fedone_sdk.aggregator.rounds.spending import (
     settle_evaluation,
 )
 from fedone_sdk.aggregator.rounds.state import offers
+from fedone_sdk.aggregator.serving.open_work import OpenWork
 from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaAssignment, LossesAssignment
 from tests.unit.machine.game import (
     ALL_GONE,
@@ -406,3 +410,28 @@ class TestEvaluation:
         assert game.state.running
         game.apply(settle_evaluation, lease_id="evaluation-1", used=NOTHING)
         assert game.take().leased_queries == 2
+
+
+async def test_a_replica_looks_again_before_it_refuses_a_call() -> None:
+    """Its copy of a run may still have the client's last work, whose lease is used up."""
+    game = Game(spec_of(participation=LOSSES), gateway=True)
+    run = SimpleNamespace(state=game.state)
+    client: Any = SimpleNamespace(index=0)
+
+    async def refresh() -> None:
+        run.state = game.state
+
+    parts: Any = {"store": SimpleNamespace(shared=True), "runs": {"run": run}}
+    work = OpenWork(**parts, refresh=refresh, on_finished=AsyncMock(), gateway=None)
+    first = game.take([0])
+    await work.check_lease(client, "a")
+    game.gateway(first, SAMPLES)
+    used_up, call = game.state, next(iter(game.state.seats[0].calls))
+    run.state = used_up
+    await work.check_lease(client, call)  # Repeated.
+    with pytest.raises(ProblemError, match="lease_exhausted"):
+        await work.check_lease(client, "a")
+    game.send(first)
+    game.take([0])
+    run.state = used_up
+    await work.check_lease(client, "a")

@@ -11,6 +11,8 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.messages import Array, Scored
 from tests.unit.machine.game import ALPHA, LOSSES, SAMPLES, Game, both, refusal, spec_of
 
+MAX_ALPHA = 1e6
+
 
 class TestBadUpdates:
     def refused(self, game: Game, work: Any, update: Any) -> str:
@@ -33,6 +35,8 @@ class TestBadUpdates:
             (Array.pack([0.5] * 5 + [1e-9], (2, 3), "float32"), "outside what the method allows"),
             (Array.pack([0.5] * 5 + [-0.5], (2, 3), "float32"), "must be positive"),
             (Array.pack([0.0] * 6, (2, 3), "float32"), "must be positive"),
+            (Array.pack([MAX_ALPHA + 1.0] * 6, (2, 3), "float32"), "an entry is above 1e+06"),
+            (Array.pack([3.4e38] * 6, (2, 3), "float32"), "an entry is above 1e+06"),
         ],
         ids=str,
     )
@@ -101,7 +105,7 @@ class TestBadUpdates:
 
     @both
     def test_extreme_numbers_cannot_break_a_round(self, exchange: str) -> None:
-        """The largest numbers that a message may carry, from both clients of a round."""
+        """The largest numbers that an update may have, from both clients of a round."""
         game = Game(spec_of(rounds=1, participation={"exchange": exchange, "clients_per_round": 2}))
         for client in game.seat():
             work = game.claim(client)
@@ -110,8 +114,8 @@ class TestBadUpdates:
             if exchange == "losses":
                 changes["losses"] = (1e6, -1e6, 1e6, 1e6)
             else:
-                largest = float(np.finfo(np.float32).max)
-                changes["alpha"] = Array.pack([largest] * 6, (2, 3), "float32")
+                changes["alpha"] = Array.pack([MAX_ALPHA] * 6, (2, 3), "float32")
                 changes["mean_loss"] = 1e6
             game.send(work, game.update_for(work, **changes))
         assert game.state.status == "completed"
+        assert np.isfinite(game.state.method.alpha).all()
