@@ -106,8 +106,8 @@ class Access:
             self._indices.clear()
             await self.update_count()
             changes, newest = self._num_changes, max(self._num_clients - self._capacity, 0)
-            for client in await self._store.clients(newest - 1, self._capacity):
-                self._cache_if_current(client, changes)
+            for known in await self._store.clients(newest - 1, self._capacity):
+                self._cache_if_current(known, changes)
             return
         self._invalidate(index)
         self._num_clients = max(self._num_clients, index + 1)
