@@ -54,8 +54,10 @@ _SECRET_SHAPE = re.compile(
 )
 _ONE_REQUEST = Usage(requests=1)
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[a-z/!][^>]*>")
-_SAYING = ("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata")
-_SAYING += ("raw", "reason", "error_msg", "error_message")
+_SAYING = (
+    *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
+    *("raw", "reason", "error_msg", "error_message"),
+)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
