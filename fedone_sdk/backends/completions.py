@@ -1,44 +1,67 @@
-"""Parsing of completions: the shown tokens, and the label words' log-probabilities."""
+"""Parsing of completions: shown tokens, label words' log-probabilities, written label words."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+import unicodedata
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field
+import structlog
+from pydantic import BaseModel, BeforeValidator
 
 from fedone_sdk.backends.base import LOG_ZERO, float32
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.errors import LabelsNotShown, SpecError
+from fedone_sdk.messages.base import SERVED_BY
+
+_log = structlog.get_logger(__name__)
 
 # OpenAI reports -9999 for any very unlikely token.
 _NOT_SHOWN = -9000.0
 # Relative error of the sum of the shown probabilities, which are rounded to about float32.
 _ROUNDING = 1e-6
+# Rounded log-probabilities (bfloat16, two decimals) add up to more than 1 by less than this.
+_MOST_BEYOND_ONE = 0.02
+# Log-probabilities of one token that is listed twice differ by less than this, nats.
+_SAME = 0.01
+
+T = TypeVar("T")
+# Only the first position is read; servers fill the others with anything.
+_First = Annotated[list[T], BeforeValidator(lambda found: (found or [])[:1])]
+
+
+def _joined(content: Any) -> Any:
+    """Return the text of a content in parts; reasoning is a part of another type."""
+    if not isinstance(content, list):
+        return content
+    parts = [part for part in content if isinstance(part, dict)]
+    return "".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
 
 
 class _Shown(BaseModel):
-    token: str
-    logprob: float
+    token: str | None = None
+    logprob: float | None = None
+    bytes: Any = None
 
 
 class _Position(BaseModel):
-    token: str
-    top_logprobs: tuple[_Shown, ...] = ()
+    token: str | None = None
+    top_logprobs: list[_Shown | None] | None = None
 
 
 class _Shows(BaseModel):
-    content: list[_Position] | None = None
-    tokens: list[str] | None = None
-    top_logprobs: list[dict[str, float | None] | None] | None = None
+    content: _First[_Position | None] = []
+    tokens: _First[str | None] = []
+    top_logprobs: _First[dict[str, float | None] | None] = []
 
 
 class _Message(BaseModel):
-    content: str | None = None
+    content: Annotated[str | None, BeforeValidator(_joined)] = None
     refusal: str | None = None
 
 
@@ -55,6 +78,7 @@ class Choice(BaseModel):
     message: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
+    error: Any = None
     logprobs: _Shows | None = None
 
     @property
@@ -70,46 +94,82 @@ class Choice(BaseModel):
 
     def first_token(self) -> str | None:
         """Return the first generated token."""
-        if self.logprobs is None:
-            return None
-        if self.logprobs.content:
-            return self.logprobs.content[0].token
-        return self.logprobs.tokens[0] if self.logprobs.tokens else None
+        shows = self.logprobs or _Shows()
+        if shows.content and shows.content[0]:
+            return shows.content[0].token
+        return shows.tokens[0] if shows.tokens else None
 
     def top(self) -> list[Token] | None:
-        """Return the shown tokens of the first position, most likely first.
+        """Return the shown tokens of the first position, each once, most likely first.
 
         Empty if the model wrote nothing; None if the model does not show tokens.
         """
-        shows = self.logprobs
-        if shows is None:
-            return None
-        if shows.content:
-            top = [Token(shown.token, shown.logprob) for shown in shows.content[0].top_logprobs]
-        elif shows.top_logprobs and shows.top_logprobs[0]:
-            shown = shows.top_logprobs[0].items()
-            top = [Token(token, value) for token, value in shown if value is not None]
-        elif self.finish_reason == "stop" and not self.written:
-            return []
+        shows = self.logprobs or _Shows()
+        if shows.content and shows.content[0]:
+            shown = shows.content[0].top_logprobs or []
+        elif shows.top_logprobs:
+            row = (shows.top_logprobs[0] or {}).items()
+            shown = [_Shown(token=token, logprob=value) for token, value in row]
         else:
-            return None
-        top = [token for token in top if math.isfinite(token.log_prob)]
-        top = [token for token in top if token.log_prob > _NOT_SHOWN]
-        return sorted(top, key=lambda token: -token.log_prob) or None
+            shown = []
+        wrote_nothing = self.finish_reason == "stop" and not self.written
+        return _distinct(shown) or ([] if wrote_nothing and self.logprobs else None)
+
+
+def _distinct(shown: Sequence[_Shown | None]) -> list[Token]:
+    """Return the tokens in descending order, without those that are listed again.
+
+    Entries with the same bytes are the same token. Servers without bytes may show two tokens by the
+    same text, which then differ in their log-probability.
+    """
+    last: dict[str, float] = {}
+    found = []
+    rows = [one for one in shown if one is not None and one.token is not None]
+    for one in sorted(rows, key=lambda row: -(row.logprob or 0.0)):
+        if one.logprob is None or not _NOT_SHOWN < one.logprob < math.inf:
+            continue
+        same = str(one.bytes or one.token)
+        if same in last and (one.bytes or last[same] - one.logprob < _SAME):
+            continue
+        last[same] = one.logprob
+        found.append(Token(str(one.token), one.logprob))
+    return found
 
 
 class Completion(BaseModel):
-    """The parsed fields of a completion."""
+    """The parsed fields of a completion, or of an error in its place."""
 
-    choices: list[Choice] = Field(min_length=1)
+    choices: list[Choice] | None = None
     model: str | None = None
     system_fingerprint: str | None = None
     usage: Any = None
+    error: Any = None
+
+    @property
+    def version(self) -> str | None:
+        """The reported model, with the ``system_fingerprint`` of what serves it."""
+        if not self.system_fingerprint:
+            return self.model
+        return f"{self.model or ''}{SERVED_BY}{self.system_fingerprint})"
+
+    def failure(self) -> tuple[int, dict[str, Any]] | None:
+        """Return the HTTP status and the body of the error that stands in place of an answer."""
+        first = self.choices[0] if self.choices else None
+        error = self.error or (first and first.error)
+        ended = first is not None and first.finish_reason == "error"
+        if not error and not ended:
+            return None
+        said = str(error or "finish_reason: error")
+        body = error if isinstance(error, dict) else {"message": said}
+        code = str(body.get("code"))
+        status = int(code) if re.fullmatch("[45][0-9][0-9]", code) else 500 if ended else 400
+        # 502 and 504 are a proxy's, which does not know whether the server has answered.
+        return min(status, 500), body
 
 
 def _spelling(text: str) -> str:
-    """Return a token or label word, lower-cased and without leading space."""
-    return text.lstrip(" \t\n\u2581\u0120").casefold()
+    """Return a token or label word in one Unicode form, lower-cased and without leading space."""
+    return unicodedata.normalize("NFKC", text).lstrip(" \t\n\u2581\u0120").casefold()
 
 
 def spellings(label_words: Sequence[str]) -> list[str]:
@@ -132,11 +192,18 @@ def spellings(label_words: Sequence[str]) -> list[str]:
 def label_log_probs(
     top: Sequence[Token], written: str | None, words: Sequence[str]
 ) -> tuple[tuple[float, ...], int]:
-    """Return the labels' log-probabilities in nats, and the number of upper bounds among them."""
+    """Return the labels' log-probabilities in nats, and the number of upper bounds among them.
+
+    Raises:
+        ValueError: The shown probabilities add up to more than 1.
+    """
     # The generated token may be shown in addition to the most likely ones, and is no bound then.
     least = top[-2] if len(top) > 1 and top[-1].text == written else top[-1]
     bound = least.log_prob
-    rest = 1.0 - math.fsum(math.exp(token.log_prob) for token in top)
+    shown = math.fsum(math.exp(min(token.log_prob, 1.0)) for token in top)
+    if shown > 1.0 + _MOST_BEYOND_ONE:
+        raise ValueError(f"the probabilities of the likeliest tokens add up to {shown:.2f}")
+    rest = 1.0 - shown
     if rest > 0:
         bound = min(bound, math.log(rest + _ROUNDING))
     row, censored = [], 0
@@ -151,53 +218,103 @@ def label_log_probs(
 
 
 def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None:
-    """0.0 for the written label word and `LOG_ZERO` for others; None if nothing was written."""
-    try:
-        found = json.loads(written)
-    except ValueError:
-        found = None
-    text = str(found.get("label")) if isinstance(found, dict) else written
-    spelling = _spelling(text).strip()
-    if not spelling:
+    """0.0 for the written label word and `LOG_ZERO` for others; None if nothing was written.
+
+    The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, or
+    after ``Answer:``. An answer with two of them has none.
+    """
+    text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
+    if not text:
         return None
-    for answer in (spelling, spelling.strip("\"'`*.!")):
-        if answer in words:
-            return tuple(0.0 if word == answer else LOG_ZERO for word in words)
-    return (LOG_ZERO,) * len(words)
+    found = {form for form in _forms(text) if form in words}
+    label = found.pop() if len(found) == 1 else None
+    return tuple(0.0 if word == label else LOG_ZERO for word in words)
+
+
+_REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
+_MARKUP = re.compile(r"(?m)^```\w*$|\\boxed\b|</?\w+>")
+_OBJECT = re.compile(r"\{[^{}]*\}")
+_INTRODUCED = re.compile(r":|\bis\b")
+_EDGES = " \t\"'`*_.,;:!()[]{}<>\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb\u3002\u300c\u300d"
+_MOST_WORDS = 5  # before a label word: "The sentiment of this text is"
+
+
+def _forms(text: str) -> Iterator[str]:
+    """Yield what may be the label word in a written answer."""
+    yield text
+    if len(objects := _OBJECT.findall(text)) == 1:
+        try:
+            found = json.loads(objects[0])
+        except ValueError:
+            pass
+        else:
+            value = found.get("label", *found.values()) if len(found) == 1 else found.get("label")
+            yield "" if value is None else _spelling(str(value)).strip()
+            return
+    lines = [line for line in _MARKUP.sub("", text).splitlines() if line.strip(_EDGES)]
+    for line in {*lines[:1], *lines[-1:]}:
+        yield line.strip(_EDGES)
+        before, *after = _INTRODUCED.split(line, maxsplit=1)
+        if after and len(before.split()) <= _MOST_WORDS:
+            yield after[0].strip(_EDGES)
 
 
 NUM_WATCHED = 64
 """How many answers are counted for each set of label words."""
 
+_MAJORITY = NUM_WATCHED // 2
 _MAX_SETS = 256  # Callers of a gateway may use different label words.
 _MAX_NAMED = 5
-# A token is named in the error only if this many answers have it as their most likely token: it is
-# then how the model begins an answer, not a word of one private input.
+# A token, or the beginning of a written answer, is named in the error only if this many answers
+# have it: it is then how the model begins an answer, not a word of one private input.
 _MIN_REPEATS = 3
+_BEGINNING = 3  # words
 
 
 @dataclass(slots=True)
 class _Count:
+    """Counts of answers.
+
+    Attributes:
+        unseen: Answers without any of the label words.
+        seen: Answers with each label word.
+        begun: Answers with a token that is the beginning of each label word.
+    """
+
     answers: int = 0
     unseen: int = 0
     likeliest: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    begun: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def split(self) -> list[str]:
+        """The label words of several tokens: most answers begin them, and none shows them."""
+        return [word for word in self.begun if self.begun[word] > _MAJORITY and not self.seen[word]]
 
     @property
     def refused(self) -> bool:
-        return self.unseen > NUM_WATCHED // 2
+        return self.unseen > _MAJORITY or bool(self.split)
 
 
 class LabelWatch:
-    """Counts answers that show no label word, and refuses queries once they are the majority.
+    """Counts answers without label words, and refuses queries once they are the majority.
 
     The first `NUM_WATCHED` answers for each set of label words count. As soon as more than half
-    of them are certain to show none of the words, further queries with these words are refused,
-    until `reset`. Queries with other label words are still sent.
+    of them are certain to have none of the words, or to show only the beginning of a word that none
+    shows whole, further queries with these words are refused, until `reset`. Queries with other
+    label words are still sent.
+
+    Args:
+        model: The model, for errors.
+        url: Its server, for errors.
+        written: Whether the answers are written words, not shown tokens.
     """
 
-    def __init__(self, *, model: str, url: str) -> None:
+    def __init__(self, *, model: str, url: str, written: bool = False) -> None:
         self._model = model
         self._url = url
+        self._written = written
         self._counts: OrderedDict[tuple[str, ...], _Count] = OrderedDict()
 
     def admit(self, words: tuple[str, ...]) -> None:
@@ -206,11 +323,8 @@ class LabelWatch:
         if count is not None and count.refused:
             raise self._refusal(words, count)
 
-    def note(self, words: tuple[str, ...], num_censored: int, top: Sequence[Token]) -> None:
-        """Count one answer: how many label words of its query it does not show, and what it shows.
-
-        The shown tokens are at least one, the likeliest first.
-        """
+    def note(self, words: tuple[str, ...], shown: Sequence[str]) -> None:
+        """Count one answer: its shown tokens, the likeliest first, or the written label word."""
         count = self._counts.setdefault(words, _Count())
         self._counts.move_to_end(words)
         while len(self._counts) > _MAX_SETS:
@@ -218,28 +332,63 @@ class LabelWatch:
         if count.answers == NUM_WATCHED or count.refused:
             return
         count.answers += 1
-        if num_censored == len(words):
+        tokens = {_spelling(token) for token in shown}
+        spelled = {word: _spelling(word).rstrip() for word in words}
+        seen = [word for word in words if spelled[word] in tokens]
+        count.seen.update(seen)
+        if not seen:
             count.unseen += 1
-            count.likeliest[top[0].text] += 1
+            count.likeliest[" ".join(shown[0].split(" ")[: _BEGINNING + 1])] += 1
+        if self._written:
+            return
+        beginnings = tokens - {"", *spelled.values()}
+        count.begun.update(word for word in words if any(map(spelled[word].startswith, beginnings)))
+        if count.answers == NUM_WATCHED and (never := [w for w in words if not count.seen[w]]):
+            _log.warning(
+                "label words that no answer shows",
+                model=self._model,
+                answers=count.answers,
+                words=never,
+                effect="their log-probabilities are upper bounds, so losses and accuracy are off",
+                change="choose label words of one token that the model writes",
+            )
 
     def reset(self) -> None:
         """Reset all counts."""
         self._counts.clear()
 
     def _refusal(self, words: tuple[str, ...], count: _Count) -> LabelsNotShown:
-        named = ", ".join(map(repr, words[:_MAX_NAMED])) + (", ..." if words[_MAX_NAMED:] else "")
         common = [
             repr(text) for text, times in count.likeliest.most_common(3) if times >= _MIN_REPEATS
         ]
+        split = [] if count.unseen > _MAJORITY else count.split
+        named = ", ".join(map(repr, (split or words)[:_MAX_NAMED]))
+        named += ", ..." if (split or words)[_MAX_NAMED:] else ""
+        answers = f"of the first {count.answers} answers of model {self._model!r}"
+        one_of = "ask it for one of these words and nothing else at the end of the template"
+        if split:
+            problem = (
+                f"none {answers} shows the label word {named}, and most show its beginning, so it "
+                "is several tokens: choose label words of one token, such as ' A', ' B', or set "
+                "log_probs: false with loss: zero_one"
+            )
+        elif self._written:
+            problem = (
+                f"{count.unseen} {answers} are none of the label words {named}, so they count as "
+                f"wrong: {one_of}, set structured: true, or reasoning_effort: none for a model "
+                "that reasons until its tokens are used up"
+            )
+        else:
+            problem = (
+                f"{count.unseen} {answers} show none of the label words {named} among the "
+                f"likeliest tokens, so their losses say nothing: choose label words that the model "
+                f"writes, {one_of}, ask a base model with api: completions and an instruct model "
+                "with api: chat, or set log_probs: false with loss: zero_one"
+            )
         return LabelsNotShown(
-            f"{count.unseen} of the first {count.answers} answers of model "
-            f"{self._model!r} show none of the label words {named} among the likeliest tokens, so "
-            "their losses say nothing: choose label words that the model writes, ask it for one of "
-            "these words and nothing else at the end of the template, ask a base model with api: "
-            "completions and an instruct model with api: chat, or set log_probs: false with loss: "
-            "zero_one",
+            problem,
             url=self._url,
-            said=f"most often {', '.join(common)}" if common else "",
+            said=f"most often {', '.join(common)}" if common and not split else "",
             usage=NOTHING,
         )
 

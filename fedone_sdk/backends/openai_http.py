@@ -20,6 +20,7 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
+    BackendRefused,
     BackendUnavailable,
     MissingExtraError,
     SpecError,
@@ -107,14 +108,16 @@ class ModelServer:
 
         Raises:
             BackendUnavailable: 408, 409, 425, 429, 5xx, no connection, timeout, broken answer.
-            BackendBlocked: 401, 402, 403, 404, 405, a redirect, no quota left, a TLS failure.
-            BackendError: Any other refusal.
+            BackendBlocked: 401, 402, 404, 405, a redirect, no quota left, a TLS failure.
+            BackendRefused: 403, and any other refusal.
         """
         import openai
 
         try:
             yield
-        except openai.AuthenticationError:
+        except openai.APIStatusError as exc:
+            if exc.status_code != 401:
+                raise self._of_status(exc) from exc
             # Servers may repeat the key in their answer, so the answer is dropped.
             change = "set api_key_env" if self.key_env is None else "put a valid one in its place"
             raise BackendBlocked(
@@ -123,8 +126,6 @@ class ModelServer:
                 key_env=self.key_env,
                 usage=_ONE_REQUEST,
             ) from None
-        except openai.APIStatusError as exc:
-            raise self._of_status(exc) from exc
         except openai.APIConnectionError as exc:
             raise _of_connection(exc, self.url, self.key_env) from exc
         except TimeoutError as exc:
@@ -157,9 +158,6 @@ class ModelServer:
             return BackendBlocked(
                 "the account has no quota left: add credit or raise its limit", **facts
             )
-        if status == 403:
-            problem = f"the key may not use model {model!r}: change its rights, or the model"
-            return BackendBlocked(problem, key_env=self.key_env, **facts)
         if status in (404, 405) or status < 400:
             return BackendBlocked(
                 f"HTTP {status}: there is no model {model!r} here, or the key has no access to "
@@ -171,7 +169,10 @@ class ModelServer:
                 facts["usage"] = None
             wait_s = retry_after_s(exc.response.headers)
             return BackendUnavailable(f"HTTP {status}", retry_after_s=wait_s, **facts)
-        return BackendError(f"HTTP {status}: the request was refused", **facts)
+        if status == 403:
+            problem = f"HTTP 403: the text is not allowed, or the key may not use model {model!r}"
+            return BackendRefused(problem, key_env=self.key_env, **facts)
+        return BackendRefused(f"HTTP {status}: the request was refused", **facts)
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path, relative to `url`."""

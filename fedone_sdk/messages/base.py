@@ -58,6 +58,9 @@ Name = Annotated[str, Field(min_length=1, max_length=200), ONE_LINE]
 MAX_MODEL_CHARS = 300
 """Maximal length of a model's fingerprint."""
 
+SERVED_BY = " (system_fingerprint "
+"""Stands between a reported model and the ``system_fingerprint`` of what serves it."""
+
 Seed = Annotated[int, Field(ge=0, lt=2**53)]
 """A seed of a random stream; below 2^53 so that every JSON parser keeps it exact."""
 

@@ -198,6 +198,82 @@ class TestTroubles:
         assert provider.received == 1
 
 
+def without_log_probs(run: Path) -> Path:
+    """Ask for written answers."""
+    text = run.read_text().replace("task: {", "task: {loss: zero_one, ")
+    run.write_text(text.replace("retry:", "limits: {concurrency: 4}, log_probs: false, retry:"))
+    return run
+
+
+class TestAnswers:
+    """Answers in the forms of real providers; each command counts what was served."""
+
+    @pytest.mark.parametrize(
+        "behaviour", ["parts", "twice", "system:fp_2", 'says:```json\\n{"label": "{}"}\\n```']
+    )
+    def test_the_form_changes_no_number(
+        self, fedone: Fedone, folder: Path, provider: Provider, behaviour: str
+    ) -> None:
+        metrics = []
+        for chance in ("0", "0.5"):
+            url = provider.start("--chance", f"{behaviour}={chance}")
+            run = write_run(folder, url)
+            if behaviour.startswith("says"):
+                without_log_probs(run)
+            assert fedone("tune", run, "--fresh", "--json", folder / "r.json").code == 0
+            result = result_in(folder / "r.json")
+            assert result.spent.requests == provider.received
+            metrics.append((result.metric, result.alpha_sha256))
+        assert metrics[0] == metrics[1]
+        served = [f"fake-1-2026-01-01 (system_fingerprint {fp})" for fp in ("fp_fake", "fp_2")]
+        assert set(result.models) <= set(served)
+        assert len(result.models) == 1 + behaviour.startswith("system")
+
+    @pytest.mark.parametrize(
+        ("command", "behaviour", "log_probs", "words"),
+        [
+            *(
+                (command, "says:I think that it is fun", False,
+                 ["33 of the first 33 answers", "none of the label words ' terrible', ' great'",
+                  "set structured: true", "(most often 'I think that it')"])
+                for command in ("tune", "score", "compare")
+            ),
+            ("score", "twice:x", True, ["likeliest tokens add up to", "log_probs: false"]),
+            ("tune", "error_body:402", True, ["no quota left", "Insufficient credits"]),
+            ("score", "error_body", True, ["HTTP 400", "Insufficient credits"]),
+            ("tune", "ended:401", True, ["key is missing or not valid"]),
+            ("score", "ended", True, ["HTTP 500 (finish_reason: error)"]),
+        ],
+    )  # fmt: skip
+    def test_what_is_no_answer_ends_it(
+        self,
+        fedone: Fedone,
+        folder: Path,
+        provider: Provider,
+        command: str,
+        behaviour: str,
+        log_probs: bool,
+        words: list[str],
+    ) -> None:
+        run = write_run(folder, provider.start("--chance", f"{behaviour}=1"))
+        if not log_probs:
+            without_log_probs(run)
+        arguments = {
+            "tune": ["--json", folder / "r.json"],
+            "score": ["--prompt", " good bad so", "--data", folder / "train.jsonl"],
+            "compare": ["--methods", "no-prompt,random", "--yes"],
+        }[command]
+        code, _, err = fedone(command, run, *arguments)
+        assert code != 0
+        assert "Traceback" not in err
+        assert all(word in err for word in words)
+        if command == "tune":
+            assert result_in(folder / "r.json").spent.requests == provider.received
+        if not log_probs:
+            # Three others are under way; `compare` has begun a second trial.
+            assert 33 <= provider.received <= 36 * (1 + (command == "compare"))
+
+
 class TestPlan:
     def test_it_equals_the_spending_of_tune_and_sends_nothing(
         self, fedone: Fedone, folder: Path, provider: Provider

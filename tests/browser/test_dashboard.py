@@ -60,12 +60,13 @@ async def test_a_run_starts_and_its_charts_move(chromium: Chromium, stage: Stage
 
         await stage.reach(25)
         await expect(tile(page, "Rounds")).to_contain_text("25of 60 planned")
-        await expect(tile(page, "Queries")).to_contain_text("200of 440")
+        # The round that is held may have sent its 8 queries.
+        await expect(tile(page, "Queries")).to_contain_text(re.compile("20[08]of 440"))
         await expect(loss).to_contain_text(f"Round {run.history[24].mean_loss:.3f}")
         after = [await painted(page, chart) for chart in charts]
         assert all(old != new for old, new in zip(before, after, strict=True))
         # Twice: once for those who cannot see the chart.
-        forecast = page.get_by_text("the queries are used up after round 55 of 60")
+        forecast = page.get_by_text(re.compile("the queries are used up after round 5[45] of 60"))
         await expect(forecast).to_have_count(2)
         chips = [token.replace(" ", "␣") or "∅" for token in run.result().prompt.tokens]
         await expect(page.locator(".chip")).to_have_text(chips)

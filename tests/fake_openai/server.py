@@ -57,6 +57,9 @@ class FakeOpenAI:
         log_probs: Whether the model shows log-probabilities: it does, leaves them out in silence,
             or refuses to be asked for them.
         takes_schema: Whether it knows ``response_format: json_schema``.
+        takes_system: Whether it takes a system message.
+        takes_text: Whether a message's content may be a text; else it is a list of parts.
+        temperature: The only one that it takes; -1 takes none.
         requests_per_minute: Its own limit.
         tokens_per_minute: Its own limit.
         latency_s: Before each answer.
@@ -79,6 +82,8 @@ class FakeOpenAI:
         max_top: int = 20,
         log_probs: Literal["shown", "left_out", "forbidden", "unsupported"] = "shown",
         takes_schema: bool = True,
+        takes_system: bool = True,
+        takes_text: bool = True,
         temperature: float | None = None,
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
@@ -97,6 +102,8 @@ class FakeOpenAI:
         self.max_top = max_top
         self.log_probs = log_probs
         self.takes_schema = takes_schema
+        self.takes_system = takes_system
+        self.takes_text = takes_text
         self.temperature = temperature
         self.latency_s = latency_s
         self.bills = bills or (lambda _, tokens: (tokens, tokens))
@@ -186,7 +193,8 @@ class FakeOpenAI:
         body = await request.json()
         number = len(self.received) + 1
         chat = request.path.endswith("/chat/completions")
-        behaviour, _, argument = self.script.pick(number).partition(":")
+        picked = self.script.pick(number, json.dumps(body, ensure_ascii=False))
+        behaviour, _, argument = picked.partition(":")
         answer: dict[str, Any] | None = None
         headers: dict[str, str] = {}
         refusal: _Refusal | None = None
@@ -234,6 +242,7 @@ class FakeOpenAI:
         answer: dict[str, Any],
         headers: dict[str, str],
     ) -> web.StreamResponse:
+        _distort(answer, behaviour, argument)
         content = json.dumps(answer).encode()
         if behaviour == "hang":
             await self._closing.wait()
@@ -281,7 +290,12 @@ class FakeOpenAI:
                     f"Invalid value for '{top_name}': must be at most {self.max_top}.",
                     param=top_name,
                 )
-        temperature = body.get("temperature", 1)
+        for message in body["messages"] if chat else ():
+            if message["role"] == "system" and not self.takes_system:
+                raise _Refusal(400, "System role not supported")
+            if isinstance(message["content"], str) != self.takes_text:
+                raise _Refusal(422, "messages.0.content: Input should be a valid list")
+        temperature = body.get("temperature", -1 if self.temperature == -1 else 1)
         if self.temperature not in (None, temperature):
             raise _Refusal(
                 400,
@@ -302,7 +316,8 @@ class FakeOpenAI:
     ) -> dict[str, Any]:
         prompts: list[Any]
         if chat:
-            prompts = ["".join(message["content"] for message in body["messages"])]
+            contents = [message["content"] for message in body["messages"]]
+            prompts = ["".join(c if isinstance(c, str) else c[0]["text"] for c in contents)]
             most = body.get("max_completion_tokens", body.get("max_tokens", 16))
         else:
             prompt = body["prompt"]
@@ -446,6 +461,8 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
                 "Project does not have access to this model.",
                 code="model_not_found",
             )
+        case "moderated":
+            raise _Refusal(403, "Your input was flagged.", kind="moderation", code="403")
         case "no_model":
             raise _no_model(body["model"])
         case "too_long":
@@ -480,6 +497,37 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
             )
         case _:
             return
+
+
+def _distort(answer: dict[str, Any], behaviour: str, argument: str) -> None:
+    """Changes an answer in ways of real providers."""
+    (choice, *_), error = answer["choices"], {"message": "Insufficient credits"}
+    message, log_probs = choice.get("message", {}), choice["logprobs"] or {}
+    match behaviour:
+        case "error_body":
+            answer.clear()
+            answer["error"] = error | ({"code": int(argument)} if argument else {})
+        case "ended":
+            choice |= {"finish_reason": "error", "logprobs": None}
+            if argument:
+                choice["error"] = error | {"code": int(argument)}
+        case "parts":
+            reasoning = {"type": "thinking", "thinking": [{"type": "text", "text": "great?"}]}
+            message["content"] = [reasoning, {"type": "text", "text": message["content"]}]
+            if log_probs:
+                log_probs["content"].append({"token": None, "logprob": None, "top_logprobs": None})
+        case "twice":
+            first = log_probs["content"][0]
+            again = {"token": argument + first["token"], "logprob": first["logprob"]}
+            again |= {} if argument else {"bytes": first["bytes"]}
+            first["top_logprobs"].append(again)
+        case "says":
+            written = message["content"]
+            with suppress(ValueError):
+                written = next(iter(json.loads(written).values()))
+            message["content"] = argument.replace("\\n", "\n").replace("{}", written)
+        case "system":
+            answer["system_fingerprint"] = argument
 
 
 def _rate_limited(unit: str, headers: Mapping[str, str]) -> _Refusal:

@@ -13,6 +13,7 @@ from fedone_sdk.algorithms import State, alpha_sha256
 from fedone_sdk.budget import Budget
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import RunStatus, Verdict
+from fedone_sdk.messages.base import SERVED_BY
 
 
 def end_early(
@@ -177,12 +178,16 @@ def _joined(known: str, new: str) -> str:
 
 
 def record_model(machine: RoundMachine, state: RunState, now: float, *, model: str) -> Result[None]:
-    """Record the provider's name of its model; a new name pauses the run."""
+    """Record the provider's name of its model; a new name pauses the run.
+
+    A new ``system_fingerprint`` of a known name is recorded only.
+    """
     if model in state.models:
         return Result(state=state)
     before = state.models[-1] if state.models else None
+    names = {known.partition(SERVED_BY)[0] for known in state.models}
     state = replace(state, models=(*state.models, model))
-    if before is None:
+    if before is None or model.partition(SERVED_BY)[0] in names:
         return Result(state=state)
     reason = f"the provider answers with {model!r} now, it was {before!r}"
     return pause(machine, state, now, reason=f"{reason}; resume the run to accept it")

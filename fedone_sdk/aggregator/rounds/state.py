@@ -99,7 +99,8 @@ class RunState:
         fills: Number of draws of clients in this round; part of the draw's seed.
         rollbacks: Number of rollbacks; part of all seeds.
         releases: Number of noised releases per client, by enrolment index.
-        models: Model names that the provider has reported; a new one pauses the run.
+        models: Models that the provider has reported, with the ``system_fingerprint`` of what
+            serves them; a new model pauses the run.
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.

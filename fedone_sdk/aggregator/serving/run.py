@@ -589,6 +589,7 @@ class ServedRun(RunView):
                 models[answer.model] = None
         for model in models:
             if model not in self._state.models:
+                _log.info("the provider reports its model", run_id=self.run_id, model=model)
                 await self.apply(record_model, model=model)
 
     def count_traffic(self, upload: int, download: int, *, gateway: bool) -> None:

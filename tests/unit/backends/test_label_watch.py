@@ -5,11 +5,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from fedone_sdk.backends import LLMBackend, Query
 from fedone_sdk.backends.asking import ask_each
 from fedone_sdk.backends.build import build_backend
-from fedone_sdk.backends.completions import NUM_WATCHED, LabelWatch, Token
+from fedone_sdk.backends.completions import NUM_WATCHED, LabelWatch
 from fedone_sdk.budget import NOTHING, Budget, BudgetGuard
 from fedone_sdk.errors import LabelsNotShown
 from fedone_sdk.spec import BackendSpec
@@ -22,7 +23,7 @@ from tests.fake_openai import FakeModel, FakeOpenAI
 UNSEEN = (" wonderful", " horrid")  # The fake model has no such tokens.
 SEEN = (" great", " terrible")
 ALL_SHOWN = FakeModel([" great", " terrible", " the", " a", " film"])
-TOP = [Token(" The", -0.1), Token(" I", -3.0)]
+TOP = [" The", " I"]
 MAJORITY = NUM_WATCHED // 2 + 1
 
 
@@ -59,9 +60,9 @@ def test_it_refuses_as_soon_as_the_majority_is_certain() -> None:
     watched = watch()
     for number in range(MAJORITY):
         watched.admit(UNSEEN)
-        watched.note(UNSEEN, 2 if number else 1, TOP)
+        watched.note(UNSEEN, TOP if number else [*TOP, "Horrid"])
     watched.admit(UNSEEN)  # 32 of 33: the other 31 may all show a label word.
-    watched.note(UNSEEN, 2, TOP)
+    watched.note(UNSEEN, TOP)
     with pytest.raises(LabelsNotShown, match=r"33 of the first 34 answers") as caught:
         watched.admit(UNSEEN)
     assert caught.value.usage == NOTHING
@@ -71,7 +72,7 @@ def test_it_refuses_as_soon_as_the_majority_is_certain() -> None:
 def test_each_set_of_label_words_counts_for_itself() -> None:
     watched = watch()
     for _ in range(MAJORITY):
-        watched.note(UNSEEN, 2, TOP)
+        watched.note(UNSEEN, TOP)
     watched.admit(SEEN)
     with pytest.raises(LabelsNotShown):
         watched.admit(UNSEEN)
@@ -80,7 +81,7 @@ def test_each_set_of_label_words_counts_for_itself() -> None:
 def test_label_words_of_many_callers_take_bounded_memory() -> None:
     watched = watch()
     for number in range(2000):
-        watched.note((f" word {number}", " other"), 2, TOP)
+        watched.note((f" word {number}", " other"), TOP)
     assert len(watched._counts) < 500
 
 
@@ -88,12 +89,34 @@ def test_devices_see_no_token_and_operators_none_of_a_single_input() -> None:
     watched = watch()
     for number in range(MAJORITY):
         text = "Maria" if number == 5 else " The"
-        watched.note(UNSEEN, 2, [Token(text, -0.1), *TOP])
+        watched.note(UNSEEN, [text, *TOP])
     with pytest.raises(LabelsNotShown) as caught:
         watched.admit(UNSEEN)
     assert str(caught.value).endswith("(most often ' The')")
     assert "' The'" not in caught.value.summary
     assert "api: chat" in caught.value.summary
+
+
+def test_a_label_word_of_several_tokens_is_named() -> None:
+    words = (" positive", " negative", " 10", " 1")
+    watched = watch()
+    for number in range(MAJORITY):
+        watched.admit(words)
+        watched.note(words, [" positive", " Neg", "1", "10" if number == 3 else " the"])
+    with pytest.raises(LabelsNotShown, match=r"none of the first 33 .* word ' negative', and most"):
+        watched.admit(words)
+    for number in range(NUM_WATCHED):  # One whole word is enough.
+        watched.note(words[:2], ["positive", "neg", *([] if number % 40 else ["negative"])])
+    watched.admit(words[:2])
+
+
+def test_a_label_word_that_is_never_shown_is_logged() -> None:
+    watched = watch()
+    with capture_logs() as logs:
+        for _ in range(NUM_WATCHED + 1):
+            watched.note(SEEN, [" great", " the"])
+    assert [line["words"] for line in logs] == [[" terrible"]]
+    watched.admit(SEEN)
 
 
 async def test_a_run_stops_after_33_paid_answers_until_it_is_reset(server: FakeOpenAI) -> None:

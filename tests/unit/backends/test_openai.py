@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from fedone_sdk import assets
 from fedone_sdk.backends import LOG_ZERO, AnswerCache, ModelClient, Query
-from fedone_sdk.backends.completions import Completion, Token, chosen_label, label_log_probs
+from fedone_sdk.backends.completions import (
+    Choice,
+    Completion,
+    Token,
+    chosen_label,
+    label_log_probs,
+    spellings,
+)
 from fedone_sdk.backends.onnx import OnnxBackend
 from fedone_sdk.backends.openai import OpenAIBackend
 from fedone_sdk.backends.tokens import ByteCounter
@@ -23,7 +30,9 @@ from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
+    BackendRefused,
     BackendUnavailable,
+    FormChanged,
     LabelWordError,
     SpecError,
 )
@@ -95,7 +104,7 @@ async def test_a_label_is_the_sum_of_its_spellings(make: Make, api: str) -> None
     assert row == pytest.approx(expected_row(server.model), abs=1e-6)
     assert row == tuple(map(float32, row or ()))
     assert answer.censored == 0
-    assert answer.model == "fake-1-2026-01-01:fp_fake"
+    assert answer.model == "fake-1-2026-01-01 (system_fingerprint fp_fake)"
     tokens = server.received[0]
     assert answer.usage == Usage(
         requests=1, prompt_tokens=tokens.prompt_tokens, completion_tokens=1
@@ -172,7 +181,7 @@ def test_tokens_that_are_not_really_shown_are_not_used() -> None:
     shown = [{"token": " great", "logprob": -0.1}, {"token": " bad", "logprob": -9999.0}]
     content = [{"token": " great", "logprob": -0.1, "top_logprobs": shown}]
     found = Completion.model_validate({"choices": [{"logprobs": {"content": content}}]})
-    top = found.choices[0].top()
+    top = (found.choices or [])[0].top()
     assert top == [(" great", -0.1)]
     row, censored = label_log_probs(top, " great", ["great", "bad"])
     assert censored == 1
@@ -228,19 +237,71 @@ async def test_a_choice_without_a_schema(
     ("written", "index"),
     [
         ('{"label": "great"}', 0), ('{"label":"Great"}', 0), ("great", 0), (" Great.", 0),
-        ('"great"', 0), ("**great**", 0), ("1", 1), ("null", None), ('{"label": null}', None),
-        ('{"other": "great"}', None), ("great film", None), ("[1]", None),
-        ('{"label": "gre', None),
+        ('"great"', 0), ("**great**", 0), ("1", 1), ('{"other": "great"}', 0), ("[1]", 1),
+        ('{"Label": 1}', 1), ("GREAT!", 0), ("`great`", 0), ("\u201egreat\u201c", 0), ("1)", 1),
+        ("```great```", 0), ("```\ngreat\n```", 0), ('```json\n{"label": "great"}\n```', 0),
+        ('Here it is:\n```json\n{\n  "label": "great"\n}\n```\nIt is fun.', 0),
+        ("Answer: great", 0), ("**Answer:** great.", 0), ("Sentiment\uff1agreat", 0),
+        ("The answer is: **great**", 0), ("The sentiment of this is great.", 0),
+        ("<think>Is it 1? No: great\n1</think>\n\ngreat", 0), ("Is 1 it?\n</think>great", 0),
+        ("<answer>great</answer>", 0), ("\\boxed{great}", 0), ("great\n\nIt praises the film.", 0),
+        ("It praises the film.\n\nAnswer: great", 0), ("\uff47reat", 0), ("great\u00a0", 0),
+        ("cafe\u0301", 2), ("CAF\u00c9", 2), ('{"label": "\\u00c9pique", "x": 1}', None),
+        ('{"label": "caf\\u00e9", "reason": "1"}', 2), ("-1", 3), ("**-1**", 3), (":)", 4),
+        ("null", None), ('{"label": null}', None), ('{"label": ""}', None), ("None", None),
+        ("great film", None), ("not great", None), ("The answer is not great", None),
+        ("great\n1", None), ('{"label": "gre', None), ('{"label": "great", "label2": 1}', 0),
+        ('{"a": "great", "b": "1"}', None), ("great or 1", None), ("1.5", None),
     ],
 )  # fmt: skip
 def test_what_counts_as_a_written_label(written: str, index: int | None) -> None:
-    row = tuple(0.0 if i == index else LOG_ZERO for i in range(2))
-    assert chosen_label(written, ["great", "1"]) == row
+    words = spellings([" great", "1", "caf\u00e9", "-1", ":)"])
+    row = tuple(0.0 if i == index else LOG_ZERO for i in range(len(words)))
+    assert chosen_label(written, words) == row
 
 
-@pytest.mark.parametrize("written", ["", "  ", '{"label": ""}'])
+@pytest.mark.parametrize("written", ["", "  ", "<think>It may be great", "<think>1</think>\n"])
 def test_nothing_written_is_no_answer(written: str) -> None:
     assert chosen_label(written, ["great", "1"]) is None
+
+
+def shown(*top: tuple[str, float] | tuple[str, float, list[int]]) -> Choice:
+    rows = [
+        {"token": text, "logprob": math.log(p), "bytes": more[0] if more else None}
+        for text, p, *more in top
+    ]
+    first = {"token": top[0][0], "logprob": math.log(top[0][1]), "top_logprobs": rows}
+    return Choice.model_validate({"logprobs": {"content": [first, None]}})
+
+
+@pytest.mark.parametrize(
+    ("top", "expected"),
+    [
+        # The sampled token is listed again, with its bytes, without them, and rounded.
+        ([("no", 0.55, [110, 111]), ("yes", 0.4, [1]), ("no", 0.5, [110, 111])], (0.55, 0.4)),
+        ([("no", 0.55), ("yes", 0.4), ("no", 0.55)], (0.55, 0.4)),
+        ([("no", 0.55), ("yes", 0.4), ("no", 0.5499)], (0.55, 0.4)),
+        # Other spellings are other tokens, also where the server shows them by one text.
+        ([("yes", 0.4), (" yes", 0.1), ("No", 0.3), ("no", 0.1)], (0.4, 0.5)),
+        ([("yes", 0.4), ("yes", 0.1), ("no", 0.3)], (0.3, 0.5)),
+        ([("no", 0.3, [110]), ("no", 0.3, [32, 110]), ("yes", 0.1, [1])], (0.6, 0.1)),
+        # Bytes of a character that spell nothing.
+        ([("\ufffd", 0.4, [226]), ("\ufffd", 0.3, [240]), ("no", 0.2), ("yes", 0.1)], (0.2, 0.1)),
+    ],
+)
+def test_a_token_counts_once(top: list[Any], expected: tuple[float, ...]) -> None:
+    tokens = shown(*top).top()
+    row, censored = label_log_probs(tokens or (), top[0][0], ["no", "yes"])
+    assert [math.exp(value) for value in row] == pytest.approx(expected, abs=1e-6)
+    assert censored == 0
+
+
+@pytest.mark.parametrize(
+    "top", [[("no", 0.55), ("yes", 0.4), (" no", 0.55)], [("no", 3.0)], [("a", 0.7), ("b", 0.4)]]
+)
+def test_an_impossible_mass_is_no_number(top: list[Any]) -> None:
+    with pytest.raises(ValueError, match="add up to"):
+        label_log_probs(shown(*top).top() or (), None, ["no", "yes"])
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
@@ -252,7 +313,7 @@ async def test_a_text_is_written(make: Make, api: str) -> None:
     assert answer.usage.completion_tokens <= 5
 
 
-@pytest.mark.parametrize("behaviour", ["filtered", "refused", "filtered_prompt", "empty"])
+@pytest.mark.parametrize("behaviour", ["filtered", "refused", "empty"])
 async def test_an_input_that_fails_is_none(make: Make, behaviour: str) -> None:
     async with FakeOpenAI(script=Script(default=behaviour)) as server:
         labels = await make(server).score(ask())
@@ -337,9 +398,9 @@ async def test_limits_are_passed_on(make: Make) -> None:
 async def test_the_limit_of_tokens_is_called_as_the_server_calls_it(make: Make) -> None:
     async with FakeOpenAI(max_name="max_completion_tokens") as server:
         backend = make(server)
-        with pytest.raises(BackendUnavailable, match="max_completion_tokens") as caught:
+        with pytest.raises(FormChanged, match="max_completion_tokens") as caught:
             await backend.score(ask())
-        assert (caught.value.retry_after_s, caught.value.usage) == (0.0, ONE)
+        assert caught.value.usage == ONE
         await backend.score(ask())
         await backend.score(ask())
     assert ["max_tokens" in received.body for received in server.received] == [True, False, False]
@@ -357,10 +418,10 @@ async def test_written_answers_are_not_random_where_the_model_allows_it(make: Ma
     assert [received.body["temperature"] for received in server.received] == [0, 0, 1]
     async with FakeOpenAI(temperature=1) as server:
         backend = make(server)
-        with pytest.raises(BackendUnavailable, match="at temperature 1 only"):
+        with pytest.raises(BackendUnavailable, match="written answers are random"):
             await backend.score(written[0])
         await backend.score(written[0])
-    assert server.received[-1].body["temperature"] == 1
+    assert "temperature" not in server.received[-1].body
 
 
 async def test_openai_itself_gets_the_newer_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +439,7 @@ async def test_a_server_that_shows_five_tokens_is_asked_for_five(make: Make, api
         backend = make(server, api=api)
         with pytest.raises(BackendUnavailable, match="at most 5 tokens") as caught:
             await backend.score(ask())
-        assert (caught.value.retry_after_s, caught.value.usage) == (0.0, ONE)
+        assert caught.value.usage == ONE
         answer = await backend.score(ask())
     assert answer.log_probs[0] == pytest.approx(expected_row(server.model, num_top=5), abs=1e-6)
 
@@ -455,7 +516,7 @@ async def test_one_answer_without_log_probs_may_be_queried_again(make: Make) -> 
 
 async def test_a_model_that_only_reasons_is_named(make: Make) -> None:
     async with FakeOpenAI(script=Script(default="reasons")) as server:
-        with pytest.raises(BackendBlocked, match="reasoning_effort: none") as caught:
+        with pytest.raises(BackendRefused, match="reasoning_effort: none") as caught:
             await make(server, log_probs=False).score(ask(want="choice"))
     assert caught.value.usage is not None
     assert caught.value.usage.completion_tokens == 64
@@ -478,7 +539,9 @@ async def test_a_model_without_schemas_is_named(make: Make) -> None:
         ("no_quota", BackendBlocked),
         ("bad_key", BackendBlocked),
         ("no_model", BackendBlocked),
-        ("too_long", BackendError),
+        ("too_long", BackendRefused),
+        ("filtered_prompt", BackendRefused),
+        ("forbidden", BackendRefused),
     ],
 )
 async def test_a_failure_is_of_its_kind_and_does_not_last(

@@ -145,7 +145,6 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
         ("no_quota", "no quota left: add credit"),
         ("error:402", "no quota left"),
         ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
-        ("forbidden", "the key may not use model 'fake-1'"),
         ("no_model", "no model 'fake-1'"),
         ("error:405", "check model and base_url"),
     ],

@@ -87,6 +87,15 @@ class TestModels:
         game.apply(record_model, model="m-1")  # a cache may still hold its answers
         assert (game.state.models, game.state.status) == (("m-1", "m-2"), "running")
 
+    def test_a_changed_system_is_recorded_only(self) -> None:
+        game = Game(spec_of(), gateway=True)
+        systems = [f"m:1 (system_fingerprint fp_{number})" for number in range(3)]
+        for model in ("m:1", *systems):
+            game.apply(record_model, model=model)
+        assert (game.state.models, game.state.paused) == (("m:1", *systems), False)
+        game.apply(record_model, model="m:2 (system_fingerprint fp_0)")
+        assert game.state.paused
+
     def test_a_paused_run_tells_of_it_too(self) -> None:
         game = Game(spec_of(), gateway=True)
         game.apply(record_model, model="m-1")
