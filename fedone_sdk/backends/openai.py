@@ -349,7 +349,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     try:
                         row, censored = label_log_probs(top, choice.first_token(), words)
                     except ValueError as exc:
-                        raise BackendError(
+                        raise BackendRefused(
                             f"{exc}, so they are no probabilities: set log_probs: false with loss: "
                             "zero_one, or take another server",
                             url=self._url,
