@@ -10,11 +10,8 @@ from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses
 from fedone_sdk.algorithms.calibration import UNKNOWN_TRACE
-from fedone_sdk.messages import Array
+from fedone_sdk.messages import MAX_LOSS, Array
 from fedone_sdk.messages.array import from_wire
-
-_MAX_LOSS = 1e6
-"""Upper bound of a loss in a message."""
 
 _ROUNDING = 1e-5
 """Tolerance for float32 and for another summation order; for losses, relative to the loss."""
@@ -69,8 +66,8 @@ class ByClass(NamedTuple):
                 f"by_class: is {means.dtype} {list(means.shape)}, must be float32 {list(shape)}"
             )
         values = from_wire(means).astype(np.float64)
-        if np.abs(values).max() > _MAX_LOSS:
-            raise ValueError(f"by_class: a number is beyond {_MAX_LOSS:g}")
+        if np.abs(values).max() > MAX_LOSS:
+            raise ValueError(f"by_class: a number is beyond {MAX_LOSS:g}")
         if private:
             if (values[..., 1] != UNKNOWN_TRACE).any():
                 raise ValueError("by_class: the trace must be 1 under privacy")
