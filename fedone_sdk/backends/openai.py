@@ -349,7 +349,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     try:
                         row, censored = label_log_probs(top, choice.first_token(), words)
                     except ValueError as exc:
-                        raise BackendError(
+                        raise BackendRefused(
                             f"{exc}, so they are no probabilities: set log_probs: false with loss: "
                             "zero_one, or take another server",
                             url=self._url,
@@ -539,15 +539,15 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     raw = await models.retrieve(self._model)
                     return _object(raw.content)
                 except openai.APIStatusError as exc:
-                    if exc.status_code not in (404, 405, 501):
+                    if exc.status_code == 401:
                         raise
                 # Either the model is unknown, or the server supports only the list.
                 try:
                     listing = await models.list()
                 except openai.APIStatusError as exc:
-                    if self._is_openai or exc.status_code not in (404, 405, 501):
+                    if exc.status_code == 401:
                         raise
-                    return None
+                    return None  # The list may be forbidden, or down; the first request decides.
                 found = _object(listing.content).get("data")
         entries = found if isinstance(found, list) else []
         by_name = {

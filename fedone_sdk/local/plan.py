@@ -182,19 +182,7 @@ async def plan_run(
     duration = _by_limits(spec, trained + costs.measured)
     if adapter.local and probe:
         try:
-            bare = no_prompt(spec.task, federation.vocabulary)
-            size, dev = spec.method.batch_size, len(_distinct(spec.task, federation.dev))
-            dev_rows = 3 * dev + points * min(spec.evaluation.examples, dev)
-            duration = await timed(
-                adapter,
-                spec,
-                draws.steps,
-                warm_up=_query(backend, federation, bare, federation.shards[0][:1]),
-                requests=float(training * draws.new_queries + Fraction(dev_rows, size)),
-                rows=float(training * draws.new_rows * size + dev_rows),
-                rounds=rounds,
-                startup_s=startup_s,
-            )
+            duration = await _probed(federation, adapter, draws, rounds, points, startup_s)
         except BackendError as exc:
             troubles.append(f"backend: the probe failed: {exc}")
     return RunPlan(
@@ -243,6 +231,31 @@ async def _checked(
     except SpecError as exc:
         troubles.extend(exc.problems)
     return federation
+
+
+async def _probed(
+    federation: Federation,
+    backend: LLMBackend,
+    draws: _Draws,
+    rounds: int,
+    points: int,
+    startup_s: float,
+) -> Duration:
+    """Return the duration by a timing of the model, which is asked without its client."""
+    spec, training = federation.spec, training_queries(federation.spec)
+    bare = no_prompt(spec.task, federation.vocabulary)
+    size, dev = spec.method.batch_size, len(_distinct(spec.task, federation.dev))
+    dev_rows = 3 * dev + points * min(spec.evaluation.examples, dev)
+    return await timed(
+        backend,
+        spec,
+        draws.steps,
+        warm_up=_query(backend, federation, bare, federation.shards[0][:1]),
+        requests=float(training * draws.new_queries + Fraction(dev_rows, size)),
+        rows=float(training * draws.new_rows * size + dev_rows),
+        rounds=rounds,
+        startup_s=startup_s,
+    )
 
 
 def _machine(federation: Federation) -> RoundMachine:

@@ -259,7 +259,7 @@ class ModelGateway:
                 answers = await score_all(
                     self.backend, [replace(query, payer=call_budget) for query in queries]
                 )
-            except FedOneError:
+            except BackendBlocked:
                 await run.apply(
                     return_queries, assignment_id=assignment_id, call=call, queries=num_queries
                 )

@@ -250,7 +250,9 @@ async def test_a_choice_without_a_schema(
         ('{"label": "caf\\u00e9", "reason": "1"}', 2), ("-1", 3), ("**-1**", 3), (":)", 4),
         ("null", None), ('{"label": null}', None), ('{"label": ""}', None), ("None", None),
         ("great film", None), ("not great", None), ("The answer is not great", None),
-        ("great\n1", None), ('{"label": "gre', None), ('{"label": "great", "label2": 1}', 0),
+        ("great: 1 of 2", 0), ("1) Great.", None), ("1) sports", 1), ("(1) sports", 1),
+        ("1. Sports", 1), ("1 - sports", 1), ("-1 - sports", 3), ("great\n1", None),
+        ('{"label": "gre', None), ('{"label": "great", "label2": 1}', 0),
         ('{"a": "great", "b": "1"}', None), ("great or 1", None), ("1.5", None),
     ],
 )  # fmt: skip
