@@ -12,8 +12,11 @@ FedOneError
 │   └── UnknownLease       a settlement names a lease that is not open
 ├── BackendError
 │   ├── BackendUnavailable the model is temporarily unavailable; a retry may succeed
+│   │   └── FormChanged        the next attempt has another form
 │   ├── BackendBlocked     the model is unavailable until a key, quota or setting changes
-│   │   └── LabelsNotShown its answers rarely include the label words
+│   │   └── FormBlocked        it cannot do one task; other queries are still possible
+│   │       └── LabelsNotShown its answers rarely include the label words
+│   ├── BackendRefused     the model refused a request, for its input or for its form
 │   └── LabelWordError     a label word is not one token of the model
 ├── StoreUnavailable       the aggregator's store is unavailable
 ├── MessageError           a wire message is malformed
@@ -34,11 +37,14 @@ __all__ = [
     "ArgumentError",
     "BackendBlocked",
     "BackendError",
+    "BackendRefused",
     "BackendUnavailable",
     "BudgetError",
     "BudgetExhausted",
     "DataError",
     "FedOneError",
+    "FormBlocked",
+    "FormChanged",
     "LabelWordError",
     "LabelsNotShown",
     "MessageError",
@@ -200,6 +206,10 @@ class BackendUnavailable(BackendError):
         super().__init__(message, usage=usage, url=url, key_env=key_env, said=said)
 
 
+class FormChanged(BackendUnavailable):
+    """The server does not accept the form of a request; the next attempt has another one."""
+
+
 class BackendBlocked(BackendError):
     """The model is unavailable until a key, a quota or a setting is changed.
 
@@ -207,10 +217,18 @@ class BackendBlocked(BackendError):
     """
 
 
-class LabelsNotShown(BackendBlocked):
-    """Most answers of a model do not include the label words.
+class FormBlocked(BackendBlocked):
+    """A model refuses every input of a task's form; queries of other forms are still possible."""
 
-    Only queries with these label words are refused; others are still possible.
+
+class LabelsNotShown(FormBlocked):
+    """Most answers of a model do not include the label words of a query."""
+
+
+class BackendRefused(BackendError):
+    """The model refused a request, for its input or for the form of all requests.
+
+    An adapter raises it; `ModelClient` decides by evidence which of the two it is.
     """
 
 

@@ -220,8 +220,8 @@ def label_log_probs(
 def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None:
     """0.0 for the written label word and `LOG_ZERO` for others; None if nothing was written.
 
-    The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, or
-    after ``Answer:``. An answer with two of them has none.
+    The label word may be in a JSON object, a fence, quotes or bold, at the end of reasoning, after
+    ``Answer:`` or before ``: reasons``. An answer with two of them has none.
     """
     text = unicodedata.normalize("NFKC", _REASONING.sub("", written)).casefold().strip()
     if not text:
@@ -234,7 +234,7 @@ def chosen_label(written: str, words: Sequence[str]) -> tuple[float, ...] | None
 _REASONING = re.compile(r"(?is)^.*</think(?:ing)?>|^\s*<think.*")
 _MARKUP = re.compile(r"(?m)^```\w*$|\\boxed\b|</?\w+>")
 _OBJECT = re.compile(r"\{[^{}]*\}")
-_INTRODUCED = re.compile(r":|\bis\b")
+_SEPARATOR = re.compile(r":|\bis\b|\)\s|[.\u2013\u2014]\s|\s-\s")
 _EDGES = " \t\"'`*_.,;:!()[]{}<>\u201c\u201d\u2018\u2019\u201e\u00ab\u00bb\u3002\u300c\u300d"
 _MOST_WORDS = 5  # before a label word: "The sentiment of this text is"
 
@@ -254,7 +254,8 @@ def _forms(text: str) -> Iterator[str]:
     lines = [line for line in _MARKUP.sub("", text).splitlines() if line.strip(_EDGES)]
     for line in {*lines[:1], *lines[-1:]}:
         yield line.strip(_EDGES)
-        before, *after = _INTRODUCED.split(line, maxsplit=1)
+        before, *after = _SEPARATOR.split(line, maxsplit=1)
+        yield before.strip(_EDGES)
         if after and len(before.split()) <= _MOST_WORDS:
             yield after[0].strip(_EDGES)
 
@@ -263,6 +264,7 @@ NUM_WATCHED = 64
 """How many answers are counted for each set of label words."""
 
 _MAJORITY = NUM_WATCHED // 2
+_FEW = 8  # Answers that all have no label word: a warning, also for a small table.
 _MAX_SETS = 256  # Callers of a gateway may use different label words.
 _MAX_NAMED = 5
 # A token, or the beginning of a written answer, is named in the error only if this many answers
@@ -339,17 +341,19 @@ class LabelWatch:
         if not seen:
             count.unseen += 1
             count.likeliest[" ".join(shown[0].split(" ")[: _BEGINNING + 1])] += 1
-        if self._written:
-            return
-        beginnings = tokens - {"", *spelled.values()}
-        count.begun.update(word for word in words if any(map(spelled[word].startswith, beginnings)))
-        if count.answers == NUM_WATCHED and (never := [w for w in words if not count.seen[w]]):
+        if not self._written:
+            beginnings = tokens - {"", *spelled.values()}
+            count.begun.update(
+                word for word in words if any(map(spelled[word].startswith, beginnings))
+            )
+        never = [word for word in words if not count.seen[word]]
+        if count.answers == (_FEW if len(never) == len(words) else NUM_WATCHED) and never:
             _log.warning(
-                "label words that no answer shows",
+                "label words that no answer has",
                 model=self._model,
                 answers=count.answers,
                 words=never,
-                effect="their log-probabilities are upper bounds, so losses and accuracy are off",
+                effect="losses and accuracy are wrong for these labels",
                 change="choose label words of one token that the model writes",
             )
 

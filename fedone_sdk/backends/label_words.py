@@ -47,7 +47,7 @@ async def valid_words(
     *,
     apart_from: Sequence[str] = (),
 ) -> list[str]:
-    """Return the words that are valid label words of a model, without those of other labels."""
+    """Return the valid label words of a model, each in one spelling, without those taken."""
     taken = {word.strip().casefold() for word in apart_from}
     found = []
     for word in dict.fromkeys(words):
@@ -58,6 +58,7 @@ async def valid_words(
         except LabelWordError:
             continue
         found.append(word)
+        taken.add(word.strip().casefold())
     return found
 
 

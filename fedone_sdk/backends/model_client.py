@@ -15,10 +15,11 @@ from fedone_sdk.backends.answers import AnswerCache, Keep, row_keys
 from fedone_sdk.backends.asking import CONCURRENCY, ask_each
 from fedone_sdk.backends.base import Answer, LLMBackend, Query, Wrapper
 from fedone_sdk.backends.rate_limit import RateLimiter
+from fedone_sdk.backends.refusals import Refusals, failed
 from fedone_sdk.backends.retries import Retries
 from fedone_sdk.backends.surplus import Surplus
 from fedone_sdk.budget import NOTHING, BudgetGuard, Lease, Payer, Price, Usage
-from fedone_sdk.errors import BackendBlocked, BackendError, BudgetExhausted
+from fedone_sdk.errors import BackendBlocked, BackendError, BackendRefused, BudgetExhausted
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 
 _log = structlog.get_logger(__name__)
@@ -35,11 +36,12 @@ class ModelClient(Wrapper):
 
     1. cache: answers known inputs, and joins equal pending ones (`AnswerCache`);
     2. split: divides the other inputs into requests of at most `LLMBackend.max_inputs`;
-    3. retries: repeats a request after temporary failures, until a circuit breaker opens
+    3. refusals: a refused input fails alone, until all are refused (`Refusals`);
+    4. retries: repeats a request after temporary failures, until a circuit breaker opens
        (`Retries`);
-    4. rate limits: delays each attempt (`RateLimiter`);
-    5. budget: reserves each attempt before it is sent, and settles it after the answer;
-    6. watch, for metrics and traces; then the adapter sends the request.
+    5. rate limits: delays each attempt (`RateLimiter`);
+    6. budget: reserves each attempt before it is sent, and settles it after the answer;
+    7. watch, for metrics and traces; then the adapter sends the request.
 
     **Cache.** Inputs are equal if their texts, the truncated form of one that is too long
     (`LLMBackend.shortened`), and the query's scope, kind and label words are equal; the payer and
@@ -94,8 +96,9 @@ class ModelClient(Wrapper):
             self._retries = Retries(
                 **retry.model_dump(),
                 on_open=self._refuse_waiting,
-                alone=lambda: self._surplus.unsure,
+                alone=lambda: self._surplus.unsure or self._refusals.unsure,
             )
+        self._refusals = Refusals(self._retried)
         super().__init__(inner)
 
     def _describe(self) -> None:
@@ -122,7 +125,7 @@ class ModelClient(Wrapper):
                 cache's file cannot be used; takes precedence over all other errors.
             BudgetExhausted: A request does not fit a budget and was not sent; or the model's own
                 budget is exhausted. Second in precedence.
-            BackendError: A request was refused; third in precedence.
+            BackendError: An input does not fit the model; third in precedence.
             BackendUnavailable: Temporary failure; answered requests are paid.
         """
         sent: list[Answer] = []
@@ -131,7 +134,14 @@ class ModelClient(Wrapper):
 
         async def ask(wanted: Sequence[bytes], keep: Keep) -> None:
             async def send(part: Sequence[int]) -> None:
-                answer = await self._retried(query.part(part))
+                asked = query.part(part)
+                try:
+                    answer = await self._refusals.run(asked)
+                except BackendRefused as exc:  # One of several inputs; halves find out which.
+                    sent.append(failed(asked, exc.usage or NOTHING))
+                    for half in (part[: len(part) // 2], part[len(part) // 2 :]):
+                        await send(half)
+                    return
                 rows = _rows(answer, len(part))
                 await keep(
                     dict(zip((keys[place] for place in part), rows, strict=True)), answer.usage
@@ -180,6 +190,7 @@ class ModelClient(Wrapper):
         """Clear recorded failures: the next request is the breaker's probe."""
         if self._retries is not None:
             self._retries.reset()
+        self._refusals.reset()
         self.inner.reset()
 
     async def aclose(self) -> None:
@@ -210,6 +221,7 @@ class ModelClient(Wrapper):
         return await self._retries.run(query.want, lambda: self._limited(query))
 
     async def _limited(self, query: Query) -> Answer:
+        self._refusals.admit(query)
         quoted = await self.inner.quote(query)
         if self._limiter is None:
             return await self._paid(query, quoted)

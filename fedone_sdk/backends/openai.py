@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.backends.base import Answer, Query, Want
@@ -30,11 +31,20 @@ from fedone_sdk.backends.tokens import (
     token_counter,
 )
 from fedone_sdk.budget import Usage
-from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelWordError
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    FormChanged,
+    LabelWordError,
+)
 from fedone_sdk.task import Rendered
 
 if TYPE_CHECKING:
     import openai
+
+_log = structlog.get_logger(__name__)
 
 MAX_INPUT_TOKENS = 1024
 """Default of `max_input_tokens`."""
@@ -43,7 +53,10 @@ _TOP = 20  # OpenAI's maximum of top_logprobs.
 _SMALL_TOP = 5  # The maximum of many other servers.
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # The start token, for models that have one.
-_FILTERED = frozenset({"content_filter", "content_policy_violation", "invalid_prompt"})
+_OTHER_NAME = {
+    "max_tokens": "max_completion_tokens",
+    "max_completion_tokens": "max_tokens",
+}
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _ONE_REQUEST = Usage(requests=1)
 _CONTINUING: Mapping[str, Mapping[str, Any]] = {
@@ -80,9 +93,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     not shown gets an upper bound: the smaller of the least likely shown token and the probability
     that the shown tokens leave. `Answer.censored` counts these labels.
 
-    From refusals the backend detects the name of the completion token limit and the number of
-    tokens that the server shows; such a refusal is a `BackendUnavailable` that may be retried at
-    once.
+    From refusals the backend detects the name of the completion token limit, the number of tokens
+    that the server shows, whether it takes a temperature, and the form of its messages; such a
+    refusal is a `FormChanged`. Each is detected once, and logged.
 
     The arguments are keys of ``kind: openai``. Without `log_probs`, it answers ``choice`` instead
     of ``labels``.
@@ -141,8 +154,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._continuing: Mapping[str, Any] | None = None
         # Detected from the server's answers.
         self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
-        self._max_name_detected = False
-        self._temperature = 0
+        self._changes: set[str] = set()
         self._num_top = _TOP
         self._shows_labels = False
         self._watch = LabelWatch(model=model, url=self._url, written=not log_probs)
@@ -160,12 +172,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def score(self, query: Query) -> Answer:
         """Send one request for a query of one input.
 
-        The answer is None if the provider filters the input, the model refuses it, or the model
+        The answer is None if the provider filters the answer, the model refuses it, or the model
         writes no label word (``choice``).
 
         Raises:
             BackendError: The input has a mask, or is too long without its text fields.
-            BackendUnavailable: The server is unavailable, or the form of the next attempt changes.
+            BackendRefused: The provider filters the input, or refuses it or its form.
+            BackendUnavailable: The server is unavailable, or the next attempt has another form.
             BackendBlocked: Key, quota, model or settings must change.
             LabelsNotShown: Most of the first answers showed none of the label words; no request
                 is sent.
@@ -312,9 +325,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     raw = await self._create(**self._body(query, prepared.contents[0]))
                 found = self._completion(raw)
             except openai.APIStatusError as exc:
-                if str(exc.code) in _FILTERED:
-                    return _answer(query.want, None, usage=_ONE_REQUEST)
-                self._adapt(exc)
+                self._adapt(exc, prepared.contents[0])
                 raise
         limits = rate_limits(raw.headers)
         choice = (found.choices or [])[0]
@@ -338,7 +349,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     try:
                         row, censored = label_log_probs(top, choice.first_token(), words)
                     except ValueError as exc:
-                        raise BackendError(
+                        raise BackendRefused(
                             f"{exc}, so they are no probabilities: set log_probs: false with loss: "
                             "zero_one, or take another server",
                             url=self._url,
@@ -381,14 +392,24 @@ class OpenAIBackend(ServerBackend[_Prepared]):
 
     def _body(self, query: Query, content: Content) -> dict[str, Any]:
         labels = query.want == "labels"
-        # Servers may scale log-probabilities by it; a written answer must not be random.
-        temperature = 1 if labels else self._temperature
-        body: dict[str, Any] = {"model": self._model, "temperature": temperature}
+        body: dict[str, Any] = {"model": self._model}
+        if "temperature" not in self._changes:
+            # Servers may scale log-probabilities by it; a written answer must not be random.
+            body["temperature"] = 1 if labels else 0
+        if "system" in self._changes and content[0][0] == "system":
+            (_, system), (role, text), *rest = content
+            content = [(role, f"{system}\n\n{text}"), *rest]
         if self._api == "completions":
             body |= {"prompt": content[0][1], "max_tokens": _most_written(query)}
             body |= {"stop": list(query.stop)} if query.stop else {}
             return body | ({"logprobs": self._num_top} if labels else {})
-        body["messages"] = [{"role": role, "content": text} for role, text in content]
+        body["messages"] = [
+            {
+                "role": role,
+                "content": [{"type": "text", "text": text}] if "parts" in self._changes else text,
+            }
+            for role, text in content
+        ]
         if self._continuing and content[-1][0] == "assistant":
             body["extra_body"] = self._continuing
         body[self._max_name] = _most_written(query)
@@ -404,52 +425,71 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             }
         return body
 
-    def _adapt(self, exc: openai.APIStatusError) -> None:
+    def _adapt(self, exc: openai.APIStatusError, content: Content) -> None:
+        """Change the form of the next requests to what the server names, each part once.
+
+        Raises:
+            FormChanged: The next attempt has another form.
+            BackendRefused: The input does not fit the model.
+            BackendBlocked: A setting must change.
+        """
         if exc.status_code not in (400, 403, 422):
             return
         said, param = self._server.message_of(exc), str(exc.param)
-        text = f"{param} {said}".lower()
+        text, sent = f"{param} {said}".lower(), " ".join(text for _, text in content).lower()
         facts: dict[str, Any] = {"url": self._url, "said": said, "usage": _ONE_REQUEST}
+
+        def names(*words: str) -> bool:
+            # A server may quote the input.
+            return any(word == param or (word in text and word not in sent) for word in words)
+
         if {str(exc.code), str(exc.type)} & _TOO_LONG:
-            raise BackendError(
+            raise BackendRefused(
                 "an input is longer than the model's context: shorten the template "
                 "or the prompt, lower max_input_tokens (a tokenizer counts them exactly), or start "
                 "the server with a longer context",
                 **facts,
             )
-        if "output limit was reached" in text:
-            raise self._only_reasons()
-        if "logprobs" in text:
+        if names("output limit was reached"):
+            raise self._only_reasons(_ONE_REQUEST)
+        if names("logprobs", "top_logprobs"):
             never = ("unsupported", "not support", "not allowed")
             if self._num_top == _TOP and not any(word in f"{exc.code} {text}" for word in never):
                 self._num_top = _SMALL_TOP
                 raise self._again(f"it shows at most {_SMALL_TOP} tokens")
             self._refuse_no_log_probs(_ONE_REQUEST)
-        about_length = self._max_name in text and "context" not in text
-        if about_length and not self._max_name_detected and self._api == "chat":
-            others = {"max_tokens", "max_completion_tokens"} - {self._max_name}
-            self._max_name, self._max_name_detected = others.pop(), True
+        if names(self._max_name) and "context" not in text and self._once("max_name"):
+            self._max_name = _OTHER_NAME[self._max_name]
             raise self._again(f"it expects {self._max_name}")
-        if "temperature" in text and self._temperature == 0:
-            self._temperature = 1
-            raise self._again("it writes at temperature 1 only, so its answers are random")
-        if "response_format" in text or "json_schema" in text:
+        if names("temperature") and self._once("temperature"):
+            raise self._again("without temperature, so written answers are random")
+        if content[0][0] == "system" and names("system", "role") and self._once("system"):
+            raise self._again("the system message is the beginning of the user's")
+        if names("array", "list") and names("content", "messages") and self._once("parts"):
+            raise self._again("messages are lists of parts")
+        if names("response_format", "json_schema"):
             raise BackendBlocked(
                 f"model {self._model!r} offers no JSON schema: set structured: false", **facts
             )
-        if "reasoning_effort" in text:
+        if names("reasoning_effort"):
             raise BackendBlocked(
                 f"model {self._model!r} does not take reasoning_effort "
                 f"{self._reasoning_effort!r}: change it or leave it out",
                 **facts,
             )
 
-    def _again(self, what: str) -> BackendUnavailable:
-        return BackendUnavailable(
-            f"the server does not accept this form of request ({what}); the next attempt adapts",
+    def _once(self, change: str) -> bool:
+        if (self._api == "completions" and change != "temperature") or change in self._changes:
+            return False
+        self._changes.add(change)
+        return True
+
+    def _again(self, change: str) -> FormChanged:
+        _log.warning("requests are adapted to the model's server", url=self._url, change=change)
+        return FormChanged(
+            f"the server does not accept this form of request ({change}); the next attempt adapts",
             url=self._url,
             usage=_ONE_REQUEST,
-            retry_after_s=0.0,
         )
 
     def _refuse_no_log_probs(self, usage: Usage, *, shows: bool = False) -> None:
@@ -474,8 +514,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if choice.finish_reason == "length" and not choice.written and reasoning:
             raise self._only_reasons(usage)
 
-    def _only_reasons(self, usage: Usage | None = None) -> BackendBlocked:
-        return BackendBlocked(
+    def _only_reasons(self, usage: Usage) -> BackendRefused:
+        return BackendRefused(
             f"model {self._model!r} reasons until its tokens are used up: set reasoning_effort: "
             "none (or its lowest), or take another model",
             url=self._url,
@@ -499,15 +539,15 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     raw = await models.retrieve(self._model)
                     return _object(raw.content)
                 except openai.APIStatusError as exc:
-                    if exc.status_code not in (404, 405, 501):
+                    if exc.status_code == 401:
                         raise
                 # Either the model is unknown, or the server supports only the list.
                 try:
                     listing = await models.list()
                 except openai.APIStatusError as exc:
-                    if self._is_openai or exc.status_code not in (404, 405, 501):
+                    if exc.status_code == 401:
                         raise
-                    return None
+                    return None  # The list may be forbidden, or down; the first request decides.
                 found = _object(listing.content).get("data")
         entries = found if isinstance(found, list) else []
         by_name = {

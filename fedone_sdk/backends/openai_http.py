@@ -14,12 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
 
 from fedone_sdk.backends.base import P, PreparingBackend, RateLimits
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
     BackendError,
+    BackendRefused,
     BackendUnavailable,
     MissingExtraError,
     SpecError,
@@ -51,6 +53,11 @@ _SECRET_SHAPE = re.compile(
     r"|(?<=://)[^\s/@]+(?=@)"
 )
 _ONE_REQUEST = Usage(requests=1)
+_MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1>|<[a-z/!][^>]*>")
+_SAYING = (
+    *("loc", "error", "errors", "message", "msg", "detail", "details", "title", "metadata"),
+    *("raw", "reason", "error_msg", "error_message"),
+)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -63,7 +70,8 @@ class ModelServer:
 
     Args:
         model: The server's name of the model.
-        base_url: URL with its ``/v1``; None is OpenAI's own, also if ``OPENAI_BASE_URL`` is set.
+        base_url: URL with its ``/v1``, or an address of Azure with its query; None is OpenAI's own,
+            also if ``OPENAI_BASE_URL`` is set.
         api_key_env: Environment variable that holds the key; None sends no key.
         timeout_s: Time limit of each read, in seconds; connecting has half of it, at most 10 s. A
             server that sends slowly can take longer in total, so callers also apply
@@ -78,23 +86,19 @@ class ModelServer:
         import openai
 
         self.model, self.timeout_s, self.key_env = model, timeout_s, api_key_env
-        self.url = base_url or OPENAI_URL
+        self.url, query = _address(base_url or OPENAI_URL)
+        # The client requires a key; the hook removes it.
+        key = "none" if api_key_env is None else read_key(api_key_env)
         self.client = openai.AsyncOpenAI(
-            # The client requires a key; the hook removes it.
-            api_key="none" if api_key_env is None else read_key(api_key_env),
+            api_key=key,
             base_url=self.url,
+            default_query=query,
+            default_headers={"api-key": key} if api_key_env and _is_azure(self.url) else None,
             # The connect timeout expires first, and proves that nothing was sent.
             timeout=openai.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s / 2)),
             # `Retries` repeats requests, and each attempt is paid.
             max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(
-                # Servers close idle connections after 5 s or more. A request sent at that moment is
-                # lost, at unknown cost, so idle connections expire earlier here.
-                limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
-                    max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
-                ),
-                event_hooks={"request": [] if api_key_env is not None else [_leave_out_key]},
-            ),
+            http_client=_http_client([] if api_key_env is not None else [_leave_out_key]),
         )
 
     @contextmanager
@@ -107,8 +111,8 @@ class ModelServer:
 
         Raises:
             BackendUnavailable: 408, 409, 425, 429, 5xx, no connection, timeout, broken answer.
-            BackendBlocked: 401, 402, 403, 404, 405, a redirect, no quota left, a TLS failure.
-            BackendError: Any other refusal.
+            BackendBlocked: 401, 402, 404, 405, a redirect, no quota left, a TLS failure.
+            BackendRefused: 403, and any other refusal.
         """
         import openai
 
@@ -143,8 +147,7 @@ class ModelServer:
 
     def message_of(self, exc: openai.APIStatusError) -> str:
         """Return the server's message of a refusal: one bounded line without the key."""
-        message = exc.body.get("message") if isinstance(exc.body, Mapping) else None
-        return _short(message, self.key_env) if isinstance(message, str) else ""
+        return _short(_words(exc.body), self.key_env)
 
     def _of_status(self, exc: openai.APIStatusError) -> BackendError:
         status, model = exc.status_code, self.model
@@ -157,9 +160,6 @@ class ModelServer:
             return BackendBlocked(
                 "the account has no quota left: add credit or raise its limit", **facts
             )
-        if status == 403:
-            problem = f"the key may not use model {model!r}: change its rights, or the model"
-            return BackendBlocked(problem, key_env=self.key_env, **facts)
         if status in (404, 405) or status < 400:
             return BackendBlocked(
                 f"HTTP {status}: there is no model {model!r} here, or the key has no access to "
@@ -171,7 +171,10 @@ class ModelServer:
                 facts["usage"] = None
             wait_s = retry_after_s(exc.response.headers)
             return BackendUnavailable(f"HTTP {status}", retry_after_s=wait_s, **facts)
-        return BackendError(f"HTTP {status}: the request was refused", **facts)
+        if status == 403:
+            problem = f"HTTP 403: the text is not allowed, or the key may not use model {model!r}"
+            return BackendRefused(problem, key_env=self.key_env, **facts)
+        return BackendRefused(f"HTTP {status}: the request was refused", **facts)
 
     async def get(self, path: str) -> dict[str, Any]:
         """Return the JSON object at a path, relative to `url`."""
@@ -297,6 +300,61 @@ def without_secrets(text: str, key_env: str | None = None) -> str:
         if len(secret) >= _LEAST_CHARS:
             text = text.replace(secret, "[removed]")
     return _SECRET_SHAPE.sub("[removed]", text)
+
+
+def _address(base_url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without its query and its endpoint, and the query.
+
+    Users copy Azure's addresses with both.
+    """
+    try:
+        parts = urlsplit(base_url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # The port, or a bracket.
+        valid = False
+    if not valid or any(map(str.isspace, base_url)):
+        raise SpecError(
+            f"base_url: {without_secrets(base_url)!r} is no address; write http(s)://host:port/v1 "
+            "(a port is 1 to 65535)",
+            source="backend",
+        )
+    path = re.sub(r"/(chat/)?completions/*$", "", parts.path)
+    return parts._replace(path=path, query="", fragment="").geturl(), dict(parse_qsl(parts.query))
+
+
+def _is_azure(url: str) -> bool:
+    return (urlsplit(url).hostname or "").endswith(".azure.com")
+
+
+def _http_client(hooks: list[Any]) -> Any:
+    import openai
+
+    try:
+        return openai.DefaultAsyncHttpxClient(
+            # Servers close idle connections after 5 s or more. A request sent at that moment is
+            # lost, at unknown cost, so idle connections expire earlier here.
+            limits=type(openai.DEFAULT_CONNECTION_LIMITS)(
+                max_connections=1000, max_keepalive_connections=1000, keepalive_expiry=2.0
+            ),
+            event_hooks={"request": hooks},
+        )
+    except Exception as exc:  # Its errors have no common base class.
+        raise SpecError(
+            f"the environment's proxy or certificates cannot be used ({_short(str(exc), None)}): "
+            "change HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE or SSL_CERT_DIR",
+            source="backend",
+        ) from exc
+
+
+def _words(body: object) -> str:
+    """Return what an error's body says, whatever its form: JSON of any shape, text or HTML."""
+    if isinstance(body, str):
+        return _MARKUP.sub(" ", body)
+    if isinstance(body, Mapping):
+        found = [_words(body[name]) for name in _SAYING if name in body]
+    else:
+        found = [_words(each) for each in body] if isinstance(body, list) else []
+    return ": ".join(dict.fromkeys(filter(None, found)))
 
 
 async def _leave_out_key(request: Any) -> None:

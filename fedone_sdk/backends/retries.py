@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from itertools import count
+from dataclasses import replace
 
 import structlog
 
 from fedone_sdk.backends.base import Answer, Want
 from fedone_sdk.budget import NOTHING
-from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, LabelsNotShown
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    FormBlocked,
+    FormChanged,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -23,8 +29,8 @@ class Retries:
     """Repeats requests after `BackendUnavailable`, with a circuit breaker.
 
     Delays between attempts use exponential backoff with full jitter, in addition to the pause that
-    the provider requests, and are at most `max_wait_s`. The answer's usage is that of the last
-    attempt; each attempt is charged when it is sent.
+    the provider requests, and are at most `max_wait_s`. The answer's usage is that of all attempts
+    whose cost is known; each attempt is charged when it is sent.
 
     The first request of each kind is sent alone, so that a wrong key or setting costs one request;
     so is the next request whenever `alone` asks for it.
@@ -32,8 +38,8 @@ class Retries:
     The breaker opens after `breaker_failures` failed attempts in a row, over all requests, or at
     the first `BackendBlocked`. While it is open, all requests, including waiting ones, fail with
     `BackendBlocked`, and only pending ones complete. After a pause of `max_wait_s`, or after
-    `reset`, one probe request is sent, and all others wait for its result. `LabelsNotShown` does
-    not open the breaker, because it concerns the label words of one query.
+    `reset`, one probe request is sent, and all others wait for its result. `FormBlocked` does not
+    open the breaker, because it concerns one task.
 
     Args:
         attempts: Maximum attempts per request.
@@ -72,16 +78,22 @@ class Retries:
         Raises:
             BackendBlocked: The breaker is open, or a setting, key or quota must change.
         """
-        for number in count(1):
+        spent, failures = NOTHING, 0
+        while True:
             try:
-                return await self._attempt(want, ask)
+                answer = await self._attempt(want, ask)
+                return replace(answer, usage=answer.usage + spent)
+            except FormChanged as exc:  # Finite: a form does not change back.
+                spent += exc.usage or NOTHING
+                continue
             except BackendUnavailable as exc:
-                if number == self._attempts:
+                spent += exc.usage or NOTHING
+                failures += 1
+                if failures == self._attempts:
                     raise
-                wait_s = self._wait_s(number, exc)
-                _log.info("trying again", attempt=number, wait_s=wait_s, reason=str(exc))
+                wait_s = self._wait_s(failures, exc)
+                _log.info("trying again", attempt=failures, wait_s=wait_s, reason=str(exc))
             await self._pause(wait_s)
-        raise AssertionError("unreachable")
 
     @property
     def trouble(self) -> str | None:
@@ -99,19 +111,20 @@ class Retries:
         openings = self._openings
         try:
             answer = await ask()
-        except LabelsNotShown:
-            self._answered(want, openings)  # Other label words may work.
+        except FormBlocked:
+            self._answered(want, openings)  # Other tasks may work.
             raise
         except BackendBlocked as exc:
             if openings == self._openings:
                 self._failures = 0
                 self._open(exc)
             raise
+        except FormChanged:
+            raise  # `want` stays untried, so that the next form is sent alone too.
         except BackendUnavailable as exc:
             if openings != self._openings:
                 raise  # It was sent before the breaker opened.
-            if exc.retry_after_s != 0:  # 0: the form of the request changes.
-                self._tried.add(want)
+            self._tried.add(want)
             self._failures += 1
             if self._failures < self._breaker_failures:
                 self._refusal = None

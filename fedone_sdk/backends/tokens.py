@@ -40,6 +40,9 @@ Their chat templates may add a default system message. The longest in wide use i
 _TIMEOUT_S = 5.0
 """Time limit for tiktoken's download of a vocabulary (a few MB, once per machine)."""
 
+_MAX_ENCODED = 50_000
+"""Characters that tiktoken gets at once."""
+
 _BYTES_PER_TOKEN = 16
 """More bytes than a token of a text has in the mean; natural languages have about 4."""
 
@@ -146,6 +149,13 @@ class _TiktokenCounter(TokenCounter):
         self._encoding = encoding
 
     def spans(self, text: str) -> list[Span]:
+        if len(text) > _MAX_ENCODED:  # tiktoken panics at long runs of one kind of character.
+            parts = range(0, len(text), _MAX_ENCODED)
+            return [
+                (start + begin, start + end)
+                for start in parts
+                for begin, end in self.spans(text[start : start + _MAX_ENCODED])
+            ]
         ids = self._encoding.encode_ordinary(text)
         begins = self._encoding.decode_with_offsets(ids)[1]
         # Tokens that share a character start at the same place.

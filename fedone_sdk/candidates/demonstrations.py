@@ -7,6 +7,7 @@ from itertools import cycle, islice
 from typing import NamedTuple
 
 from fedone_sdk.candidates.prompt import label_placeholder
+from fedone_sdk.data.misfit import label_misfit, text_misfit
 from fedone_sdk.data.splitmix import SplitMix64
 from fedone_sdk.errors import DataError, SpecError
 from fedone_sdk.task import Example, TaskSpec, answer_word, label_index, pieces_of
@@ -145,35 +146,19 @@ def _pools(task: TaskSpec, form: _Form, examples: Iterable[Example]) -> dict[str
     found: dict[str, dict[str, None]] = {label: {} for label in labels}
     reserved = [f"{{{name}}}" for name in form.slots]
     reserved += map(label_placeholder, task.labels)
+    # A demonstration needs a reference text, also where a score function does not.
+    strict = task.model_copy(update={"loss": "nll"}) if task.generates else task
     for number, example in enumerate(examples, 1):
-        for field in texts_of:
-            if problem := _problem(example, field):
-                raise DataError(f"row {number}: field {field!r} {problem}")
-        if task.label_field not in example:
-            raise DataError(f"row {number}: field {task.label_field!r} is missing")
+        misfits = (text_misfit(example, field, None) for field in form.fields)
+        if misfit := next(filter(None, misfits), label_misfit(strict, example)):
+            raise DataError(f"row {number}: {misfit}")
         value = example[task.label_field]
-        if (index := 0 if task.generates else label_index(task, value)) is None:
-            raise DataError(
-                f"row {number}: field {task.label_field!r} is {str(value)!r:.80}, "
-                f"not one of: {', '.join(task.labels)}"
-            )
-        label = labels[index]
+        label = labels[0 if task.generates else label_index(task, value) or 0]
         texts = [example[field] for field in texts_of]
         if not any(special_token(text) or any(mark in text for mark in reserved) for text in texts):
             answer = value if task.generates else label_placeholder(label)
             found[label][form.shot(example, answer, is_text=task.generates)] = None
     return {label: list(shots) for label, shots in found.items()}
-
-
-def _problem(example: Example, field: str) -> str | None:
-    value = example.get(field)
-    if not isinstance(value, str):
-        return "is missing" if field not in example else f"is {type(value).__name__}, not text"
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can contain one, tokenizers reject it
-        return "has half of a surrogate pair; it must be valid Unicode text"
-    return None
 
 
 def _preferred(pool: Sequence[str], need: int, max_chars: int) -> list[str]:
@@ -191,7 +176,10 @@ def _blocks(
     for number in range(blocks):
         order = order[::-1] if number % 2 else stream.shuffle(list(pools))
         for _ in range(_TRIES):
-            block = _joined(_drawn(decks, list(islice(cycle(order), count))))
+            drawn: list[str] = []
+            for label in islice(cycle(order), count):
+                drawn.append(next(shot for shot in decks[label] if shot not in drawn))
+            block = _joined(drawn)
             if len(block) > MAX_CANDIDATE_CHARS:
                 shortest = min(shortest or len(block), len(block))
             elif block not in found:
@@ -208,13 +196,6 @@ def _blocks(
 def _endless(pool: Sequence[str], stream: SplitMix64) -> Iterator[str]:
     while True:
         yield from stream.shuffle(pool)
-
-
-def _drawn(decks: dict[str, Iterator[str]], labels: Sequence[str]) -> list[str]:
-    drawn: list[str] = []
-    for label in labels:
-        drawn.append(next(shot for shot in decks[label] if shot not in drawn))
-    return drawn
 
 
 def _joined(shots: Sequence[str]) -> str:

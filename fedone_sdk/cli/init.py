@@ -123,31 +123,39 @@ def init(
     keys = (text, label)
     if not all(key.isidentifier() and key not in taken for key in keys):
         keys = ("text", "label")
-    document = _document(
-        name[:64], drafted, cut, backend, keys, files=files, clients=clients, queries=queries
-    )
     content = {
-        file: "".join(
-            json.dumps(dict(zip(keys, row.values(), strict=True)), ensure_ascii=False) + "\n"
-            for row in part
-        )
+        file: "".join(_yaml(dict(zip(keys, row.values(), strict=True))) + "\n" for row in part)
         for file, part in zip(files.values(), parts, strict=True)
     }
-    _write(target, {**content, target.name: document}, fresh=fresh)
+    content[target.name] = _document(
+        drafted,
+        form=f"{{{keys[0]}:.{cut}}}",
+        name=name[:64],
+        label=keys[1],
+        train=files["train"],
+        dev=files["dev"],
+        clients=clients,
+        samples=_SAMPLES,
+        batch=_BATCH,
+        queries=queries,
+        rounds=_ROUNDS * max(1, queries // _SAMPLES),
+        backend=backend,
+    )
+    _write(target, content, fresh=fresh)
     longer = sum(len(row["text"]) > cut for row in usable.rows)
-    named = drafted.task["labels"].items()
     described = drafted.task["description"]
-    facts = {
-        "model": backend.get("model", "roberta-mini"),
-        "texts": f"{described['text']}, {described['aspect']}; cut at {cut} characters"
-        f" ({plural(longer, 'row')} of {len(usable.rows)} longer)",
-        "label words": ", ".join(f"{value}: {word!r}" for value, word in named),
-        files["train"]: f"{plural(len(parts.train), 'row')}, on {plural(clients, 'device')}",
-        files["dev"]: f"{plural(len(parts.dev), 'row')}, which only measure the prompt",
-        files["public"]: f"{plural(len(parts.public), 'row')}, which become public as examples",
-    }
     output.heading(f"{target}: texts of {text!r}, labels of {label!r}")
-    output.facts(facts)
+    output.facts(
+        {
+            "model": backend.get("model", "roberta-mini"),
+            "texts": f"{described['text']}, {described['aspect']}; cut at {cut} characters"
+            f" ({plural(longer, 'row')} of {len(usable.rows)} longer)",
+            "label words": ", ".join(f"{one}: {w!r}" for one, w in drafted.task["labels"].items()),
+            files["train"]: f"{plural(len(parts.train), 'row')}, on {plural(clients, 'device')}",
+            files["dev"]: f"{plural(len(parts.dev), 'row')}, which only measure the prompt",
+            files["public"]: f"{plural(len(parts.public), 'row')}, which become public as examples",
+        }
+    )
     for line in usable.notes:
         output.console.print(f"  note: {line}")
     output.console.print(f"\nNext: fedone plan {target}, then fedone tune {target}")
@@ -206,13 +214,12 @@ def _backend_of(model: str) -> dict[str, Any]:
     if model in LOCAL_MODELS:
         known = LOCAL_MODELS[model]
         return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
-    path = Path(model)
+    path, kind = Path(model), "openai"
     if path.suffix == ".gguf":
-        return {"kind": "llama_cpp", "model": str(path.absolute())}
-    if path.is_dir():
+        kind = "llama_cpp"
+    elif path.is_dir():
         kind = "onnx" if any(path.glob("*.onnx")) else "transformers"
-        return {"kind": kind, "model": str(path.absolute())}
-    return {"kind": "openai", "model": model}
+    return {"kind": kind, "model": model if kind == "openai" else str(path.absolute())}
 
 
 async def _drafted(
@@ -263,52 +270,22 @@ async def _check(path: Path) -> None:
         await plan_run(run.federation(), backend=backend)
 
 
-def _document(
-    name: str,
-    draft: Draft,
-    cut: int,
-    backend: Mapping[str, Any],
-    keys: tuple[str, str],
-    *,
-    files: Mapping[str, str],
-    clients: int,
-    queries: int,
-) -> str:
+def _document(draft: Draft, form: str, **values: Any) -> str:
+    """Return RUN.yaml; `form` is the placeholder of a text."""
     task = draft.task
-    form = {key: value for key, value in task.items() if key in ("chat", "template")}
-    text, label = keys
-    written = {key: _cut(value, f"{{{text}:.{cut}}}") for key, value in form.items()}
-    return (
-        assets.path("new-run.yaml")
-        .read_text("utf-8")
-        .format(
-            name=_yaml(name),
-            form="\n".join(f"  {key}: {_yaml(value)}" for key, value in written.items()),
-            label=_yaml(label),
-            description=_yaml(task["description"]),
-            labels="\n".join(
-                f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()
-            ),
-            slots="\n".join(
-                f"    - name: {slot}\n      candidates: {_yaml(candidates)}"
-                for slot, candidates in draft.slots.items()
-            ),
-            train=_yaml(files["train"]),
-            dev=_yaml(files["dev"]),
-            clients=clients,
-            samples=_SAMPLES,
-            batch=_BATCH,
-            queries=queries,
-            rounds=_ROUNDS * max(1, queries // _SAMPLES),
-            backend=_yaml(dict(backend)),
-        )
-    )
-
-
-def _cut(form: Any, field: str) -> Any:
-    if isinstance(form, str):
-        return form.replace("{text}", field)
-    return {role: _cut(text, field) for role, text in form.items()}
+    asked = {key: _yaml(value) for key, value in task.items() if key in ("chat", "template")}
+    blocks = {
+        "form": [f"  {key}: {value.replace('{text}', form)}" for key, value in asked.items()],
+        "labels": [f"    {_yaml(one)}: {_yaml(word)}" for one, word in task["labels"].items()],
+        "slots": [
+            f"    - name: {slot}\n      candidates: {_yaml(candidates)}"
+            for slot, candidates in draft.slots.items()
+        ],
+    }
+    written = {key: _yaml(value) for key, value in values.items()}
+    written |= {key: "\n".join(lines) for key, lines in blocks.items()}
+    template = assets.path("new-run.yaml").read_text("utf-8")
+    return template.format(description=_yaml(task["description"]), **written)
 
 
 def _yaml(value: object) -> str:

@@ -48,6 +48,10 @@ class BackendOracle:
             Declining: The model failed, or the score function is broken.
             SpecError: The backend cannot answer what the task's loss needs.
         """
+        if not step.batch.texts:  # All are held back, which a private device does not show.
+            cost = Usage(queries=step.prompts.shape[0])
+            step.keep([(step.keys, ())], self._backend.fingerprint, cost)
+            return
         rows = step.prompts.rows()
         places: dict[TextPrompt, list[str]] = {}
         for place in missing:
@@ -71,6 +75,11 @@ class BackendOracle:
             await score_all(recorded, queries)
         except (BackendError, BudgetError) as exc:
             _log.warning("the device's model failed", reason=str(exc))
+            if step.batch.private and type(exc) is BackendError:  # Perhaps because of a text.
+                unanswered = [key for key in step.keys if not step.has(key)]
+                nothing = [None] * len(step.batch.texts)
+                step.keep([(unanswered, nothing)], self._backend.fingerprint)
+                return
             kind = Unfit if isinstance(exc, BudgetExhausted) else Declining
             raise kind(reason_of(exc)) from exc
         finally:

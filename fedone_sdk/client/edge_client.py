@@ -46,10 +46,6 @@ from fedone_sdk.task import Example
 _log = structlog.get_logger(__name__)
 
 
-_MAX_LOGGED = 8
-"""Maximal number of runs whose fit a new device logs: each costs a request."""
-
-
 class EdgeClient:
     """A device that takes part in prompt tuning with its own labelled text.
 

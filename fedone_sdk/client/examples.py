@@ -189,11 +189,11 @@ class Minibatch:
         """Count scored, failed and vetoed examples; private ones count as scored.
 
         Raises:
-            Declining: Too few were scored.
+            Declining: Too few were scored, and they are not private.
         """
         total = len(self.texts) + self.vetoed
         scored = len(self.texts) - len(failed)
-        if self.private and scored:
+        if self.private:
             return Scored(scored=total)
         if not scored or scored < MIN_SCORED_SHARE * total:
             raise Declining(

@@ -24,6 +24,7 @@ from fedone_sdk.client.state import Change
 from fedone_sdk.data.splitmix import draw_minibatch
 from fedone_sdk.errors import BackendError, SpecError, needs_extra, one_line
 from fedone_sdk.messages import (
+    MAX_LOSS,
     AlphaAssignment,
     AlphaUpdate,
     Array,
@@ -117,13 +118,18 @@ class Step:
         return known and not (self.biases is not None and self.journal.answers(key) is None)
 
     def _losses(self, answers: Sequence[LogProbs | str | None]) -> Row:
+        pairs = zip(answers, self.batch.examples, strict=True)
+        return tuple(None if answer is None else self._loss(answer, row) for answer, row in pairs)
+
+    def _loss(self, answer: LogProbs | str, example: Example) -> float | None:
         try:
-            return tuple(
-                None if answer is None else example_loss(self.task, answer, example, self.score)
-                for answer, example in zip(answers, self.batch.examples, strict=True)
-            )
+            loss = example_loss(self.task, answer, example, self.score)
+            # A hostile gateway's numbers can be huge for one label only.
+            return min(max(loss, -MAX_LOSS), MAX_LOSS)
         except SpecError as exc:
             _log.warning("score function failed", reason=str(exc))
+            if self.batch.private:
+                return None
             cause = exc.__cause__
             # Neither a text nor a value leaves the device: they may quote private data.
             raise Declining(

@@ -19,18 +19,8 @@ _TEXT_NAMES = (
     *("utterance", "description", "title", "v2"),
 )
 _LABEL_NAMES = (
-    *(
-        "label",
-        "class",
-        "category",
-        "target",
-        "intent",
-        "sentiment",
-        "topic",
-        "priority",
-        "emotion",
-    ),
-    *("tag", "type", "rating", "stars", "y", "v1"),
+    *("label", "class", "category", "target", "intent", "sentiment", "topic", "priority"),
+    *("emotion", "tag", "type", "rating", "stars", "y", "v1"),
 )
 NAMES = {*_TEXT_NAMES, *_LABEL_NAMES}
 """Names of columns that tables have most."""

@@ -11,7 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from heapq import nlargest
+from statistics import median_high
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +43,10 @@ _MAX_PERMUTED = 3
 _DEMONSTRATION_CHARS = 1000
 """Characters of a block of demonstrations, which every query reads once."""
 
-_SPELLS_SEVERAL = ("llama_cpp", "transformers", "vllm")
+_SPELLS_SEVERAL = ("llama_cpp", "transformers")
+
+_ANY_LABELS = {"0": " a", "1": " b"}
+"""Labels of a form that is asked before the label words are known."""
 
 _Floats = NDArray[np.float64]
 
@@ -112,25 +117,26 @@ async def draft(
     sets = [[*one.values()] for one in found.others]
     if blank:
         sets = [one for one in sets if await reader.takes(one, "")]
-    slots = _slots(reader.form, noun, about, blank=blank)
-    if "instruction" in slots:
+    names = {"noun": noun, "about": about, "Noun": noun.capitalize(), "About": about.capitalize()}
+    slots: dict[str, Any] = {
+        slot: [text.format(**names) for text in texts]
+        for slot, texts in _slots_of(reader.form).items()
+    }
+    if not blank:
+        slots["opening"].remove("")
+    if reader.form != "cloze":
         slots["instruction"] = {"kind": "instructions", "size": 6}
-    shots = _shots(reader)
-    if "demonstrations" in slots and len(shots) > 1:
-        kind_of = {"kind": "demonstrations", "file": public}
-        slots["demonstrations"] = {**kind_of, "shots": shots, "blocks": 2}
+        if len(shots := _shots(rows)) > 1:
+            source = {"kind": "demonstrations", "file": public}
+            slots["demonstrations"] = {**source, "shots": shots, "blocks": 2}
     if sets:
         slots["labels"] = {"kind": "labels", "sets": sets}
-    return Draft(
-        task={
-            **_shipped()["forms"][reader.form],
-            "description": {"text": noun, "aspect": about},
-            "labels": dict(found.main),
-        },
-        slots=slots,
-        several=found.several,
-        char_s=reader.char_s,
-    )
+    task = {
+        **_shipped()["forms"][reader.form],
+        "description": {"text": noun, "aspect": about},
+        "labels": found.main,
+    }
+    return Draft(task=task, slots=slots, several=found.several, char_s=reader.char_s)
 
 
 def _named(column: str) -> str | None:
@@ -157,84 +163,67 @@ class _Reader:
     """
 
     def __init__(self, model: LLMBackend, rows: Sequence[Mapping[str, str]]) -> None:
-        self._model = model
-        self.rows = rows
+        self.model, self.rows = model, rows
         self.labels = sorted({row["label"] for row in rows})
         self.targets = np.array([self.labels.index(row["label"]) for row in rows])
-        self.form = "chat"
-        self.opening = ""
+        self.form, self.opening = "", "Answer:"
         self.char_s: float | None = None
 
-    @property
-    def reads(self) -> bool:
-        """Whether the model may read rows at no cost."""
-        return self._model.local
-
     async def find_form(self) -> None:
-        """Find the form that the model takes."""
-        forms = [*_shipped()["forms"]]
-        for form in forms:
-            self.form = form
-            try:
-                await self._model.check((), self._asked({"text": ""}, "Answer:"))
-            except (BackendBlocked, BackendUnavailable):
-                raise
-            except BackendError:
-                if form == forms[-1]:
-                    raise
-            else:
+        """Find the form that the model takes; raise its error if it takes none."""
+        for self.form in _shipped()["forms"]:
+            if await self.takes(()):
                 return
+        await self.model.check((), self._asked("", self.opening))
 
-    async def valid(self, words: Iterable[str], taken: Sequence[str] = ()) -> list[str]:
-        """Return the words that are one token after the opening."""
-        form = self._asked({"text": ""}, self.opening or "Answer:")
-        return await valid_words(self._model, [*words], form, apart_from=taken)
+    async def valid(self, words: Iterable[str]) -> list[str]:
+        """Return the words that are one token after the opening, each in one spelling."""
+        return await valid_words(self.model, [*words], self._asked("", self.opening))
 
     async def takes(self, words: Iterable[str], opening: str | None = None) -> bool:
         """Whether all words are one token after the opening, or after another one."""
-        form = self._asked({"text": ""}, self.opening if opening is None else opening)
+        form = self._asked("", self.opening if opening is None else opening)
         try:
-            await self._model.check(tuple(words), form)
+            await self.model.check(tuple(words), form)
+        except (BackendBlocked, BackendUnavailable):
+            raise
         except BackendError:
             return False
         return True
 
-    async def read(self, words: Sequence[str], rows: Sequence[Mapping[str, str]]) -> _Floats:
-        """Return the log-probabilities of words after rows, shape (rows, words)."""
+    async def read(self, words: Sequence[str], texts: Sequence[str]) -> _Floats:
+        """Return the log-probabilities of words after texts, shape (texts, words)."""
         began = time.perf_counter(), time.process_time()
-        inputs = tuple(self._asked(row, self.opening) for row in rows)
-        answer = await self._model.score(Query(inputs=inputs, label_words=tuple(words)))
-        chars = sum(len(row["text"][:_SCREEN_CHARS]) + FRAME_CHARS for row in rows)
+        inputs = tuple(self._asked(text, self.opening) for text in texts)
+        answer = await self.model.score(Query(inputs=inputs, label_words=tuple(words)))
+        chars = sum(len(text[:_SCREEN_CHARS]) + FRAME_CHARS for text in texts)
         # Processor time where other programs delay the model.
         took = min(time.perf_counter() - began[0], time.process_time() - began[1])
-        self.char_s = took / max(1, chars)
+        self.char_s = took / chars
         return np.array(answer.log_probs)
 
     async def noun(self) -> str:
         """Return the noun that the rows make likelier than an empty text does."""
-        if not self.reads:
+        if not self.model.local:
             return "text"
         self.opening = " This is a" if self.form == "cloze" else "This is a"
         nouns = await self.valid(f" {noun}" for noun in _shipped()["nouns"])
         if len(nouns) < 2:
             return "text"
-        some = self.rows[:: max(1, len(self.rows) // 16)]
-        found = await self.read(nouns, [*some, {"text": ""}])
+        some = [row["text"] for row in self.rows[:: max(1, len(self.rows) // 16)]]
+        found = await self.read(nouns, [*some, ""])
         lift = found[:-1].mean(axis=0) - found[-1]
         return nouns[int(lift.argmax())].strip()
 
-    def _asked(self, row: Mapping[str, str], opening: str) -> Rendered:
+    def _asked(self, text: str, opening: str) -> Rendered:
         names = (*_slots_of(self.form),)
-        labels = {"0": " a", "1": " b"}
-        task = TaskSpec.model_validate(
-            {**_shipped()["forms"][self.form], "slots": names, "labels": labels}
-        )
+        form = {**_shipped()["forms"][self.form], "slots": names, "labels": _ANY_LABELS}
         texts = (*[""] * (len(names) - 1), opening)
-        return render(task, Filling(texts), {"text": row["text"][:_SCREEN_CHARS]})
+        row = {"text": text[:_SCREEN_CHARS]}
+        return render(TaskSpec.model_validate(form), Filling(texts), row)
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
+class _Words(NamedTuple):
     main: dict[str, str]
     others: Sequence[dict[str, str]] = ()
     several: bool = False
@@ -247,45 +236,40 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
     a set is, in this order: the whole names, if the model takes several tokens; shipped words that
     fit the rows; words that the rows make likelier; letters.
     """
-    labels = reader.labels
-    meaning = {label: given[label] if given else label for label in labels}
-    if not reader.reads:
-        first = {label: next(spellings_of(meaning[label]), label) for label in labels}
+    labels, names = reader.labels, given or {label: label for label in reader.labels}
+    if not reader.model.local:
+        first = {label: next(spellings_of(names[label]), label) for label in labels}
         if len(set(first.values())) == len(labels) and await reader.takes(first.values()):
             return _Words(first)  # One request of a hosted model instead of one per word.
-    own = {label: await reader.valid(spellings_of(meaning[label])) for label in labels}
-    telling = all(map(_says_something, meaning.values()))
-    whole = {label: " " + " ".join(re.findall(r"[^\W_]+", meaning[label])) for label in labels}
-    several = kind in _SPELLS_SEVERAL and telling
-    if not reader.reads:
-        main = _assigned({label: {w: -at for at, w in enumerate(own[label])} for label in labels})
-        if len(main) == len(labels):
-            return _Words(main)
-        return _Words(whole, several=True) if several else _Words(await _codes(reader))
-    shipped = [word for words in itertools.chain(*label_families()) for word in words]
-    lexicon = [*itertools.chain(*own.values()), *(f" {word}" for word in shipped)]
-    seen = await _Seen.of(reader, [*lexicon, *_frequent(reader)])
-    named = {label: seen.lifts(label, own[label]) if telling else {} for label in labels}
+    own = {label: await reader.valid(spellings_of(names[label])) for label in labels}
+    if not reader.model.local:
+        by_place = {label: {w: -at for at, w in enumerate(own[label])} for label in labels}
+        return _Words(_assigned(by_place) or await _codes(reader))
+    telling = all(re.search(r"[^\W\d_]{2}", names[label]) for label in labels)
+    shipped = (f" {word}" for words in itertools.chain(*label_families()) for word in words)
+    seen = await _Seen.of(reader, [*itertools.chain(*own.values()), *shipped, *_frequent(reader)])
     # Words of the names first, then any other.
+    named = {
+        label: {word: lifts[word] for word in own[label] if telling}
+        for label, lifts in seen.lifts.items()
+    }
     derived = _assigned(
         {
-            label: {word: lift - _LAST for word, lift in seen.lifts(label, seen.words).items()}
-            | named[label]
-            for label in labels
+            label: {word: lift - _LAST for word, lift in lifts.items()} | named[label]
+            for label, lifts in seen.lifts.items()
         }
     )
-    fitting = sorted(filter(seen.knows, _orders(labels, _assigned(named))), key=seen.loss)
     main = _assigned(named)
-    several = several and len(main) < len(labels) and len(set(whole.values())) == len(labels)
-    if len(main) < len(labels):
-        if several:
-            main = whole
-        elif not telling and fitting:
-            main = fitting[0]
-        else:
-            main = derived if len(derived) == len(labels) else await _codes(reader)
+    fitting = sorted(filter(seen.knows, _orders(labels, main)), key=seen.loss)
+    whole = {label: " " + " ".join(re.findall(r"[^\W_]+", names[label])) for label in labels}
+    distinct = telling and len(set(whole.values())) == len(labels)
+    several = not main and distinct and kind in _SPELLS_SEVERAL
+    if several:
+        main = whole
+    elif not main:
+        main = fitting[0] if fitting and not telling else derived or await _codes(reader)
     start = main if seen.knows(main) else derived
-    others = [*fitting, _improved(seen, start)] if len(start) == len(labels) else fitting
+    others = [*fitting, _improved(seen, start)] if start else fitting
     # A set that is worse already here would only cost queries.
     worst = seen.loss(start) if start == main else np.inf
     others = [one for one in others if one != main and seen.loss(one) <= worst]
@@ -295,9 +279,8 @@ async def _words(reader: _Reader, given: Mapping[str, str] | None, kind: str) ->
 def _improved(seen: _Seen, start: Mapping[str, str]) -> dict[str, str]:
     """Return a set in which each word that lowers the loss has replaced the label's own."""
     best = dict(start)
-    for label in start:
-        lifts = seen.lifts(label, seen.words)
-        for word in sorted(lifts, key=lambda word: -lifts[word])[:_WORDS_PER_LABEL]:
+    for label, lifts in seen.lifts.items():
+        for word in nlargest(_WORDS_PER_LABEL, lifts, key=lambda word: lifts[word]):
             trial = {**best, label: word}
             if word not in best.values() and seen.loss(trial) < seen.loss(best):
                 best = trial
@@ -308,76 +291,65 @@ class _Seen:
     """How likely words are after the public rows.
 
     Attributes:
-        words: Valid label words, no two with one spelling.
+        lifts: By label, how much likelier each word is after its texts than after others, nats.
     """
 
     def __init__(self, reader: _Reader, words: Sequence[str], log_probs: _Floats) -> None:
-        self.words = words
-        self._labels, self._targets, self._log_probs = reader.labels, reader.targets, log_probs
-        self._column = {word.strip().casefold(): at for at, word in enumerate(words)}
+        self._targets, self._of_word = reader.targets, dict(zip(words, log_probs.T, strict=True))
         inside = [log_probs[reader.targets == at].mean(axis=0) for at in range(len(reader.labels))]
         # Against the mean over classes, so that a frequent class does not count more.
-        self._lift = np.array(inside) - np.mean(inside, axis=0)
+        lifts = np.array(inside) - np.mean(inside, axis=0)
+        self.lifts: dict[str, dict[str, float]] = {
+            label: dict(zip(words, row.tolist(), strict=True))
+            for label, row in zip(reader.labels, lifts, strict=True)
+        }
 
     @classmethod
     async def of(cls, reader: _Reader, lexicon: Iterable[str]) -> _Seen:
         """Ask for the words of a lexicon that are valid."""
-        alike: dict[str, str] = {}
-        for word in await reader.valid(lexicon):
-            alike.setdefault(word.strip().casefold(), word)
-        words = [*alike.values()]
-        return cls(reader, words, await reader.read(words, reader.rows))
+        words = await reader.valid(lexicon)
+        return cls(reader, words, await reader.read(words, [row["text"] for row in reader.rows]))
 
     def knows(self, chosen: Mapping[str, str]) -> bool:
         """Whether all words of a set were asked for."""
-        return all(word.strip().casefold() in self._column for word in chosen.values())
-
-    def lifts(self, label: str, words: Iterable[str]) -> dict[str, float]:
-        """Return how much likelier words are after a label's texts than after others, nats."""
-        row = self._lift[self._labels.index(label)]
-        columns = {self._column[word.strip().casefold()] for word in words}
-        return {self.words[at]: float(row[at]) for at in columns}
+        return self._of_word.keys() >= {*chosen.values()}
 
     def loss(self, chosen: Mapping[str, str]) -> float:
         """Return the cross-entropy of a set, with each word's mean taken off."""
-        words = (chosen[label].strip().casefold() for label in self._labels)
-        found = self._log_probs[:, [self._column[word] for word in words]]
-        found = found - found.mean(axis=0)
+        found = np.array([self._of_word[chosen[label]] for label in self.lifts]).T
+        found -= found.mean(axis=0)
         found -= np.logaddexp.reduce(found, axis=1, keepdims=True)
         return float(-found[np.arange(len(found)), self._targets].mean())
 
 
 async def _codes(reader: _Reader) -> dict[str, str]:
     letters, labels = string.ascii_uppercase, reader.labels
-    pairs = map("".join, itertools.product(letters, repeat=2))
     codes: list[str] = []
-    for name in itertools.chain(letters, pairs, _frequent(reader)):
-        codes += await reader.valid([f" {name.strip()}"], taken=codes)
+    for name in (*letters, *map("".join, itertools.product(letters, repeat=2))):
+        codes += await reader.valid([f" {name}"])
         if len(codes) == len(labels):
             return dict(zip(labels, codes, strict=True))
     raise BackendError(f"the model has no {len(labels)} label words of one token each")
 
 
 def _assigned(scores: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Return one word for each label, each once, the highest scores first, in label order."""
+    """Return a word for each label, each once, the highest scores first; none if one has none."""
     pairs = [(score, label, word) for label in scores for word, score in scores[label].items()]
     found: dict[str, str] = {}
     for _, label, word in sorted(pairs, key=lambda pair: -pair[0]):
         if label not in found and word not in found.values():
             found[label] = word
-    return {label: found[label] for label in scores if label in found}
+    return {label: found[label] for label in scores} if len(found) == len(scores) else {}
 
 
 def _orders(labels: Sequence[str], main: Mapping[str, str]) -> Iterable[dict[str, str]]:
     """Return shipped sets: those of the labels' own words, or every order of those that fit."""
-    if len(main) == len(labels):
-        for own in shipped_label_sets({label: main[label] for label in labels}):
-            yield dict(zip(labels, own, strict=True))
-    elif len(labels) <= _MAX_PERMUTED:
-        for words in itertools.chain(*label_families()):
-            for order in itertools.permutations(words):
-                if len(words) == len(labels):
-                    yield {label: f" {word}" for label, word in zip(labels, order, strict=True)}
+    found: Iterable[Sequence[str]] = shipped_label_sets(main)
+    if not main and len(labels) <= _MAX_PERMUTED:
+        every = [[f" {word}" for word in words] for words in itertools.chain(*label_families())]
+        fit = (words for words in every if len(words) == len(labels))
+        found = itertools.chain.from_iterable(map(itertools.permutations, fit))
+    return (dict(zip(labels, words, strict=True)) for words in found)
 
 
 def _frequent(reader: _Reader) -> list[str]:
@@ -393,25 +365,10 @@ def _frequent(reader: _Reader) -> list[str]:
     return found
 
 
-def _says_something(name: str) -> bool:
-    return re.search(r"[^\W\d_]{2}", name) is not None
-
-
-def _slots(form: str, noun: str, about: str, *, blank: bool) -> dict[str, Any]:
-    """Return the lists of candidates of the form's slots."""
-    names = {"noun": noun, "about": about, "Noun": noun.capitalize(), "About": about.capitalize()}
-    found: dict[str, Any] = {
-        slot: [text.format(**names) for text in texts] for slot, texts in _slots_of(form).items()
-    }
-    if not blank:
-        found["opening"].remove("")
-    return found
-
-
-def _shots(reader: _Reader) -> list[int]:
+def _shots(rows: Sequence[Mapping[str, str]]) -> list[int]:
     """Return numbers of shots: every class once and twice, within the length of a block."""
-    rows = Counter(row["label"] for row in reader.rows)
-    sizes = sorted(min(len(row["text"]), _SCREEN_CHARS) for row in reader.rows)
-    once, most = max(2, min(len(rows), 8)), _DEMONSTRATION_CHARS // (sizes[len(sizes) // 2] + 20)
-    possible = (count for count in (once, 2 * once) if -(-count // len(rows)) <= min(rows.values()))
-    return [0, *(count for count in possible if count <= most)]
+    labels = Counter(row["label"] for row in rows)
+    chars = min(median_high(len(row["text"]) for row in rows), _SCREEN_CHARS) + 20
+    once, most = max(2, min(len(labels), 8)), _DEMONSTRATION_CHARS // chars
+    fewest = len(labels) * min(labels.values())
+    return [0, *(count for count in (once, 2 * once) if count <= min(most, fewest))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 
 from pydantic import Field, field_serializer
@@ -169,29 +169,20 @@ async def plan_run(
 
     trained = _new(costs.query, training, requests, draws.new_rows)
     leased = (costs.leased * evaluation.queries).without_queries()
-    round_most = costs.leased * per_round + _share(proposals.most, 1, proposals.every)
+    each_round = Fraction(1, proposals.every)
+    round_most = costs.leased * per_round + _share(proposals.most, each_round)
     round_expected = (
         _new(costs.query, per_round, requests, draws.new_rows)
         + Usage(queries=per_round)
-        + _share(proposals.each, 1, proposals.every)
+        + _share(proposals.each, each_round)
     )
     affordable = Account(cap=spec.budget, spent=leased).affordable(round_most, spec.rounds)
+    measured = Account(cap=spec.budget, spent=costs.measured)
+    expected = measured.affordable(round_expected, spec.rounds)
     duration = _by_limits(spec, trained + costs.measured)
     if adapter.local and probe:
         try:
-            bare = no_prompt(spec.task, federation.vocabulary)
-            size, dev = spec.method.batch_size, len(_distinct(spec.task, federation.dev))
-            dev_rows = 3 * dev + points * min(spec.evaluation.examples, dev)
-            duration = await timed(
-                adapter,
-                spec,
-                draws.steps,
-                warm_up=_query(backend, federation, bare, federation.shards[0][:1]),
-                requests=training * draws.new_queries + dev_rows / size,
-                rows=training * draws.new_rows * size + dev_rows,
-                rounds=rounds,
-                startup_s=startup_s,
-            )
+            duration = await _probed(federation, adapter, draws, rounds, points, startup_s)
         except BackendError as exc:
             troubles.append(f"backend: the probe failed: {exc}")
     return RunPlan(
@@ -203,11 +194,9 @@ async def plan_run(
         rounds=spec.rounds,
         rounds_planned=planned,
         rounds_affordable=affordable,
-        rounds_expected=Account(cap=spec.budget, spent=costs.measured).affordable(
-            round_expected, spec.rounds
-        ),
+        rounds_expected=expected,
         training_queries=training,
-        distinct_share=round(draws.new_rows, 4),
+        distinct_share=round(float(draws.new_rows), 4),
         evaluation=evaluation,
         proposals=proposals.calls,
         per_query=costs.query,
@@ -219,10 +208,7 @@ async def plan_run(
         smallest_cap=round_most + leased,
         duration=duration,
         sufficient=affordable >= planned,
-        warnings=(
-            *troubles,
-            *_warnings(federation, per_round, affordable, planned, evaluation),
-        ),
+        warnings=(*troubles, *_warnings(federation, per_round, affordable, planned)),
         priced=all("usd" in model.bounds for model in (backend, proposer) if model is not None),
     )
 
@@ -247,6 +233,31 @@ async def _checked(
     return federation
 
 
+async def _probed(
+    federation: Federation,
+    backend: LLMBackend,
+    draws: _Draws,
+    rounds: int,
+    points: int,
+    startup_s: float,
+) -> Duration:
+    """Return the duration by a timing of the model, which is asked without its client."""
+    spec, training = federation.spec, training_queries(federation.spec)
+    bare = no_prompt(spec.task, federation.vocabulary)
+    size, dev = spec.method.batch_size, len(_distinct(spec.task, federation.dev))
+    dev_rows = 3 * dev + points * min(spec.evaluation.examples, dev)
+    return await timed(
+        backend,
+        spec,
+        draws.steps,
+        warm_up=_query(backend, federation, bare, federation.shards[0][:1]),
+        requests=float(training * draws.new_queries + Fraction(dev_rows, size)),
+        rows=float(training * draws.new_rows * size + dev_rows),
+        rounds=rounds,
+        startup_s=startup_s,
+    )
+
+
 def _machine(federation: Federation) -> RoundMachine:
     spec = federation.spec
     try:
@@ -267,8 +278,8 @@ class _Draws:
     """
 
     steps: list[list[Query]]
-    new_queries: float
-    new_rows: float
+    new_queries: Fraction
+    new_rows: Fraction
 
 
 def _drawn(federation: Federation, backend: LLMBackend, num_steps: int, *, apart: bool) -> _Draws:
@@ -298,15 +309,15 @@ def _drawn(federation: Federation, backend: LLMBackend, num_steps: int, *, apart
             new_queries += not asked <= seen
             seen |= asked
     return _Draws(
-        steps=steps, new_queries=new_queries / (num_steps * count), new_rows=new_pairs / pairs
+        steps=steps,
+        new_queries=Fraction(new_queries, num_steps * count),
+        new_rows=Fraction(new_pairs, pairs),
     )
 
 
 def _texts(task: TaskSpec, row: Example) -> tuple[object, ...]:
-    return (
-        *(row[name] for name in task.fields),
-        row.get(task.label_field) if task.generates else None,
-    )
+    answer = row.get(task.label_field) if task.generates else None
+    return (*(row[name] for name in task.fields), answer)
 
 
 def _distinct(task: TaskSpec, rows: Sequence[Example]) -> Sequence[Example]:
@@ -352,9 +363,7 @@ async def _costs(
 ) -> _Costs:
     spec, method = federation.spec, _machine(federation).method
     task, size = spec.task, spec.method.batch_size
-    untrained = prompt_of(
-        task, federation.vocabulary, map(int, method.prompt(method.init()).tolist())
-    )
+    untrained = prompt_of(task, federation.vocabulary, method.prompt(method.init()).tolist())
     quote = partial(_quoted_rows, backend, task, size=size)
     sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
     try:
@@ -378,7 +387,7 @@ async def _costs(
 async def _quoted(backend: LLMBackend, queries: Sequence[Query], count: int) -> Usage:
     """Return the quote of `count` queries, of which these are a sample."""
     total = sum([await backend.quote(query) for query in queries], NOTHING)
-    return _share(total, count, len(queries)) if queries else NOTHING
+    return _share(total, Fraction(count, len(queries))) if queries else NOTHING
 
 
 async def _quoted_rows(
@@ -395,26 +404,19 @@ async def _quoted_rows(
     return await _quoted(backend, queries, len(starts))
 
 
-def _new(query: Usage, count: int, requests: float, rows: float) -> Usage:
+def _new(query: Usage, count: int, requests: Fraction, rows: Fraction) -> Usage:
     """Return the usage of some queries, given the shares of requests and rows that are new."""
-    most = (query * count).without_queries()
-    return most.model_copy(
-        update={
-            "requests": math.ceil(most.requests * requests),
-            "prompt_tokens": math.ceil(most.prompt_tokens * rows),
-            "completion_tokens": math.ceil(most.completion_tokens * rows),
-            "usd": most.usd * Decimal(rows),
-        }
-    )
+    return _share((query * count).without_queries(), rows, requests)
 
 
-def _share(total: Usage, part: int, whole: int) -> Usage:
+def _share(total: Usage, share: Fraction, requests: Fraction | None = None) -> Usage:
+    """Return a share of a usage; of the requests another one, if given."""
     return Usage(
-        queries=math.ceil(total.queries * part / whole),
-        requests=math.ceil(total.requests * part / whole),
-        prompt_tokens=math.ceil(total.prompt_tokens * part / whole),
-        completion_tokens=math.ceil(total.completion_tokens * part / whole),
-        usd=total.usd * part / whole,
+        queries=math.ceil(total.queries * share),
+        requests=math.ceil(total.requests * (share if requests is None else requests)),
+        prompt_tokens=math.ceil(total.prompt_tokens * share),
+        completion_tokens=math.ceil(total.completion_tokens * share),
+        usd=total.usd * share.numerator / share.denominator,
     )
 
 
@@ -468,50 +470,33 @@ def _by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
     limits = getattr(spec.backend, "limits", None)
     if limits is None:
         return None
-    pairs = (
-        (expected.requests, limits.requests_per_minute),
-        (_tokens(expected), limits.tokens_per_minute),
-    )
+    tokens = expected.prompt_tokens + expected.completion_tokens
+    pairs = (expected.requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute)
     minutes = [amount / limit for amount, limit in pairs if limit is not None]
     return Duration(basis="rate_limits", seconds=round(60 * max(minutes), 1)) if minutes else None
 
 
-def _tokens(usage: Usage) -> int:
-    return usage.prompt_tokens + usage.completion_tokens
-
-
-def _warnings(
-    federation: Federation,
-    per_round: int,
-    affordable: int,
-    planned: int,
-    evaluation: EvaluationPlan,
-) -> list[str]:
-    spec, found = federation.spec, []
+def _warnings(federation: Federation, per_round: int, affordable: int, planned: int) -> list[str]:
+    spec, clients = federation.spec, len(federation.shards)
     size, smallest = spec.method.batch_size, min(map(len, federation.shards))
-    wanted = getattr(spec.prompt.vocabulary, "size", None)
-    if spec.budget is None:
-        found.append("budget: no cap is set")
-    if not affordable:
-        found.append(f"budget: cannot pay one round of {per_round} queries at worst case")
-    elif affordable < planned:
-        found.append(f"budget: pays {affordable} of {planned} rounds at worst case")
-    needed = spec.participation.min_clients
-    if needed is not None and needed > len(federation.shards):
-        found.append(
-            f"participation.min_clients: {needed} are waited for, there are only "
-            f"{len(federation.shards)} clients"
-        )
-    if not federation.dev:
-        found.append("data.dev: is missing, so the run has no evaluation")
-    if wanted is not None and len(federation.vocabulary) < wanted:
-        found.append(
-            f"prompt.vocabulary.size: {wanted} asked, only {len(federation.vocabulary)} found"
-        )
-    if federation.reused_rows:
-        found.append("data: clients share rows, there are too few for disjoint shards")
-    if smallest < size:
-        found.append(
-            f"method.batch_size: {size} asked, the smallest client holds {smallest} examples"
-        )
-    return found
+    wanted, found = getattr(spec.prompt.vocabulary, "size", None) or 0, len(federation.vocabulary)
+    needed = spec.participation.min_clients or 0
+    pays = (
+        f"pays {affordable} of {planned} rounds"
+        if affordable
+        else f"cannot pay one round of {per_round} queries"
+    )
+    problems = {
+        "budget: no cap is set": spec.budget is None,
+        f"budget: {pays} at worst case": affordable < max(planned, 1),
+        f"participation.min_clients: {needed} are waited for, there are only {clients} clients": (
+            needed > clients
+        ),
+        "data.dev: is missing, so the run has no evaluation": not federation.dev,
+        f"prompt.vocabulary.size: {wanted} asked, only {found} found": found < wanted,
+        "data: clients share rows, there are too few for disjoint shards": federation.reused_rows,
+        f"method.batch_size: {size} asked, the smallest client holds {smallest} examples": (
+            smallest < size
+        ),
+    }
+    return [problem for problem, holds in problems.items() if holds]

@@ -238,7 +238,7 @@ class TestAnswers:
                   "set structured: true", "(most often 'I think that it')"])
                 for command in ("tune", "score", "compare")
             ),
-            ("score", "twice:x", True, ["likeliest tokens add up to", "log_probs: false"]),
+            ("tune", "twice:x", True, ["likeliest tokens add up to", "log_probs: false"]),
             ("tune", "error_body:402", True, ["no quota left", "Insufficient credits"]),
             ("score", "error_body", True, ["HTTP 400", "Insufficient credits"]),
             ("tune", "ended:401", True, ["key is missing or not valid"]),
@@ -272,6 +272,8 @@ class TestAnswers:
         if not log_probs:
             # Three others are under way; `compare` has begun a second trial.
             assert 33 <= provider.received <= 36 * (1 + (command == "compare"))
+        elif command == "tune":
+            assert provider.received < 10
 
 
 class TestPlan:

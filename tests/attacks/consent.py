@@ -118,9 +118,10 @@ _TASKS: Mapping[str, Mapping[str, Any]] = {
     "another column": {"template": "{prompt} {email} {mask}"},
     "an optional column": {"template": "{prompt} {text} {note} {mask}"},
     "references": {"loss": "nll", "metric": "loss", "labels": {}, "template": "{prompt} {text}"},
+    "scores": {"loss": "score", "metric": "loss", "labels": {}, "template": "{prompt} {text}"},
 }
 
-_WORKED = ("its own labels", "another column", "references")
+_WORKED = ("its own labels", "another column", "references", "scores")
 
 _CHANGES: Mapping[str, Mapping[str, Any]] = {
     "another label": {"label": "well"},
@@ -132,13 +133,18 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
 
 
 async def _count_rows(folder: Path) -> str:
-    """Compare all that two devices send that differ in one row, but for noised losses."""
+    """Compare all that two devices send that differ in one row, but for noised losses.
+
+    The row is one of many in its mini-batch, or the only one, as a server can choose it.
+    """
     pairs = 0
-    for number, (name, task) in enumerate(_TASKS.items()):
-        plain = await _transcript(folder / f"{number}", task, ROWS)
+    cases = [(ROWS, name) for name in _TASKS] + [(ROWS[:1], name) for name in _WORKED]
+    for number, (rows, name) in enumerate(cases):
+        task = _TASKS[name]
+        plain = await _transcript(folder / f"{number}", task, rows)
         assert any("scored" in message for message in plain) == (name in _WORKED)
         for at, (what, change) in enumerate(_CHANGES.items()):
-            changed = [{**ROWS[0], **change}, *ROWS[1:]]
+            changed = [{**rows[0], **change}, *rows[1:]]
             other = await _transcript(folder / f"{number}-{at}", task, changed)
             pairs += 1
             if other != plain:
@@ -150,7 +156,10 @@ async def _transcript(folder: Path, task: Mapping[str, Any], rows: Any) -> list[
     def before_send(text: str) -> str | None:
         return None if "secret" in text else text
 
-    found = await ask(task, rows, folder=folder, before_send=before_send)
+    def score(written: str, row: Mapping[str, Any]) -> float:
+        return {"ill": 0.5}[row["label"]]
+
+    found = await ask(task, rows, folder=folder, before_send=before_send, score=score)
     lines = [json.loads(line) for line in found.sent.splitlines()]
     return [{key: line[key] for key in line.keys() - {"losses"}} for line in lines]
 

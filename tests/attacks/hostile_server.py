@@ -11,8 +11,8 @@ from fedone_sdk.aggregator import Service
 from fedone_sdk.client.noise import private_losses
 from fedone_sdk.client.transport import Idle
 from fedone_sdk.errors import MessageError
-from fedone_sdk.messages import Array, Claim, RunTask
-from fedone_sdk.spec.sections import PrivacySpec
+from fedone_sdk.messages import Array, Claim, RunTask, Score, Scores
+from fedone_sdk.spec.sections import PrivacySpec, RequiredPrivacy
 from fedone_sdk.testing import ScriptedBackend
 from tests.attacks import Attack, Succeeded
 from tests.runs import RecordingTransport, memory_client, run_spec, serving
@@ -82,6 +82,42 @@ async def _overdraws(folder: Path) -> str:
     return f"declined: {server.declines[0].reason}"
 
 
+class _Extreme(RecordingTransport):
+    """A gateway whose answer is impossible for the second label."""
+
+    async def score(self, credential: str, message: Score) -> Scores:
+        scores = await super().score(credential, message)
+        assert scores.log_probs is not None
+        shape = scores.log_probs.shape
+        extreme = Array.pack([0.0, -3e38] * (shape[0] * shape[1]), shape, "float32")
+        return scores.model_copy(update={"log_probs": extreme})
+
+
+async def _overflows(folder: Path) -> str:
+    required = RequiredPrivacy(max_epsilon=8.0, unit="label")
+    for exchange, target in (("losses", "losses"), ("alpha", "losses"), ("alpha", "alpha")):
+        spec = run_spec(
+            method={"batch_size": 1},
+            participation={"exchange": exchange},
+            privacy={"target": target, "clip": 2.0, "noise_multiplier": 4.0},
+        )
+        for label in (0, 1):
+            async with serving(spec, backend=ScriptedBackend()) as service:
+                server = _Extreme(service)
+                options = {"label": "label", "fields": ("text",), "require_privacy": required}
+                async with memory_client(
+                    service,
+                    data=[{"text": "a", "label": label}],
+                    transport=server,
+                    state_dir=folder / f"{exchange}-{target}-{label}",
+                    **options,
+                ) as client:
+                    turn = await client.run_once()
+            if turn.outcome != "worked":
+                raise Succeeded(f"label {label} is declined with target {target}")
+    return "an update with noise, whatever the label"
+
+
 ATTACKS = [
     Attack(
         name="A server's clip makes the noise underflow",
@@ -92,6 +128,11 @@ ATTACKS = [
         name="A server reads labels in the low bits of noised losses",
         before="not bounded",
         run=_reads_low_bits,
+    ),
+    Attack(
+        name="A gateway's log-probabilities overflow for one label",
+        before="every label at epsilon 0, with target alpha or in TypeScript",
+        run=_overflows,
     ),
     Attack(
         name="A lease of 2 queries names 3,000 prompts",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import signal
 
 from tests.fake_openai.script import BEHAVIOURS, Script
@@ -20,6 +21,7 @@ def _pair(text: str) -> tuple[str, str]:
 async def _serve(arguments: argparse.Namespace) -> None:
     script = Script(
         {int(number): behaviour for number, behaviour in arguments.at},
+        by_text=dict(arguments.text),
         chances={behaviour: float(chance) for behaviour, chance in arguments.chance},
         seed=arguments.seed,
     )
@@ -35,6 +37,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         latency_s=arguments.latency_s,
         log=arguments.log,
         port=arguments.port,
+        **{name: json.loads(value) for name, value in arguments.set},
     )
     async with server:
         print(server.base_url, flush=True)
@@ -56,6 +59,10 @@ def main() -> None:
     parser.add_argument("--at", type=_pair, action="append", default=[], metavar="NUMBER=BEHAVIOUR")
     parser.add_argument(
         "--chance", type=_pair, action="append", default=[], metavar="BEHAVIOUR=PROBABILITY"
+    )
+    parser.add_argument("--text", type=_pair, action="append", default=[], metavar="TEXT=BEHAVIOUR")
+    parser.add_argument(
+        "--set", type=_pair, action="append", default=[], metavar="ARGUMENT=JSON", help="FakeOpenAI"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rpm", type=int, help="its own limit, requests per minute")

@@ -13,6 +13,7 @@ BEHAVIOURS: dict[str, str] = {
     "no_quota": "429 insufficient_quota",
     "bad_key": "401 that repeats the key",
     "forbidden": "403",
+    "moderated": "403, as OpenRouter does for a flagged text",
     "no_model": "404 model_not_found",
     "too_long": "400 context_length_exceeded",
     "unsupported": "400 unsupported_parameter: max_tokens",
@@ -46,25 +47,31 @@ class Script:
 
     Args:
         by_number: Request number, from 1 -> behaviour.
+        by_text: Part of the text that is sent -> behaviour.
         default: For all others.
         chances: Behaviour -> probability, for all others; what is left is `default`.
         seed: Of the draw; a request's draw depends on nothing but its number and this.
     """
 
     by_number: Mapping[int, str] = field(default_factory=dict)
+    by_text: Mapping[str, str] = field(default_factory=dict)
     default: str = "ok"
     chances: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for behaviour in (*self.by_number.values(), self.default, *self.chances):
+        named = (*self.by_number.values(), *self.by_text.values())
+        for behaviour in (*named, self.default, *self.chances):
             if behaviour.partition(":")[0] not in BEHAVIOURS:
                 raise ValueError(f"no behaviour {behaviour!r}; there are {', '.join(BEHAVIOURS)}")
 
-    def pick(self, number: int) -> str:
+    def pick(self, number: int, text: str = "") -> str:
         """The behaviour for a request."""
         if number in self.by_number:
             return self.by_number[number]
+        for part, behaviour in self.by_text.items():
+            if part in text:
+                return behaviour
         draw = random.Random(f"{self.seed}:{number}").random()
         for behaviour, chance in self.chances.items():
             draw -= chance

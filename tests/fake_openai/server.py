@@ -57,6 +57,9 @@ class FakeOpenAI:
         log_probs: Whether the model shows log-probabilities: it does, leaves them out in silence,
             or refuses to be asked for them.
         takes_schema: Whether it knows ``response_format: json_schema``.
+        takes_system: Whether it takes a system message.
+        takes_text: Whether a message's content may be a text; else it is a list of parts.
+        temperature: The only one that it takes; -1 takes none.
         requests_per_minute: Its own limit.
         tokens_per_minute: Its own limit.
         latency_s: Before each answer.
@@ -79,6 +82,8 @@ class FakeOpenAI:
         max_top: int = 20,
         log_probs: Literal["shown", "left_out", "forbidden", "unsupported"] = "shown",
         takes_schema: bool = True,
+        takes_system: bool = True,
+        takes_text: bool = True,
         temperature: float | None = None,
         requests_per_minute: int | None = None,
         tokens_per_minute: int | None = None,
@@ -97,6 +102,8 @@ class FakeOpenAI:
         self.max_top = max_top
         self.log_probs = log_probs
         self.takes_schema = takes_schema
+        self.takes_system = takes_system
+        self.takes_text = takes_text
         self.temperature = temperature
         self.latency_s = latency_s
         self.bills = bills or (lambda _, tokens: (tokens, tokens))
@@ -186,7 +193,8 @@ class FakeOpenAI:
         body = await request.json()
         number = len(self.received) + 1
         chat = request.path.endswith("/chat/completions")
-        behaviour, _, argument = self.script.pick(number).partition(":")
+        picked = self.script.pick(number, json.dumps(body, ensure_ascii=False))
+        behaviour, _, argument = picked.partition(":")
         answer: dict[str, Any] | None = None
         headers: dict[str, str] = {}
         refusal: _Refusal | None = None
@@ -282,7 +290,12 @@ class FakeOpenAI:
                     f"Invalid value for '{top_name}': must be at most {self.max_top}.",
                     param=top_name,
                 )
-        temperature = body.get("temperature", 1)
+        for message in body["messages"] if chat else ():
+            if message["role"] == "system" and not self.takes_system:
+                raise _Refusal(400, "System role not supported")
+            if isinstance(message["content"], str) != self.takes_text:
+                raise _Refusal(422, "messages.0.content: Input should be a valid list")
+        temperature = body.get("temperature", -1 if self.temperature == -1 else 1)
         if self.temperature not in (None, temperature):
             raise _Refusal(
                 400,
@@ -303,7 +316,8 @@ class FakeOpenAI:
     ) -> dict[str, Any]:
         prompts: list[Any]
         if chat:
-            prompts = ["".join(message["content"] for message in body["messages"])]
+            contents = [message["content"] for message in body["messages"]]
+            prompts = ["".join(c if isinstance(c, str) else c[0]["text"] for c in contents)]
             most = body.get("max_completion_tokens", body.get("max_tokens", 16))
         else:
             prompt = body["prompt"]
@@ -447,6 +461,8 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
                 "Project does not have access to this model.",
                 code="model_not_found",
             )
+        case "moderated":
+            raise _Refusal(403, "Your input was flagged.", kind="moderation", code="403")
         case "no_model":
             raise _no_model(body["model"])
         case "too_long":

@@ -62,12 +62,12 @@ export class Minibatch {
    * Counts what became of the examples; private ones count as scored.
    *
    * @param failed Positions of those that the model failed on.
-   * @throws Declining Too few were scored.
+   * @throws Declining Too few were scored, and they are not private.
    */
   check(failed: ReadonlySet<number>): Scored {
     const total = this.texts.length + this.vetoed;
     const scored = this.texts.length - failed.size;
-    if (this.isPrivate && scored > 0) return { scored: total };
+    if (this.isPrivate) return { scored: total };
     if (scored === 0 || scored < MIN_SCORED_SHARE * total) {
       throw new Declining(
         `only ${scored} of ${total} examples could be scored ` +

@@ -8,6 +8,9 @@ export type ModelOutput = readonly number[] | string;
 /** A score function of the app's: from 0 (useless) to 1 (perfect). */
 export type ScoreFunction = (generated: string, example: Example) => number | Promise<number>;
 
+/** The largest loss that counts, and that an update can carry. */
+export const MAX_LOSS = 1e6;
+
 /** Stands for the logarithm of probability zero: a label that the model did not write. */
 const LOG_ZERO = -1000;
 

@@ -1,4 +1,5 @@
 import { Declining } from "./errors.js";
+import { MAX_LOSS } from "./loss.js";
 import type { PrivacySpec } from "./messages.js";
 import type { Random } from "./random.js";
 
@@ -9,9 +10,6 @@ const GRID = 2 ** 30;
 const BIAS_WEIGHT = 0.25;
 
 type Noise = Pick<PrivacySpec, "clip" | "noise_multiplier">;
-
-/** What an update can carry. */
-const MAX_LOSS = 1e6;
 
 /**
  * Mean losses with each example's loss clipped to [0, C], and discrete Gaussian noise
@@ -100,7 +98,9 @@ function bounded(value: number): number {
 
 /** @throws Declining The clip or the noise is outside of what is allowed: a server may lie. */
 export function checkPrivacy({ clip, noise_multiplier: multiplier }: PrivacySpec): void {
-  if (!(clip >= 1e-3 && clip <= 1e3 && multiplier >= 0.1 && multiplier <= 1e3)) {
+  const isWithin = (value: unknown, low: number, high: number): boolean =>
+    typeof value === "number" && value >= low && value <= high;
+  if (!isWithin(clip, 1e-3, 1e3) || !isWithin(multiplier, 0.1, 1e3)) {
     throw new Declining(
       "the run's privacy has a clip outside of 0.001 to 1000, or a noise multiplier outside of " +
         "0.1 to 1000",

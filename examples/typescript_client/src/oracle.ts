@@ -145,10 +145,11 @@ function checked({ run, batch }: Step, answer: ModelAnswer): (ModelOutput | null
   const fits = (row: unknown): boolean =>
     row === null ||
     (task.loss === "score" ? typeof row === "string" : Array.isArray(row) && row.length === width);
-  if (rows?.length !== batch.texts.length || !rows.every(fits) || !answer.fingerprint) {
+  const count = batch.texts.length;
+  if (rows?.length !== Math.max(count, 1) || !rows.every(fits) || !answer.fingerprint) {
     throw new Declining("the client's model gave an answer that does not fit its query");
   }
-  return [...rows];
+  return rows.slice(0, count);
 }
 
 function usageOf({ usage = {} }: ModelAnswer): Usage {
@@ -159,11 +160,14 @@ function usageOf({ usage = {} }: ModelAnswer): Usage {
 function queryFor(step: Step, prompt: Filling): ModelQuery {
   const { task } = step.run;
   const want = WANTS[task.loss];
+  // If all are held back, an empty one is asked: a private device does not show it.
+  const none = Object.fromEntries(task.fields.map((name) => [name, ""]));
+  const texts = step.batch.texts.length > 0 ? step.batch.texts : [none];
   return {
     want,
-    inputs: step.batch.texts.map((text) => task.render(prompt, text)),
+    inputs: texts.map((text) => task.render(prompt, text)),
     labelWords: want === "labels" ? [...(prompt.labelWords ?? task.labelWords)] : [],
-    references: want === "reference" ? [...step.batch.references] : [],
+    references: want === "reference" ? texts.map((_, at) => step.batch.references[at] ?? " ") : [],
     maxTokens: want === "text" ? (task.spec.max_tokens ?? 64) : 0,
   };
 }

@@ -110,7 +110,7 @@ export class Account {
     if (privacy == null) {
       throw new Declining("the client requires noise, and the run asks for none", true);
     }
-    if (privacy.noise_multiplier < least) {
+    if (!(privacy.noise_multiplier >= least)) {
       throw new Declining(
         `the client requires a noise multiplier of at least ${least}, and the run's is ` +
           `${privacy.noise_multiplier}`,
@@ -156,7 +156,7 @@ export class Account {
     const { maxEpsilon } = this.#required!;
     const precision = this.#spent.precision + multiplier ** -2;
     const epsilon = epsilonOf(precision, this.#delta);
-    if (epsilon > maxEpsilon) {
+    if (!(epsilon <= maxEpsilon)) {
       throw new Declining(
         `the client gives away an epsilon of at most ${maxEpsilon} at delta ${this.#delta}: ` +
           `${this.epsilon!.toPrecision(4)} is spent, ${epsilon.toPrecision(4)} it would be`,

@@ -1,6 +1,6 @@
 import type { Minibatch } from "./batch.js";
 import { Declining } from "./errors.js";
-import { exampleLoss } from "./loss.js";
+import { exampleLoss, MAX_LOSS } from "./loss.js";
 import type { ModelOutput, ScoreFunction } from "./loss.js";
 import type { PackedArray, Usage } from "./messages.js";
 import type { CurrentWork, Row } from "./state.js";
@@ -55,13 +55,19 @@ export class Step {
       throw new Declining("the model changed while the work was under way");
     }
     const { task } = this.run;
-    const losses = answers.map((answer, at) =>
-      answer === null ? null : exampleLoss(task, answer, this.batch.examples[at]!, this.score),
-    );
+    const losses = answers.map(async (answer, at) => {
+      if (answer === null) return null;
+      try {
+        const loss = await exampleLoss(task, answer, this.batch.examples[at]!, this.score);
+        // A hostile gateway's numbers can be huge for one label only.
+        if (!Number.isNaN(loss)) return Math.min(Math.max(loss, -MAX_LOSS), MAX_LOSS);
+        throw new Declining("the model's answer gives no loss");
+      } catch (error) {
+        if (this.batch.isPrivate) return null; // A decline would say something of the row.
+        throw error;
+      }
+    });
     const row: Row = await Promise.all(losses);
-    if (!row.every((loss) => loss === null || Math.abs(loss) <= 1e6)) {
-      throw new Declining("the model's answer gives a loss that is not finite");
-    }
     const logProbs = answers.map((answer) => (typeof answer === "string" ? null : answer));
     const kept = { row, answers: this.byClass ? logProbs : null, model };
     await this.journal.keep(places, { ...kept, ...(usage && { usage }) });

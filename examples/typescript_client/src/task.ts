@@ -15,6 +15,11 @@ export interface Filling {
 
 const MAX_TEXT_CHARS = 20_000;
 
+/** Whether a label may have this bias, nats. */
+export function isBias(value: unknown): boolean {
+  return typeof value === "number" && Math.abs(value) <= 100;
+}
+
 /** How an example becomes a question for the model. */
 export class Task {
   /** The labels, in the order of the model's answers. */
@@ -155,11 +160,20 @@ export function readRun(text: string): Run {
   } catch {
     throw new MessageError("the aggregator's answer is malformed: a task: no JSON");
   }
-  const { task, method } = run ?? {};
-  if (typeof task !== "object" || typeof method?.batch_size !== "number") {
+  const { task, method, privacy } = run ?? {};
+  const size = method?.batch_size;
+  if (typeof task !== "object" || !Number.isInteger(size) || size! < 1) {
     throw new MessageError("the aggregator's answer is malformed: a task: it lacks a key");
   }
+  // Numbers that reach a loss, or its noise: a server must not read labels in what fails.
+  if (typeof (privacy ?? {}) !== "object") {
+    throw new MessageError("the aggregator's answer is malformed: a task: privacy");
+  }
   const labels = Object.entries(task.labels ?? {});
+  const { bias } = task;
+  if (bias != null && !(bias.length === labels.length && Array.from(bias).every(isBias))) {
+    throw new MessageError("the aggregator's answer is malformed: a task: bias");
+  }
   return {
     ...run,
     task: new Task(

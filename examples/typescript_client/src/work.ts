@@ -13,11 +13,9 @@ import type { Account } from "./policy.js";
 import type { Random } from "./random.js";
 import type { CurrentWork } from "./state.js";
 import { Step } from "./step.js";
+import { isBias } from "./task.js";
 import type { Example, Run } from "./task.js";
 import { sizesOf } from "./vocabulary.js";
-
-/** Bound on a label bias, nats. */
-const MAX_BIAS = 100;
 
 /** What one assignment of the `losses` exchange asks of a device. */
 export interface Work {
@@ -172,7 +170,7 @@ export function checkedPrompts(work: Omit<Work, "examples" | "prompts">): number
   if (run.privacy?.target === "alpha") {
     throw new Declining("the run's privacy does not fit its exchange"); // no loss has noise
   }
-  if (run.privacy) checkPrivacy(run.privacy);
+  if (run.privacy != null) checkPrivacy(run.privacy);
   account.check(run, journal.isNoised);
   if (task.loss === "score" && score === undefined) {
     throw new Declining("loss score needs a score function, and this client has none");
@@ -186,9 +184,7 @@ export function checkedPrompts(work: Omit<Work, "examples" | "prompts">): number
       task.loss === "cross_entropy" &&
       biases.dtype === "float32" &&
       biases.shape.join() === [prompts.length, task.labels.length].join() &&
-      rowsOf(biases)
-        .flat()
-        .every((value) => Math.abs(value) <= MAX_BIAS);
+      rowsOf(biases).flat().every(isBias);
     if (!fits) throw new Declining("the run's calibration does not fit its task");
   }
   return prompts;

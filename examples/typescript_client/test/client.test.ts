@@ -443,6 +443,52 @@ test("a private device says neither which rows it has nor what became of them", 
   assert.equal(JSON.parse(declined).reason, "the run does not fit this device");
 });
 
+test("a private device sends noise, whatever fails for its row", async () => {
+  const logProbs = pack(Array(4).fill([0, -3e38]).flat(), [4, 1, 2], "float32");
+  const own: Backend = async ({ inputs }) => ({
+    fingerprint: "m",
+    logProbs: inputs.map((parts) => (String(parts).includes("failing") ? null : [-1, -2])),
+  });
+  const broken = { loss: "score", labels: {} } as const;
+  const written: Backend = async ({ inputs }) => ({
+    fingerprint: "m",
+    texts: inputs.map(() => ""),
+  });
+  const cases: [object, Example, Partial<EdgeClientOptions>][] = [
+    [{}, { text: "a", label: 1 }, {}],
+    [{}, { text: "secret", label: 0 }, { backend: own, beforeSend: () => null }],
+    [{}, { text: "failing", label: 0 }, { backend: own }],
+    [broken, { text: "a", label: 0 }, { backend: written, score: () => NaN }],
+  ];
+  for (const [task, row, options] of cases) {
+    const unit = options.backend ? "example" : "label";
+    const policy = { privacy: { maxEpsilon: 8, unit } } as const;
+    const run = { ...RUN, privacy: PRIVACY, task: { ...RUN.task, ...task } };
+    const server = new ScriptedServer()
+      .next("task", () => json(run))
+      .next("score", () => json({ log_probs: logProbs, model: "m" }));
+    const { client } = clientOf(server, { data: [row], policy, ...COLUMNS, ...options });
+    assert.equal(await client.runOnce(), "worked");
+    const update = JSON.parse(server.bodies("update")[0]!);
+    assert.deepEqual([update.scored, update.losses.length], [{ scored: 1 }, 4]);
+  }
+});
+
+test("a task whose numbers could make a loss or its noise fail is not understood", async () => {
+  const policy = { privacy: { maxEpsilon: 8, unit: "label" } } as const;
+  const changes = [
+    ...[{ privacy: false }, { privacy: 0 }, { method: { batch_size: -1 } }],
+    ...[[0, 1e9], [0], "01"].map((bias) => ({ task: { ...RUN.task, bias } })),
+  ];
+  for (const change of changes) {
+    const server = new ScriptedServer().next("task", () =>
+      json({ ...RUN, privacy: PRIVACY, ...change }),
+    );
+    assert.equal(await clientOf(server, { policy, ...COLUMNS }).client.runOnce(), "declined");
+    assert.match(JSON.parse(server.bodies("decline")[0]!).reason, /malformed/);
+  }
+});
+
 test("arguments that cannot be used are refused with their name", () => {
   const storage = new MemoryStorage();
   const cases: [Partial<EdgeClientOptions>, RegExp][] = [

@@ -9,11 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedone_sdk.algorithms import ClassLosses
-from fedone_sdk.messages import Array
+from fedone_sdk.messages import MAX_LOSS, Array
 from fedone_sdk.messages.array import from_wire
-
-_MAX_LOSS = 1e6
-"""Upper bound of a loss in a message."""
 
 _ROUNDING = 1e-5
 """Tolerance for float32 and for another summation order; for losses, relative to the loss."""
@@ -63,8 +60,8 @@ class ByClass(NamedTuple):
                 f"by_class: is {means.dtype} {list(means.shape)}, must be float32 {list(shape)}"
             )
         values = from_wire(means).astype(np.float64)
-        if np.abs(values).max() > _MAX_LOSS:
-            raise ValueError(f"by_class: a number is beyond {_MAX_LOSS:g}")
+        if np.abs(values).max() > MAX_LOSS:
+            raise ValueError(f"by_class: a number is beyond {MAX_LOSS:g}")
         if private:
             return
         if any(count < 0 or count % 1 for count in self.counts) or sum(self.counts) != self.scored:

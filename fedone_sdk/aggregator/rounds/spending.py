@@ -149,6 +149,23 @@ def settle_call(
     return Result(state=replace(state.with_seat(seat), account=account))
 
 
+def return_queries(
+    machine: RoundMachine,
+    state: RunState,
+    now: float,
+    *,
+    assignment_id: str,
+    call: str,
+    queries: int,
+) -> Result[None]:
+    """Return the queries of a gateway call that failed; a repetition counts them again."""
+    seat = state.seat_with(assignment_id)
+    if seat is None or call not in seat.calls:
+        return Result(state=state)
+    used = seat.used - Usage(queries=queries)
+    return Result(state=state.with_seat(replace(seat, calls=seat.calls - {call}, used=used)))
+
+
 def is_lost(attempt: str, alive: Set[str]) -> bool:
     """Whether the attempt's replica has exited, so that its cost stays unknown."""
     return replica_of(attempt) not in alive

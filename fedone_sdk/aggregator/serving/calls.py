@@ -17,7 +17,7 @@ from fedone_sdk.aggregator.rounds.spending import reserve_evaluation, settle_eva
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, score_all
 from fedone_sdk.budget import NOTHING, Lease, Usage
-from fedone_sdk.errors import BudgetExhausted, FedOneError, ProblemError
+from fedone_sdk.errors import BackendBlocked, BudgetExhausted, FedOneError, ProblemError
 
 _log = structlog.get_logger(__name__)
 
@@ -147,6 +147,9 @@ async def query_as_evaluation(
     except BudgetExhausted as exc:
         # Tells the run's budget from a budget of the backend.
         raise call_budget.refusal or exc from None
+    except BackendBlocked:
+        reserved = NOTHING
+        raise
     finally:
         # Also after a cancellation during `reserve_more`, which may have opened a lease.
         for lease_id, used in attempts.shares(call_budget.spent + reserved):

@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
-from fedone_sdk.aggregator.rounds.spending import new_queries, reserve_call, settle_call
+from fedone_sdk.aggregator.rounds.spending import (
+    new_queries,
+    reserve_call,
+    return_queries,
+    settle_call,
+)
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget, Reservations
@@ -254,6 +259,11 @@ class ModelGateway:
                 answers = await score_all(
                     self.backend, [replace(query, payer=call_budget) for query in queries]
                 )
+            except BackendBlocked:
+                await run.apply(
+                    return_queries, assignment_id=assignment_id, call=call, queries=num_queries
+                )
+                raise
             finally:
                 await settle(call_budget.spent)
             size = 8 * num_queries * len(message.examples) * max(len(run.spec.task.labels), 1)

@@ -364,6 +364,8 @@ class RunView:
         if state.running or state.paused or state.metric.after is not None:
             return None
         if state.metric.no_prompt is None and state.metric.before is None:
+            if state.evaluation.spent != NOTHING:
+                return not_measured("the model answered no dev row")
             return not_measured("the server has no dev rows of this run (data.dev)")
         return not_measured("the final prompt is not evaluated yet")
 

@@ -110,13 +110,15 @@ def test_a_label_word_of_several_tokens_is_named() -> None:
     watched.admit(words[:2])
 
 
-def test_a_label_word_that_is_never_shown_is_logged() -> None:
+@pytest.mark.parametrize(
+    ("shown", "at", "never"), [("great", NUM_WATCHED, [" terrible"]), ("fun", 8, list(SEEN))]
+)
+def test_label_words_that_no_answer_has_are_logged(shown: str, at: int, never: list[str]) -> None:
     watched = watch()
     with capture_logs() as logs:
         for _ in range(NUM_WATCHED + 1):
-            watched.note(SEEN, [" great", " the"])
-    assert [line["words"] for line in logs] == [[" terrible"]]
-    watched.admit(SEEN)
+            watched.note(SEEN, [shown, " the"])
+    assert [(line["answers"], line["words"]) for line in logs] == [(at, never)]
 
 
 async def test_a_run_stops_after_33_paid_answers_until_it_is_reset(server: FakeOpenAI) -> None:

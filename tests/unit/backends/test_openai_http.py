@@ -145,7 +145,6 @@ async def test_an_answer_that_does_not_arrive_is_charged_in_full(behaviour: str)
         ("no_quota", "no quota left: add credit"),
         ("error:402", "no quota left"),
         ("bad_key", "put a valid one in its place (the key is in FAKE_KEY)"),
-        ("forbidden", "the key may not use model 'fake-1'"),
         ("no_model", "no model 'fake-1'"),
         ("error:405", "check model and base_url"),
     ],
@@ -384,3 +383,99 @@ def test_missing_usage_is_the_quote(usage: object | None, prompt: int, completio
     expected = Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
     least = Usage(prompt_tokens=5, completion_tokens=1)
     assert usage_of(usage, QUOTED, least) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"error": {"message": "no such thing"}}',
+        '{"error": "no such thing"}',
+        '{"message": "no such thing", "code": 7}',
+        '{"detail": "no such thing"}',
+        '{"detail": [{"loc": ["body", "model"], "msg": "no such thing", "type": "x"}]}',
+        '[{"error": {"code": 400, "message": "no such thing", "status": "INVALID_ARGUMENT"}}]',
+        '{"errors": [{"message": "no such thing"}]}',
+        '{"error": {"message": "Provider returned error", "metadata": {"raw": "no such thing"}}}',
+        '{"object": "error", "message": "no such thing", "type": "BadRequestError"}',
+        "no such thing",
+        "<html><style>b {}</style><body><b>no such thing</b></body></html>",
+    ],
+)
+async def test_a_refusal_of_any_form_keeps_the_server_s_words(body: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        kind = "application/json" if body[0] in "{[" else "text/html"
+        return web.Response(status=400, text=body, content_type=kind)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    async with listening(app) as url:
+        with pytest.raises(BackendError) as caught:
+            await ask(f"{url}/v1")
+    assert "no such thing" in caught.value.said
+    assert "<" not in caught.value.said
+    assert "{" not in caught.value.said
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/openai/deployments/gpt?api-version=2024-10-21",
+        "/openai/deployments/gpt/chat/completions?api-version=2024-10-21",
+    ],
+)
+async def test_an_address_of_azure_as_users_copy_it(address: str) -> None:
+    asked = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path_qs)
+        return web.json_response({})
+
+    app = web.Application()
+    app.router.add_post("/openai/deployments/gpt/chat/completions", answer)
+    async with listening(app) as url:
+        server = ModelServer("gpt", base_url=url + address, api_key_env=None, timeout_s=5)
+        await server.post("/chat/completions", {})
+        await server.client.chat.completions.create(model="gpt", messages=[])
+        await server.aclose()
+    assert asked == ["/openai/deployments/gpt/chat/completions?api-version=2024-10-21"] * 2
+
+
+def test_azure_gets_the_key_in_its_header() -> None:
+    url = "https://name.openai.azure.com/openai/deployments/gpt?api-version=1"
+    server = ModelServer("gpt", base_url=url, api_key_env="FAKE_KEY", timeout_s=5)
+    assert server.client.default_headers["api-key"] == KEY
+    assert "version" not in server.url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000/v1",
+        "htps://localhost/v1",
+        "http:///v1",
+        "http://h:99999/v1",
+        "http://h:port/v1",
+        "http://[::1/v1",
+        "http://a b/v1",
+    ],
+)
+def test_an_address_that_is_none_is_named(url: str) -> None:
+    with pytest.raises(SpecError, match=r"base_url: .* is no address"):
+        ModelServer("m", base_url=url, api_key_env=None, timeout_s=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HTTP_PROXY", "ftp://x:1"),
+        ("HTTPS_PROXY", "http://[::1"),
+        ("SSL_CERT_FILE", "/etc/hostname"),
+    ],
+)
+def test_a_wrong_proxy_or_certificate_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SpecError, match="the environment's proxy or certificates") as caught:
+        ModelServer("m", base_url="https://h/v1", api_key_env=None, timeout_s=5)
+    assert "\n" not in str(caught.value)

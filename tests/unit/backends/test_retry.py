@@ -10,7 +10,13 @@ import structlog
 from fedone_sdk.backends.base import Answer, LLMBackend, Query
 from fedone_sdk.backends.model_client import ModelClient
 from fedone_sdk.budget import Budget, BudgetGuard, Usage
-from fedone_sdk.errors import BackendBlocked, BackendError, BackendUnavailable, BudgetExhausted
+from fedone_sdk.errors import (
+    BackendBlocked,
+    BackendError,
+    BackendUnavailable,
+    BudgetExhausted,
+    FormChanged,
+)
 from fedone_sdk.spec import LimitsSpec, RetrySpec
 from fedone_sdk.task import Part
 from tests.virtual_time import now, on_virtual_time
@@ -205,17 +211,15 @@ async def test_after_a_first_temporary_failure_no_call_waits() -> None:
 
 @on_virtual_time
 async def test_while_it_learns_how_to_ask_they_go_one_by_one() -> None:
-    """A refusal that changes the next request (`retry_after_s` 0) is no answer yet."""
+    """A refusal that changes the next request is no answer yet, and no failed attempt."""
 
-    def again(number: int) -> BackendUnavailable | None:
-        if number <= 2:
-            return BackendUnavailable("ask otherwise", usage=ONE, retry_after_s=0.0)
-        return None
+    def again(number: int) -> FormChanged | None:
+        return FormChanged("ask otherwise", usage=ONE) if number <= 2 else None
 
     model = Model(again)
     model.takes_s = 1
     await outcomes(many(retrying(model, attempts=1), 20))
-    assert len(model.sent) == 20
+    assert len(model.sent) == 22
     assert len({sent for sent in model.sent}) == 4  # three alone, then all others
 
 

@@ -185,3 +185,16 @@ def test_without_tiktoken_bytes_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     with capture_logs() as logs:
         assert not token_counter(model="gpt-x").exact
     assert [log["reason"] for log in logs] == ["tiktoken is not installed"]
+
+
+def test_a_million_spaces_do_not_end_the_process() -> None:
+    encoding = tiktoken.Encoding(
+        "bytes",
+        pat_str=r"\s*[\r\n]+|\s+(?!\S)|\s+|\S+",
+        mergeable_ranks={bytes([byte]): byte for byte in range(256)},
+        special_tokens={},
+    )
+    spans = _TiktokenCounter(encoding).spans(" " * 1_000_000 + "x")
+    assert spans[0] == (0, 1)
+    assert spans[-1] == (1_000_000, 1_000_001)
+    assert len(spans) == 1_000_001

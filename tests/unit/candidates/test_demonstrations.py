@@ -205,10 +205,10 @@ def test_rows_that_hold_a_placeholder_are_left_out() -> None:
         (ROWS[:1] * 9, r"need 2 .*; class 0 has 1, class 1 has 0"),
         ([], "class 0 has 0, class 1 has 0"),
         ([*ROWS, {"label": 0}], "row 17: field 'sentence' is missing"),
-        ([{"sentence": 3, "label": 0}], "row 1: field 'sentence' is int, not text"),
+        ([{"sentence": 3, "label": 0}], "row 1: field 'sentence' is int; it must be text"),
         ([{"sentence": "\ud800", "label": 0}], "row 1: field 'sentence' has half of a surrogate"),
         ([{"sentence": "a"}], "row 1: field 'label' is missing"),
-        ([{"sentence": "a", "label": 2}], "row 1: field 'label' is '2', not one of: 0, 1"),
+        ([{"sentence": "a", "label": 2}], "row 1: field 'label' is 2, not one of: 0, 1"),
     ],
 )
 def test_rows_are_checked(rows: list[dict[str, Any]], message: str) -> None:

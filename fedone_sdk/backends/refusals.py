@@ -1,0 +1,153 @@
+"""What a refusal concerns: one input, or every input of a form."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+import structlog
+
+from fedone_sdk.backends.base import Answer, Query
+from fedone_sdk.budget import NOTHING, Usage
+from fedone_sdk.errors import BackendRefused, FormBlocked
+
+_log = structlog.get_logger(__name__)
+
+_IN_A_ROW = 3
+"""Refusals in a row after which the neutral input is sent; the number doubles while it passes."""
+
+_MAX_IN_A_ROW = {False: 16, True: 128}
+"""Refusals in a row after which a form is refused, by whether an input was answered before."""
+
+_MAX_FORMS = 256  # Callers of a gateway may use different tasks.
+_NEUTRAL = "text"
+
+
+@dataclass(slots=True)
+class _Form:
+    answered: bool = False
+    refused: int = 0  # In a row.
+    callers: set[tuple[str, ...]] = field(default_factory=set)  # Of these refusals.
+    probed_at: int = 1  # Number of refusals at which the neutral input is sent.
+    deciding: bool = False
+    blocked: FormBlocked | None = None
+
+    @property
+    def unsure(self) -> bool:
+        return self.blocked is None and self.refused >= self.probed_at
+
+    @property
+    def hopeless(self) -> bool:
+        # One device must not block the form for others; a scope of one part is the server's.
+        several = len(self.callers) > 1 or any(len(scope) < 2 for scope in self.callers)
+        return several and self.refused >= _MAX_IN_A_ROW[self.answered]
+
+
+class Refusals:
+    """Decides by evidence whether a refused request concerns its input or all inputs of its form.
+
+    The neutral input of a form has a fixed word in place of each field and prompt. It is sent after
+    a refusal while no input of the form was answered, and after `_IN_A_ROW` refusals in a row. If
+    it is answered, the refusals concern the inputs, which fail. If it is refused too, no input can
+    pass, and all requests of this form are refused until `reset`. It has nothing of the caller's,
+    so a caller cannot block the form for others. A form is also refused after `_MAX_IN_A_ROW`
+    refusals, of the server's own inputs or of several callers.
+
+    Args:
+        ask: Sends one request, which calls `admit` before each attempt.
+    """
+
+    def __init__(self, ask: Callable[[Query], Awaitable[Answer]]) -> None:
+        self._ask = ask
+        self._forms: OrderedDict[Query, _Form] = OrderedDict()
+        self._logged: set[str] = set()
+
+    @property
+    def unsure(self) -> bool:
+        """Whether a form may be refused, so that its requests should be sent one at a time."""
+        return any(form.unsure for form in self._forms.values())
+
+    def admit(self, query: Query) -> None:
+        """Raise `FormBlocked` if every input of this form is refused."""
+        blocked = self._form(_neutral(query)).blocked
+        if blocked is not None:  # A copy without the traceback, which contains private texts.
+            raise FormBlocked(blocked.summary, usage=NOTHING, **blocked.private)
+
+    async def run(self, query: Query) -> Answer:
+        """Return the answer to a request; a refused input's is None, at the cost of all requests.
+
+        Raises:
+            BackendRefused: A request of several inputs was refused; it is not known for which.
+            FormBlocked: Every input of this form is refused.
+        """
+        neutral = _neutral(query)
+        form = self._form(neutral)
+        try:
+            answer = await self._ask(query)
+        except BackendRefused as exc:
+            if len(query.inputs) > 1:
+                raise
+            form.callers.add(query.scope)
+            spent = await self._decide(form, replace(neutral, payer=query.payer), exc)
+            self._log(exc)
+            return failed(query, spent)
+        form.answered, form.refused, form.probed_at = True, 0, _IN_A_ROW
+        form.callers.clear()
+        return answer
+
+    def reset(self) -> None:
+        """Clear the evidence."""
+        self._forms.clear()
+
+    async def _decide(self, form: _Form, neutral: Query, refusal: BackendRefused) -> Usage:
+        """Return the usage of the refused request and of the neutral one, if that was sent."""
+        form.refused += 1
+        spent = refusal.usage or NOTHING
+        if form.hopeless:
+            self._block(form, f"the model refused {form.refused} inputs in a row", refusal, spent)
+        if form.deciding or not form.unsure:
+            return spent
+        form.deciding = True
+        try:
+            spent += (await self._ask(neutral)).usage
+        except BackendRefused as exc:
+            spent += exc.usage or NOTHING
+            self._block(form, "the model refuses every input, also a neutral one", exc, spent)
+        finally:
+            form.deciding = False
+        form.probed_at = max(_IN_A_ROW, 2 * form.refused)
+        return spent
+
+    def _block(self, form: _Form, what: str, refusal: BackendRefused, spent: Usage) -> NoReturn:
+        form.blocked = FormBlocked(f"{what}: {refusal.summary}", usage=spent, **refusal.private)
+        raise form.blocked from refusal
+
+    def _form(self, neutral: Query) -> _Form:
+        form = self._forms.setdefault(neutral, _Form())
+        self._forms.move_to_end(neutral)
+        while len(self._forms) > _MAX_FORMS:
+            self._forms.popitem(last=False)
+        return form
+
+    def _log(self, refusal: BackendRefused) -> None:
+        if refusal.summary not in self._logged:  # Once per reason: there may be many inputs.
+            self._logged.add(refusal.summary)
+            _log.warning("the model refused an input, which counts as failed", reason=str(refusal))
+
+
+def failed(query: Query, usage: Usage) -> Answer:
+    """Return the answer to a query whose inputs all failed."""
+    nothing = (None,) * len(query.inputs)
+    return Answer(log_probs=nothing, texts=nothing if query.want == "text" else (), usage=usage)
+
+
+def _neutral(query: Query) -> Query:
+    parts = tuple(
+        part._replace(text=_NEUTRAL) if part.kind in ("field", "prompt") else part
+        for part in query.inputs[0]
+    )
+    return replace(
+        query, inputs=(parts,), references=query.references and (_NEUTRAL,), scope=(), payer=None
+    )
