@@ -214,13 +214,12 @@ def _backend_of(model: str) -> dict[str, Any]:
     if model in LOCAL_MODELS:
         known = LOCAL_MODELS[model]
         return {"kind": "onnx"} if known.wheel is None else {"kind": known.backend, "model": model}
-    path = Path(model)
+    path, kind = Path(model), "openai"
     if path.suffix == ".gguf":
-        return {"kind": "llama_cpp", "model": str(path.absolute())}
-    if path.is_dir():
+        kind = "llama_cpp"
+    elif path.is_dir():
         kind = "onnx" if any(path.glob("*.onnx")) else "transformers"
-        return {"kind": kind, "model": str(path.absolute())}
-    return {"kind": "openai", "model": model}
+    return {"kind": kind, "model": model if kind == "openai" else str(path.absolute())}
 
 
 async def _drafted(

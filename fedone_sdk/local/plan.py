@@ -177,6 +177,8 @@ async def plan_run(
         + _share(proposals.each, each_round)
     )
     affordable = Account(cap=spec.budget, spent=leased).affordable(round_most, spec.rounds)
+    measured = Account(cap=spec.budget, spent=costs.measured)
+    expected = measured.affordable(round_expected, spec.rounds)
     duration = _by_limits(spec, trained + costs.measured)
     if adapter.local and probe:
         try:
@@ -192,9 +194,7 @@ async def plan_run(
         rounds=spec.rounds,
         rounds_planned=planned,
         rounds_affordable=affordable,
-        rounds_expected=Account(cap=spec.budget, spent=costs.measured).affordable(
-            round_expected, spec.rounds
-        ),
+        rounds_expected=expected,
         training_queries=training,
         distinct_share=round(float(draws.new_rows), 4),
         evaluation=evaluation,
@@ -316,10 +316,8 @@ def _drawn(federation: Federation, backend: LLMBackend, num_steps: int, *, apart
 
 
 def _texts(task: TaskSpec, row: Example) -> tuple[object, ...]:
-    return (
-        *(row[name] for name in task.fields),
-        row.get(task.label_field) if task.generates else None,
-    )
+    answer = row.get(task.label_field) if task.generates else None
+    return (*(row[name] for name in task.fields), answer)
 
 
 def _distinct(task: TaskSpec, rows: Sequence[Example]) -> Sequence[Example]:
@@ -365,9 +363,7 @@ async def _costs(
 ) -> _Costs:
     spec, method = federation.spec, _machine(federation).method
     task, size = spec.task, spec.method.batch_size
-    untrained = prompt_of(
-        task, federation.vocabulary, map(int, method.prompt(method.init()).tolist())
-    )
+    untrained = prompt_of(task, federation.vocabulary, method.prompt(method.init()).tolist())
     quote = partial(_quoted_rows, backend, task, size=size)
     sample = [query for step in steps for query in step[: _QUOTED // _STEPS]]
     try:
@@ -475,10 +471,7 @@ def _by_limits(spec: RunSpec, expected: Usage) -> Duration | None:
     if limits is None:
         return None
     tokens = expected.prompt_tokens + expected.completion_tokens
-    pairs = (
-        (expected.requests, limits.requests_per_minute),
-        (tokens, limits.tokens_per_minute),
-    )
+    pairs = (expected.requests, limits.requests_per_minute), (tokens, limits.tokens_per_minute)
     minutes = [amount / limit for amount, limit in pairs if limit is not None]
     return Duration(basis="rate_limits", seconds=round(60 * max(minutes), 1)) if minutes else None
 

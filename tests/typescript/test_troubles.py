@@ -109,7 +109,7 @@ async def test_kills_restarts_and_lost_answers(tmp_path: Path, package: Path) ->
     url = f"http://127.0.0.1:{port}"
     headers = {"Authorization": f"Bearer {ADMIN}"}
     async with (
-        asyncio.timeout(90),
+        asyncio.timeout(300),
         AsyncExitStack() as stack,
         aiohttp.ClientSession(url, headers=headers) as session,
         ChaosProxy(random.Random(29)) as network,
