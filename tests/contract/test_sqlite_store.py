@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event
@@ -20,10 +19,7 @@ from sqlalchemy import Connection, event
 import fedone_sdk.stores
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.stores import Commit, LogEntry, SqlStore, StoredMemory, VersionConflict
-from fedone_sdk.stores.sql import sqlite as sqlite_store
 from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
-from tests.integration.caller import served
-from tests.runs import run_spec
 
 MEMORY = StoredMemory(client_index=0, round=1, value=b"m")
 
@@ -93,25 +89,6 @@ class TestFile:
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert (await enrol(store, 0)).index == 7
-
-    async def test_a_first_claim_is_one_transaction(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        batches: list[int] = []
-        run_batch = sqlite_store._run_batch
-
-        def counted(connection: Connection, works: list[Any]) -> Any:
-            batches.append(len(works))
-            return run_batch(connection, works)
-
-        monkeypatch.setattr(sqlite_store, "_run_batch", counted)
-        async with served(run_spec(), store=SqlStore.sqlite(tmp_path / "store.db")) as server:
-            credential = await server.credential()
-            batches.clear()
-            await server.claim(credential)
-            assert batches == [2]  # The waiting client, and the assignment.
-            await server.claim(await server.credential())  # A client without work is stored, too.
-            assert [member.client_index for member in await server.store.members()] == [0, 1]
 
     async def test_writes_are_durable(self, tmp_path: Path) -> None:
         async with opened(tmp_path / "store.db") as store:

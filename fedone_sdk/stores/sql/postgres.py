@@ -225,10 +225,6 @@ class PostgresDatabase:
 
         return await self._with_retries(write)
 
-    async def write_soon(self, work: Callable[[Connection], None], signals: Sequence[str]) -> None:
-        """Run `work` and its signals in a transaction that does not wait for the disk."""
-        await self.write(work, signals)
-
     async def erase(self) -> None:
         """Do nothing: only the database's administrator can (``VACUUM FULL``)."""
 

@@ -35,7 +35,6 @@ _log = structlog.get_logger(__name__)
 _MAX_BATCH = 128
 """Maximal number of writes per transaction: the first one waits for the last."""
 
-_SOON_S = 0.05
 _NUM_READERS = 4
 
 _Outcomes = Sequence[tuple[Any, BaseException | None]]
@@ -128,7 +127,6 @@ class SqliteDatabase(Alone):
 
     async def close(self) -> None:
         """Disconnect after pending writes."""
-        self._start()
         engine, self._engine = self._engine, None
         if engine is None:
             return
@@ -164,19 +162,6 @@ class SqliteDatabase(Alone):
         with self._translate_errors():
             return await run_shielded(self._threads.read(transaction, self._engine))
 
-    async def write_soon(self, work: Callable[[Connection], None], signals: Sequence[str]) -> None:
-        """Run `work` in the transaction of the next write, or after a moment without one."""
-        if self._engine is None:
-            raise self._not_open()
-        write = _Write(work)
-        write.done.add_done_callback(_report)
-        self._waiting.append(write)
-        asyncio.get_running_loop().call_later(_SOON_S, self._start)
-
-    def _start(self) -> None:
-        if self._engine is not None and self._writing is None and self._waiting:
-            self._write_next()
-
     async def write(self, work: Callable[[Connection], T], signals: Sequence[str] = ()) -> T:
         """Run `work` on the writing connection, together with other queued writes.
 
@@ -186,7 +171,8 @@ class SqliteDatabase(Alone):
             raise self._not_open()
         write = _Write(work)
         self._waiting.append(write)
-        self._start()
+        if self._writing is None:
+            self._write_next()
         with self._translate_errors():
             try:
                 result: T = await write.done
@@ -253,11 +239,6 @@ class SqliteDatabase(Alone):
         except (SQLAlchemyError, sqlite3.Error, OSError, schema.SchemaRefused) as error:
             reason = error.orig if isinstance(error, DBAPIError) else error
             raise StoreUnavailable(f"store {self._path} cannot be used: {reason}") from error
-
-
-def _report(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled() and (error := done.exception()) is not None:
-        _log.warning("a waiting client is not stored", reason=str(error))
 
 
 def _read_schema(path: Path) -> str | None:

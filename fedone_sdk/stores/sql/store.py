@@ -75,10 +75,6 @@ class Database(Replica, Protocol):
         """
         ...
 
-    async def write_soon(self, work: Callable[[Connection], None], signals: Sequence[str]) -> None:
-        """Run `work` like `write`, durable no later than any later write."""
-        ...
-
     async def erase(self) -> None:
         """Remove what was deleted from the files of the database, as far as that is possible."""
         ...
@@ -296,13 +292,13 @@ class SqlStore:
 
     async def join(self, member: Member, signals: Sequence[str] = ()) -> None:
         """Add a waiting client and publish signals; see `Store.join`."""
-        await self._database.write_soon(lambda c: statements.join(c, member), signals)
+        await self._database.write(lambda c: statements.join(c, member), signals)
 
     async def leave(self, client_indices: Collection[int], signals: Sequence[str] = ()) -> None:
         """Remove clients that no longer wait and publish signals; see `Store.leave`."""
         await self._database.write(lambda c: statements.leave(c, client_indices), signals)
 
-    members = _writes(statements.members)  # After all clients that are written soon.
+    members = _reads(statements.members)
 
     # Runs
 
