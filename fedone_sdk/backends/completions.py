@@ -263,6 +263,7 @@ def _forms(text: str) -> Iterator[str]:
 NUM_WATCHED = 64
 """How many answers are counted for each set of label words."""
 
+_OF_A_DEVICE = NUM_WATCHED // 4
 _MAJORITY = NUM_WATCHED // 2
 _FEW = 8  # Answers that all have no label word: a warning, also for a small table.
 _MAX_SETS = 256  # Callers of a gateway may use different label words.
@@ -281,6 +282,7 @@ class _Count:
         unseen: Answers without any of the label words.
         seen: Answers with each label word.
         begun: Answers with a token that is the beginning of each label word.
+        callers: Answers to each device of a gateway.
     """
 
     answers: int = 0
@@ -288,6 +290,7 @@ class _Count:
     likeliest: Counter[str] = field(default_factory=Counter)
     seen: Counter[str] = field(default_factory=Counter)
     begun: Counter[str] = field(default_factory=Counter)
+    callers: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     @property
     def split(self) -> list[str]:
@@ -325,14 +328,23 @@ class LabelWatch:
         if count is not None and count.refused:
             raise self._refusal(words, count)
 
-    def note(self, words: tuple[str, ...], shown: Sequence[str]) -> None:
-        """Count one answer: its shown tokens, the likeliest first, or the written label word."""
+    def note(
+        self, words: tuple[str, ...], shown: Sequence[str], scope: tuple[str, ...] = ()
+    ) -> None:
+        """Count one answer: its shown tokens, the likeliest first, or the written label word.
+
+        With a `scope` of (run, device), at most `_OF_A_DEVICE` answers count: the texts of one
+        device cannot block the others.
+        """
         count = self._counts.setdefault(words, _Count())
         self._counts.move_to_end(words)
         while len(self._counts) > _MAX_SETS:
             self._counts.popitem(last=False)
         if count.answers == NUM_WATCHED or count.refused:
             return
+        if len(scope) > 1 and count.callers[scope] == _OF_A_DEVICE:
+            return
+        count.callers[scope] += 1
         count.answers += 1
         tokens = {_spelling(token) for token in shown}
         spelled = {word: _spelling(word).rstrip() for word in words}

@@ -355,14 +355,15 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                             url=self._url,
                             usage=usage,
                         ) from exc
-                    self._watch.note(query.label_words, [token.text for token in top])
+                    shown = [token.text for token in top]
+                    self._watch.note(query.label_words, shown, query.scope)
             else:
                 self._refuse_only_reasoning(choice, found.usage, usage)
                 written = choice.written
                 if query.want == "choice" and written is not None:
                     row = chosen_label(written, words)
                     label = words[row.index(0.0)] if row and 0.0 in row else written
-                    self._watch.note(query.label_words, [label])
+                    self._watch.note(query.label_words, [label], query.scope)
             self._shows_labels |= row is not None and query.want == "labels"
         return _answer(
             query.want, row, written, usage=usage, censored=censored, model=model, limits=limits

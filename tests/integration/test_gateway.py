@@ -335,6 +335,19 @@ class TestRefusals:
 
 
 class TestOutages:
+    async def test_calls_that_fail_again_and_again(self, bench: Bench) -> None:
+        """A device whose text the model never answers does not drain the run."""
+        asked: list[Query] = []
+
+        async def gate(query: Query) -> None:
+            asked.append(query)
+            raise BackendUnavailable("overloaded")
+
+        device = await bench.start(ScriptedBackend(gate=gate), spec_of())
+        codes = [(await device.refused()).code for _ in range(20)]
+        assert codes == ["backend_unavailable"] * 7 + ["backend_failed"] * 13
+        assert len(asked) <= 8 * 4
+
     async def test_a_model_that_comes_back(self, bench: Bench) -> None:
         """The queries are charged once, the requests as often as they may have been sent."""
         outage = Outage(1, BackendUnavailable("overloaded"))

@@ -51,6 +51,11 @@ _UNEXPECTED = (DataError, MissingExtraError)
 """Exceptions that indicate a bug in a backend."""
 
 
+_MOST_IN_VAIN = 8
+"""Calls of an assignment that may be sent and fail temporarily. A text on which a model always
+fails must not take more and more of the cap."""
+
+
 class Refused(NamedTuple):
     """The model refused a query for good: an answer without scores."""
 
@@ -62,7 +67,8 @@ class ModelGateway:
 
     The lease admits a call before its texts are rendered and counted, which happens in threads.
     A repeated request is answered from memory and its queries count once, also if the model refused
-    it. After a restart or a temporary failure it goes to the backend again, within the same lease.
+    it. After a restart or a temporary failure it goes to the backend again, within the same lease;
+    after `_MOST_IN_VAIN` such failures the model counts as refusing.
     """
 
     def __init__(self, backend: LLMBackend, replica: Callable[[], str]) -> None:
@@ -73,6 +79,8 @@ class ModelGateway:
         self._pending: dict[asyncio.Task[Scores | Refused], ServedRun] = {}
         # Assignment -> new queries of calls that are admitted, but not reserved yet.
         self._quoting: Counter[str] = Counter()
+        # Assignment -> calls that were sent and failed temporarily.
+        self._in_vain: Counter[str] = Counter()
         self._bugs = BugCounter("the model's backend")
 
     async def score(self, run: ServedRun, seat: Seat, message: Score, body_sha256: str) -> Scores:
@@ -106,6 +114,7 @@ class ModelGateway:
     def discard_answers(self, assignment_id: str) -> None:
         """Discard the answers of a closed assignment."""
         self._calls.pop(assignment_id, None)
+        self._in_vain.pop(assignment_id, None)
         self._run_ids.pop(assignment_id, None)
 
     def prune(self, run: ServedRun) -> None:
@@ -285,6 +294,9 @@ class ModelGateway:
             model = self.backend.fingerprint
             scores = await in_thread_if_large(size, _scores, queries, answers, model)
         except BackendUnavailable as exc:
+            self._in_vain[assignment_id] += bool(call_budget.spent.requests)
+            if self._in_vain[assignment_id] >= _MOST_IN_VAIN:
+                return Refused(exc.summary)
             raise ProblemError(
                 "backend_unavailable", exc.summary, retry_after_s=exc.retry_after_s
             ) from exc

@@ -69,6 +69,17 @@ def test_it_refuses_as_soon_as_the_majority_is_certain() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_one_device_cannot_block_the_others() -> None:
+    watched = watch()
+    for device in ("a", "b"):
+        for _ in range(100):
+            watched.note(UNSEEN, TOP, ("run", device))
+    watched.admit(UNSEEN)
+    watched.note(UNSEEN, TOP, ("run", "c"))
+    with pytest.raises(LabelsNotShown):
+        watched.admit(UNSEEN)
+
+
 def test_each_set_of_label_words_counts_for_itself() -> None:
     watched = watch()
     for _ in range(MAJORITY):
