@@ -82,7 +82,6 @@ def test_quickstart_keeps_its_cap(fedone: Fedone, tmp_path: Path) -> None:
     assert code == 0
     assert "No prompt, with its own label bias" in out
     assert re.search(r"verdict +(no prompt with its label bias is deployed|[+-][\d.]+ points)", out)
-    assert "answers, " in out
     assert "Next, a run of your own: fedone init TABLE.csv" in out
     assert "60 of 60" in out
     assert "round 1/" in err

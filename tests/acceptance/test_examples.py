@@ -103,7 +103,8 @@ def check(json_of: Callable[..., Any], run: Path, metric: str) -> RunResult:
     assert None not in (result.metric.no_prompt, result.metric.before, result.metric.after)
     assert [report.metric is not None for report in result.history].count(True) == 2
     scored = json_of("score", run, "--prompt", result.prompt.text)
-    assert scored["metric"] == {"name": metric, "value": pytest.approx(result.metric.after)}
+    assert scored["metric"]["name"] == metric
+    assert scored["metric"]["value"] == pytest.approx(result.metric.after)
     assert scored["failed"] == 0
     return result
 

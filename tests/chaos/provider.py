@@ -56,9 +56,9 @@ class _Announcing(Script):
 
     tell: Callable[[int], None] = field(default=lambda _: None)
 
-    def pick(self, number: int) -> str:
+    def pick(self, number: int, text: str = "") -> str:
         self.tell(number)
-        return super().pick(number)
+        return super().pick(number, text)
 
 
 class Provider:
