@@ -13,8 +13,8 @@ import pytest
 GOLDEN: Mapping[str, Mapping[str, Any]] = json.loads(
     Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
 )
-"""By study and trial: `numbers` of runs with one worker on 2026-11-25; those with a fitted label bias
-on 2026-11-26."""
+"""By study and trial: `numbers` of runs with one worker on 2026-11-25, and with a fitted label
+bias on 2026-11-26."""
 
 _PINNED = (
     *("accuracy", "alpha_sha256", "bias", "curve", "demonstrations", "elements_down"),
