@@ -153,8 +153,8 @@ def device(folder: Path, pod: Pod, environment: dict[str, str]) -> Iterator[Proc
     folder.mkdir()
     rows = REVIEWS.read_text().splitlines(keepends=True)
     (folder / "reviews.jsonl").write_text("".join(rows[:40]))
-    (command,) = commands("fedone client ")
-    with running(["sh", "-c", f"exec {at(command, pod)}"], environment, folder, "log") as process:
+    (command,) = commands("FEDONE_TOKEN=$ENROLMENT_TOKEN fedone client ")
+    with running(["sh", "-c", at(command, pod)], environment, folder, "log") as process:
         yield process
 
 
