@@ -274,7 +274,7 @@ class ServeConfig(Spec):
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings: a model that nobody chose, and insecure settings on a network."""
+        """Return warnings about a missing ``backend`` and about insecure settings on a network."""
         found = []
         if "backend" not in self.model_fields_set:
             found.append(
@@ -293,7 +293,7 @@ class ServeConfig(Spec):
                 for key in weak
             ),
             *(
-                f"auth.enrolment_tokens.{at}: has no uses, so whoever learns it enrols any number "
+                f"auth.enrolment_tokens.{at}: has no uses, so a leaked token enrols any number "
                 "of devices; set uses, or several tokens that expire"
                 for at, token in enumerate(self.auth.enrolment_tokens)
                 if token.uses is None

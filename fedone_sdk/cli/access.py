@@ -68,9 +68,7 @@ def create(
     finally:  # no other response contains it
         output.facts({"token": made.token, **_token_facts(made)})
     if uses is None:
-        typer.echo(
-            "warning: without --uses, whoever learns it enrols any number of devices", err=True
-        )
+        typer.echo("warning: without --uses, a leaked token enrols any number of devices", err=True)
 
 
 @tokens.command("list", epilog="Example: fedone tokens list --server https://fedone.example")
