@@ -80,6 +80,7 @@ def query_for(
     *,
     backend: LLMBackend,
     references: Sequence[str] = (),
+    scope: tuple[str, ...] = (),
     payer: Payer | None = None,
 ) -> Query:
     """Return the query of one prompt on one mini-batch."""
@@ -91,6 +92,7 @@ def query_for(
         references=tuple(references) if want == "reference" else (),
         max_tokens=task.max_written,
         stop=task.stop,
+        scope=scope,
         payer=payer,
     )
 

@@ -52,8 +52,9 @@ class Query:
         references: Per input, the text to score (``reference``).
         max_tokens: Limit of the generated text, in tokens (``text``).
         stop: A generated text ends before the first of these texts.
-        scope: Who asks: cached answers are shared within a scope only, because time and cost tell
-            that a text was asked before.
+        scope: The run and, at a gateway, the device that asks; empty for other callers. Cached
+            answers are shared within a scope only, because their time and cost reveal that a text
+            was asked before.
         payer: Budget that is charged for each request, retries included. Not part of the query's
             identity.
     """
@@ -66,6 +67,11 @@ class Query:
     stop: tuple[str, ...] = ()
     scope: tuple[str, ...] = ()
     payer: Payer | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def device(self) -> tuple[str, ...] | None:
+        """The scope of a gateway's device; None for other callers."""
+        return self.scope if len(self.scope) > 1 else None
 
     def part(self, places: Sequence[int]) -> Query:
         """Return the query of the inputs at these positions."""

@@ -281,21 +281,21 @@ class _Count:
     Attributes:
         unseen: Answers without any of the label words.
         seen: Answers with each label word.
-        begun: Answers with a token that is the beginning of each label word.
-        callers: Answers to each device of a gateway.
+        prefixed: Answers with a token that begins each label word, but is shorter.
+        devices: Answers to each device of a gateway.
     """
 
     answers: int = 0
     unseen: int = 0
     likeliest: Counter[str] = field(default_factory=Counter)
     seen: Counter[str] = field(default_factory=Counter)
-    begun: Counter[str] = field(default_factory=Counter)
-    callers: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    prefixed: Counter[str] = field(default_factory=Counter)
+    devices: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     @property
     def split(self) -> list[str]:
         """The label words of several tokens: most answers begin them, and none shows them."""
-        return [word for word in self.begun if self.begun[word] > _MAJORITY and not self.seen[word]]
+        return [w for w, n in self.prefixed.items() if n > _MAJORITY and not self.seen[w]]
 
     @property
     def refused(self) -> bool:
@@ -329,12 +329,15 @@ class LabelWatch:
             raise self._refusal(words, count)
 
     def note(
-        self, words: tuple[str, ...], shown: Sequence[str], scope: tuple[str, ...] = ()
+        self,
+        words: tuple[str, ...],
+        shown: Sequence[str],
+        *,
+        device: tuple[str, ...] | None = None,
     ) -> None:
         """Count one answer: its shown tokens, the likeliest first, or the written label word.
 
-        With a `scope` of (run, device), at most `_OF_A_DEVICE` answers count: the texts of one
-        device cannot block the others.
+        Of one device at most `_OF_A_DEVICE` answers count, so that its texts cannot block others.
         """
         count = self._counts.setdefault(words, _Count())
         self._counts.move_to_end(words)
@@ -342,9 +345,10 @@ class LabelWatch:
             self._counts.popitem(last=False)
         if count.answers == NUM_WATCHED or count.refused:
             return
-        if len(scope) > 1 and count.callers[scope] == _OF_A_DEVICE:
-            return
-        count.callers[scope] += 1
+        if device is not None:
+            if count.devices[device] == _OF_A_DEVICE:
+                return
+            count.devices[device] += 1
         count.answers += 1
         tokens = {_spelling(token) for token in shown}
         spelled = {word: _spelling(word).rstrip() for word in words}
@@ -355,7 +359,7 @@ class LabelWatch:
             count.likeliest[" ".join(shown[0].split(" ")[: _BEGINNING + 1])] += 1
         if not self._written:
             beginnings = tokens - {"", *spelled.values()}
-            count.begun.update(
+            count.prefixed.update(
                 word for word in words if any(map(spelled[word].startswith, beginnings))
             )
         never = [word for word in words if not count.seen[word]]

@@ -356,14 +356,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                             usage=usage,
                         ) from exc
                     shown = [token.text for token in top]
-                    self._watch.note(query.label_words, shown, query.scope)
+                    self._watch.note(query.label_words, shown, device=query.device)
             else:
                 self._refuse_only_reasoning(choice, found.usage, usage)
                 written = choice.written
                 if query.want == "choice" and written is not None:
                     row = chosen_label(written, words)
                     label = words[row.index(0.0)] if row and 0.0 in row else written
-                    self._watch.note(query.label_words, [label], query.scope)
+                    self._watch.note(query.label_words, [label], device=query.device)
             self._shows_labels |= row is not None and query.want == "labels"
         return _answer(
             query.want, row, written, usage=usage, censored=censored, model=model, limits=limits

@@ -29,7 +29,8 @@ _NEUTRAL = "text"
 class _Form:
     answered: bool = False
     refused: int = 0  # In a row.
-    callers: set[tuple[str, ...]] = field(default_factory=set)  # Of these refusals.
+    # Devices of these refusals; None for other callers.
+    devices: set[tuple[str, ...] | None] = field(default_factory=set)
     probed_at: int = 1  # Number of refusals at which the neutral input is sent.
     deciding: bool = False
     blocked: FormBlocked | None = None
@@ -40,8 +41,8 @@ class _Form:
 
     @property
     def hopeless(self) -> bool:
-        # One device must not block the form for others; a scope of one part is the server's.
-        several = len(self.callers) > 1 or any(len(scope) < 2 for scope in self.callers)
+        # One device must not block the form for others.
+        several = len(self.devices) > 1 or None in self.devices
         return several and self.refused >= _MAX_IN_A_ROW[self.answered]
 
 
@@ -89,12 +90,12 @@ class Refusals:
         except BackendRefused as exc:
             if len(query.inputs) > 1:
                 raise
-            form.callers.add(query.scope)
+            form.devices.add(query.device)
             spent = await self._decide(form, replace(neutral, payer=query.payer), exc)
             self._log(exc)
             return failed(query, spent)
         form.answered, form.refused, form.probed_at = True, 0, _IN_A_ROW
-        form.callers.clear()
+        form.devices.clear()
         return answer
 
     def reset(self) -> None:

@@ -206,14 +206,12 @@ class ModelGateway:
         self, run: ServedRun, seat: Seat, message: Score, rows: Sequence[Sequence[int]]
     ) -> list[Query]:
         return [
-            replace(
-                query_for(
-                    run.spec.task,
-                    run.shown(row),
-                    message.examples,
-                    backend=self.backend,
-                    references=message.references,
-                ),
+            query_for(
+                run.spec.task,
+                run.shown(row),
+                message.examples,
+                backend=self.backend,
+                references=message.references,
                 scope=(run.run_id, str(seat.client)),
             )
             for row in rows

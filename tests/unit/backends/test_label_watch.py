@@ -73,9 +73,9 @@ def test_one_device_cannot_block_the_others() -> None:
     watched = watch()
     for device in ("a", "b"):
         for _ in range(100):
-            watched.note(UNSEEN, TOP, ("run", device))
+            watched.note(UNSEEN, TOP, device=("run", device))
     watched.admit(UNSEEN)
-    watched.note(UNSEEN, TOP, ("run", "c"))
+    watched.note(UNSEEN, TOP, device=("run", "c"))
     with pytest.raises(LabelsNotShown):
         watched.admit(UNSEEN)
 
