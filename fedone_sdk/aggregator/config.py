@@ -162,24 +162,16 @@ class StoreConfig(Spec):
 
 
 class MetricsConfig(Spec):
-    """Access to ``/metrics``.
+    """Access to ``/metrics``, which needs a viewer's token on the main port.
 
     Attributes:
         enabled: Whether metrics are collected.
-        public: Whether they can be read without a token; else a viewer's token is required.
         listen: ``HOST:PORT`` of a separate port without tokens and TLS, for a network that only
             Prometheus reaches; null serves them on the main port.
     """
 
     enabled: bool = True
-    public: bool = False
     listen: Address | None = None
-
-    @model_validator(mode="after")
-    def _check_one_place(self) -> Self:
-        if self.listen is not None and self.public:
-            raise ValueError("listen and public exclude each other: with listen they are public")
-        return self
 
 
 class TracingConfig(Spec):
