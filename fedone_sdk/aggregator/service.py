@@ -89,7 +89,7 @@ class Service:
         self.clock = clock
         self._backend = backend = None if backend is None else _metered(backend)
         self._models = ModelChecks(backend)
-        self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)
+        self._gateway = None if backend is None else ModelGateway(backend)
         self._evaluations: dict[str, Evaluation] = {}
         self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -290,14 +290,11 @@ class Service:
                 dev,
                 score,
                 measure,
-                replica=lambda: self.store.replica,
                 is_leader=lambda: self.replicas.is_leader,
             )
             self._evaluate(run)
         if proposer is not None and run.run_id not in self._proposers:
-            self._proposers[run.run_id] = Proposer(
-                run, _metered(proposer), model=self._backend, replica=lambda: self.store.replica
-            )
+            self._proposers[run.run_id] = Proposer(run, _metered(proposer), model=self._backend)
         self.dispatcher.sync_run(run)
         self.dispatcher.wake()
         return run
@@ -343,7 +340,7 @@ class Service:
         """
         if self._backend is None:
             raise ProblemError("backend_unavailable", "this server has no model")
-        answers = await query_as_evaluation(run, self._backend, queries, lambda: self.store.replica)
+        answers = await query_as_evaluation(run, self._backend, queries)
         await run.record_answers(answers)
         return answers
 

@@ -178,6 +178,11 @@ class ServedRun(RunView):
             yield result
 
     @property
+    def replica(self) -> str:
+        """Id of this replica."""
+        return self._store.replica
+
+    @property
     def counters(self) -> Counters:
         """Traffic, cache hits and scored values."""
         return self._stored_counters.plus(self._new_counters)
@@ -190,7 +195,7 @@ class ServedRun(RunView):
                 run_id=self.run_id,
                 spec=self.spec.model_dump_json(),
                 candidates=self._vocabulary.dump(),
-                document=self._document(self._state, self._stored_counters),
+                document=encode_document(self._state, counters=self._stored_counters),
                 arrays=encode_arrays(self._arrays),
                 version=0,
                 created_at=self._created_at,
@@ -510,7 +515,7 @@ class ServedRun(RunView):
         counters, fresh = self.counters, self._new_counters
         self._new_counters = Counters()
         commit = Commit(
-            document=self._document(state, counters),
+            document=encode_document(state, counters=counters),
             arrays=encoded,
             signal=self._signal(state, change) if self._store.shared else None,
             **changes,
@@ -548,10 +553,6 @@ class ServedRun(RunView):
             status=state.status,
         )
         return changed.model_dump_json()
-
-    def _document(self, state: RunState, counters: Counters) -> str:
-        document = {**encode_document(state), "counters": counters.dump()}
-        return json.dumps(document, separators=(",", ":"))
 
     def _emit(self, change: Change, result: Result[Any]) -> None:
         for one in change.closed:

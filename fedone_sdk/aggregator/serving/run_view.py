@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState, decode
@@ -68,18 +69,8 @@ class Counters:
             **{name: getattr(self, name) + getattr(other, name) for name in names},
         )
 
-    def dump(self) -> dict[str, Any]:
-        """Return the counters as JSON values."""
-        traffic = {"communication": self.communication, "gateway": self.gateway}
-        return {**asdict(self), **{name: one.model_dump() for name, one in traffic.items()}}
 
-    @classmethod
-    def load(cls, document: Mapping[str, Any]) -> Counters:
-        """Return the counters of a `dump`."""
-        traffic = {
-            name: Traffic.model_validate(document[name]) for name in ("communication", "gateway")
-        }
-        return cls(**{**document, **traffic})
+_COUNTERS = TypeAdapter(Counters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +196,7 @@ class RunView:
             page = [entry for entry in page if entry.version <= record.version]
             lines += await in_thread_if_large(_total_size(page), _parse_lines, page)
         document = json.loads(record.document)
-        counters = Counters.load(document.pop("counters"))
+        counters = _COUNTERS.validate_python(document.pop("counters"))
         state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
         self._stored_counters, self._state = counters, state
         self._version, self._created_at = record.version, record.created_at
