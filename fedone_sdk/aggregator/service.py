@@ -112,8 +112,7 @@ class Service:
         )
         self.work = OpenWork(
             store=store,
-            runs=self.runs,
-            refresh=self.registry.refresh,
+            registry=self.registry,
             on_finished=self.dispatcher.finish_work,
             gateway=self._gateway,
         )
@@ -121,11 +120,9 @@ class Service:
         self.replicas = Replicas(
             store=store,
             clock=clock,
-            runs=self.runs,
+            registry=self.registry,
             dispatcher=self.dispatcher,
             access=self.access,
-            refresh=self.registry.refresh,
-            has_changes=self.registry.has_changes,
         )
         self.sweeper = Sweeper(
             retention,

@@ -379,7 +379,7 @@ def _plain(value: Any) -> object:
     return _fields(value)
 
 
-def _loaded(record: type[D], document: dict[str, Any], **arrays: Any) -> D:
+def _loaded(record: Callable[..., D], document: dict[str, Any], **arrays: Any) -> D:
     readers = _readers(record)
     if document.keys() != readers.keys():
         raise ValueError(f"not a run's state: {sorted(document.keys() ^ readers.keys())}")
@@ -388,7 +388,7 @@ def _loaded(record: type[D], document: dict[str, Any], **arrays: Any) -> D:
 
 
 @cache
-def _readers(record: type) -> dict[str, Callable[[Any], Any]]:
+def _readers(record: Any) -> dict[str, Callable[[Any], Any]]:
     """Return the validators of a record's fields."""
     hints = get_type_hints(record)
     return {

@@ -77,10 +77,8 @@ class CallBudget:
         """Yield the part of `spent` that each reservation pays; the last one pays any excess."""
         granted = [one for one, worst in self._reservations.items() if worst is not None]
         for attempt, worst in self._reservations.items():
-            if attempt in granted[-1:]:
-                share = spent
-            else:
-                share = spent - spent.beyond(worst or NOTHING)
+            is_last = attempt in granted[-1:]
+            share = spent if is_last else spent - spent.beyond(worst or NOTHING)
             spent -= share
             yield attempt, share
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, Receipt, Renewal, Score, Scores
@@ -24,14 +25,12 @@ class OpenWork:
         self,
         *,
         store: Store,
-        runs: Mapping[str, ServedRun],
-        refresh: Callable[[], Awaitable[None]],
+        registry: RunRegistry,
         on_finished: Callable[[int], Awaitable[None]],
         gateway: ModelGateway | None,
     ) -> None:
         self._store = store
-        self._runs = runs
-        self._refresh = refresh
+        self._registry = registry
         self._on_finished = on_finished
         self._gateway = gateway
 
@@ -51,7 +50,9 @@ class OpenWork:
         """
         refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None and self._store.shared:
-            await self._refresh()  # Another replica may have closed that work and assigned new one.
+            await (
+                self._registry.refresh()
+            )  # Another replica may have closed that work and assigned new one.
             refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None:
             raise refusal
@@ -69,7 +70,7 @@ class OpenWork:
     def _held(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
         return [
             (run, seat)
-            for run in self._runs.values()
+            for run in self._registry.served.values()
             for seat in run.state.seats
             if (seat.client, seat.phase) == (client.index, "working")
         ]
@@ -159,7 +160,7 @@ class OpenWork:
 
     def seat_with(self, assignment_id: str) -> tuple[ServedRun, Seat] | None:
         """Return the run and the seat of an open assignment of any client."""
-        for run in self._runs.values():
+        for run in self._registry.served.values():
             seat = run.state.seat_with(assignment_id)
             if seat is not None:
                 return run, seat
@@ -170,7 +171,7 @@ class OpenWork:
     ) -> tuple[ServedRun, Seat] | None:
         found = self.seat_with(assignment_id)
         if found is None and self._store.shared:
-            await self._refresh()  # Another replica may just have assigned it.
+            await self._registry.refresh()  # Another replica may just have assigned it.
             found = self.seat_with(assignment_id)
         if found is not None and not found[0].model_checked.is_set():
             await found[0].model_checked.wait()

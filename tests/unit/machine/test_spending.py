@@ -421,8 +421,9 @@ async def test_a_replica_looks_again_before_it_refuses_a_call() -> None:
     async def refresh() -> None:
         run.state = game.state
 
-    parts: Any = {"store": SimpleNamespace(shared=True), "runs": {"run": run}}
-    work = OpenWork(**parts, refresh=refresh, on_finished=AsyncMock(), gateway=None)
+    registry = SimpleNamespace(served={"run": run}, refresh=refresh)
+    parts: Any = {"store": SimpleNamespace(shared=True), "registry": registry}
+    work = OpenWork(**parts, on_finished=AsyncMock(), gateway=None)
     first = game.take([0])
     await work.check_lease(client, "a")
     game.gateway(first, SAMPLES)
