@@ -113,7 +113,7 @@ class Service:
         self.work = OpenWork(
             store=store,
             registry=self.registry,
-            on_finished=self.dispatcher.finish_work,
+            dispatcher=self.dispatcher,
             gateway=self._gateway,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
@@ -459,10 +459,13 @@ class Service:
         )
 
     def traffic_run(
-        self, *, run_id: str | None = None, assignment_id: str | None = None
+        self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run whose traffic includes a message: the named run, or the only run."""
-        held = None if assignment_id is None else self.work.seat_with(assignment_id)
+        """Return the run whose traffic includes a message: the named run, or the only run.
+
+        `work` is a client and the id of its open assignment.
+        """
+        held = None if work is None else self.work.seat_with(*work)
         if held is not None:
             return held[0]
         if run_id is None and len(self.runs) == 1 and not self.registry.stored:

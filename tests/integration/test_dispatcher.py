@@ -569,7 +569,7 @@ class TestEnds:
                 service.dispatcher.pool.remove([client.index])  # It never comes again.
                 clock.advance(11)
                 await service.replicas.tick()
-            assert list(service.dispatcher._offers._runs) == [4]
+            assert list(service.dispatcher._offers) == [4]
 
 
 class TestFairness:

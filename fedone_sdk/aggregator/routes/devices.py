@@ -162,7 +162,7 @@ async def score(request: web.Request) -> web.Response:
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     await service.work.check_lease(client, body_sha256)
     message, _ = await message_of(request, Score.model_validate)
-    CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
+    CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
     scores = await service.work.score(client, message, body_sha256)
     return await in_thread_if_large(_size(scores.log_probs), answer, scores)
 
