@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from fedone_sdk.aggregator.access.config import MAKE_A_TOKEN, AuthConfig, Token
+from fedone_sdk.aggregator.access.tokens import MAKE_A_TOKEN, AuthConfig, Token
 from fedone_sdk.aggregator.environment import load_settings
 from fedone_sdk.aggregator.http.cors import CorsConfig
 from fedone_sdk.aggregator.http.limits import Limits

@@ -371,10 +371,6 @@ class Access:
     async def _configure(self) -> None:
         """Store the configured tokens, each recognised by its secret."""
         tokens = self.authority.enrolment_tokens
-        for key, what in (("name", "name"), ("token_sha256", "secret")):
-            given = [one for token in tokens if (one := getattr(token, key)) is not None]
-            if len(set(given)) < len(given):
-                raise SpecError(f"auth.enrolment_tokens: two tokens have the same {what}")
         kept = {known.token_sha256: known for known in await self._store.tokens()}
         is_new = not kept
         for token in tokens:
