@@ -94,7 +94,7 @@ async def _reports_huge(folder: Path) -> str:
                 try:
                     await backend.score(Query(inputs=((part,),), label_words=LABELS, payer=guard))
                 except ValueError as exc:
-                    raise Succeeded(f"the answer is paid for and lost") from exc
+                    raise Succeeded("the answer is paid for and lost") from exc
     return f"{(await guard.account()).spent.prompt_tokens:,} tokens are charged for 3 requests"
 
 
