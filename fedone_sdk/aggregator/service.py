@@ -10,8 +10,7 @@ import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
-from fedone_sdk.aggregator.cluster.replicas import Replicas
-from fedone_sdk.aggregator.cluster.signals import RunAdded, RunRemoved, publish
+from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.serving.calls import query_as_evaluation
@@ -27,6 +26,7 @@ from fedone_sdk.aggregator.serving.registry import RunRegistry, StoredRun
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
+from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
@@ -268,7 +268,7 @@ class Service:
                 else:
                     # A refresh may have read it already.
                     run = self.runs.setdefault(run.run_id, run)
-                    await publish(self.store, RunAdded(run_id=run.run_id))
+                    await publish(self.store, RunsChanged())
             if not run.spec.is_same_run(spec) or not run.described.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
@@ -370,7 +370,7 @@ class Service:
         await self.store.delete_run(run_id, version, self.clock.now())
         _log.info("run deleted", run_id=run_id)
         await self.registry.remove(run_id)
-        await publish(self.store, RunRemoved(run_id=run_id))
+        await publish(self.store, RunsChanged())
 
     async def _on_removed(self, run_id: str, run: ServedRun | None) -> None:
         if run is not None:

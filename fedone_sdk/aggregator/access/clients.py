@@ -19,8 +19,8 @@ from fedone_sdk.aggregator.access.tokens import (
     may_see,
     new_secret,
 )
-from fedone_sdk.aggregator.cluster.signals import ClientChanged, publish
 from fedone_sdk.aggregator.runtime import run_shielded
+from fedone_sdk.aggregator.signals import ClientChanged, publish
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError, SpecError
 from fedone_sdk.messages import Enrol, Enrolled, NewToken, Rotated
@@ -100,7 +100,7 @@ class Access:
             self._num_changes += 1
             self._records.clear()
             self._indices.clear()
-            await self.update_count()
+            self.num_clients = await self._store.num_clients()
             changes, newest = self._num_changes, max(self.num_clients - self._capacity, 0)
             for known in await self._store.clients(newest - 1, self._capacity):
                 self._cache_if_current(known, changes)
@@ -110,10 +110,6 @@ class Access:
         client = await self.record(index)
         if client is not None and client.revoked_at is not None:
             self._notify_revoked(client)
-
-    async def update_count(self) -> None:
-        """Read the number of clients from the store."""
-        self.num_clients = await self._store.num_clients()
 
     # Tokens
 

@@ -12,7 +12,6 @@ from fedone_sdk import __version__
 from fedone_sdk.aggregator.http.requests import answer
 from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENT, METRICS, READINESS
-from fedone_sdk.aggregator.routes.dashboard import PageFile
 from fedone_sdk.aggregator.routes.route import RouteTable
 from fedone_sdk.aggregator.service import Service
 from fedone_sdk.errors import ProblemError
@@ -80,11 +79,10 @@ class Readiness:
 
 
 @route("GET /", "public", {200: (About, "text/html"), 304: None})
-async def about(request: web.Request) -> web.Response:
+async def about(request: web.Request) -> web.StreamResponse:
     """Return the dashboard to browsers, else the server's name and version."""
     if "text/html" in request.headers.get("Accept", ""):
-        response = _file(request, dashboard.PAGE)
-        response.headers.update(dashboard.PAGE_HEADERS)
+        response: web.StreamResponse = dashboard.file_response(dashboard.PAGE)
     else:
         found = About(name="FedOne aggregator", version=__version__, openapi="/openapi.json")
         response = answer(found)
@@ -97,23 +95,12 @@ async def about(request: web.Request) -> web.Response:
     "public",
     {200: ("text/javascript", "text/css", "image/svg+xml"), 304: None},
 )
-async def dashboard_file(request: web.Request) -> web.Response:
+async def dashboard_file(request: web.Request) -> web.StreamResponse:
     """Return a file of the dashboard."""
     name = request.match_info["page_file"]
     if name not in dashboard.FILES:
         raise ProblemError("not_found", f"the dashboard has no file {name!r}")
-    return _file(request, dashboard.FILES[name])
-
-
-def _file(request: web.Request, file: PageFile) -> web.Response:
-    """Return a file, or 304 if the browser has it."""
-    # Revalidated each time: a page must not mix files of two versions.
-    headers = {"Cache-Control": "no-cache", "ETag": file.etag}
-    if file.etag in request.headers.get("If-None-Match", ""):
-        return web.Response(status=304, headers=headers)
-    return web.Response(
-        body=file.body, content_type=file.content_type, charset="utf-8", headers=headers
-    )
+    return dashboard.file_response(dashboard.FILES[name])
 
 
 @route("GET /healthz", "public", Health)

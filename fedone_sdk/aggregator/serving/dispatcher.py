@@ -9,18 +9,18 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fedone_sdk.aggregator.cluster.signals import (
-    MAX_NAMED,
-    MemberJoined,
-    MembersLeft,
-    encode_signals,
-)
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.registry import StoredRun
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.signals import (
+    MAX_NAMED,
+    MemberJoined,
+    MembersLeft,
+    encode_signals,
+)
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -188,13 +188,8 @@ class Dispatcher:
                 await run.seat()
 
     async def _join(self, member: Member) -> None:
-        joined = MemberJoined(
-            client_index=member.client_index,
-            num_examples=member.num_examples,
-            run_id=member.run_id,
-            until=member.until,
-        )
-        await self._store.join(member, encode_signals(self._store, joined))
+        signals = encode_signals(self._store, MemberJoined(member=member))
+        await self._store.join(member, signals)
 
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
         """Return the runs with vacant seats, in the order in which they may draw clients."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import structlog
 
-from fedone_sdk.aggregator.cluster.signals import MAX_NAMED, RunChanged
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.lifecycle import (
     charge_lost_replicas,
@@ -37,6 +36,7 @@ from fedone_sdk.aggregator.rounds.updates import accept
 from fedone_sdk.aggregator.runtime import in_thread, in_thread_if_large, run_shielded
 from fedone_sdk.aggregator.serving.feed import Change, Feed, Listener
 from fedone_sdk.aggregator.serving.run_view import Counters, RunView, reasons
+from fedone_sdk.aggregator.signals import MAX_NAMED, RunChanged
 from fedone_sdk.algorithms import State, dump_memory, load_memory
 from fedone_sdk.backends import Answer
 from fedone_sdk.clock import Clock

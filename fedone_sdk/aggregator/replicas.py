@@ -10,18 +10,6 @@ import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.cluster.signals import (
-    SIGNAL,
-    ClientChanged,
-    MemberJoined,
-    MembersLeft,
-    PoolLoad,
-    RunAdded,
-    RunChanged,
-    RunRemoved,
-    Signal,
-    publish,
-)
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
 from fedone_sdk.aggregator.rounds.seats import expire
 from fedone_sdk.aggregator.rounds.spending import has_lost_calls
@@ -29,6 +17,17 @@ from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.signals import (
+    SIGNAL,
+    ClientChanged,
+    MemberJoined,
+    MembersLeft,
+    PoolLoad,
+    RunChanged,
+    RunsChanged,
+    Signal,
+    publish,
+)
 from fedone_sdk.clock import Clock
 from fedone_sdk.stores import Member, Store
 
@@ -271,20 +270,10 @@ class Replicas:
         match signal:
             case RunChanged():
                 await self._on_run_changed(signal)
-            case RunAdded():
-                await self._registry.refresh()
-                await self._access.update_count()  # An imported run may have added clients.
-            case RunRemoved():
+            case RunsChanged():
                 await self._registry.refresh()
             case MemberJoined():
-                await self._add_member(
-                    Member(
-                        client_index=signal.client_index,
-                        num_examples=signal.num_examples,
-                        run_id=signal.run_id,
-                        until=signal.until,
-                    )
-                )
+                await self._add_member(signal.member)
             case MembersLeft():
                 self._dispatcher.on_members_left(signal.client_indices)
             case PoolLoad():
