@@ -63,7 +63,7 @@ _KEEPALIVE_S = 15.0
 async def add_run(request: web.Request) -> web.Response:
     """Start a run. Its vocabulary must be a list; its backend is the server's."""
     service = request.app[SERVICE]
-    document, _ = await message_of(request, _JSON.validate_python)
+    document = await message_of(request, _JSON.validate_python)
     try:
         spec = validate_spec(RunSpec, document, source="run").served()
         if spec.data is not None:
@@ -192,7 +192,7 @@ async def raise_caps(request: web.Request) -> web.Response:
     Omitted caps stay the same. Caps can only be raised, so the same body again has no effect.
     """
     raised = await run_of(request)
-    caps, _ = await message_of(request, Budget.model_validate)
+    caps = await message_of(request, Budget.model_validate)
     await request.app[SERVICE].steering.raise_caps(raised, caps)
     return answer(raised.result())
 
@@ -232,7 +232,7 @@ def _flag(request: web.Request, name: str, *, default: bool) -> bool:
 async def roll_back(request: web.Request) -> web.Response:
     """Roll a run back to an earlier round. Spending of later rounds stays counted."""
     rolled = await run_of(request)
-    message, _ = await message_of(request, RollBack.model_validate)
+    message = await message_of(request, RollBack.model_validate)
     await request.app[SERVICE].steering.roll_back(rolled, message.to_round, message.reason)
     return answer(rolled.result())
 
@@ -247,7 +247,7 @@ async def roll_back(request: web.Request) -> web.Response:
 async def quarantine(request: web.Request) -> web.Response:
     """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
     watched = await run_of(request)
-    message, _ = await message_of(request, Quarantine.model_validate)
+    message = await message_of(request, Quarantine.model_validate)
     client_id = request.match_info["client_id"]
     await request.app[SERVICE].steering.quarantine(watched, client_id, message.reason)
     return web.Response(status=204)

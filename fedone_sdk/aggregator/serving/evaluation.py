@@ -13,7 +13,7 @@ import structlog
 from fedone_sdk.aggregator.rounds.lifecycle import record_metric
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.runtime import in_thread
-from fedone_sdk.aggregator.serving.calls import BugCounter, persist, query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import BugCounter, Companion, persist, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms import stream_seed
@@ -64,7 +64,7 @@ class _Measurement(NamedTuple):
     outcomes: Outcomes | None
 
 
-class Evaluation:
+class Evaluation(Companion):
     """Measures a run's prompts on its dev split, concurrently with training.
 
     Results do not influence training, and queries are charged to a separate account.
@@ -83,8 +83,8 @@ class Evaluation:
         *,
         is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
+        super().__init__(run)
         self._is_leader = is_leader
-        self._run = run
         self._backend = backend
         self._examples = examples
         self._score = score
@@ -105,7 +105,11 @@ class Evaluation:
         if change.ended or (change.reloaded and not self._run.state.running and self._is_waiting):
             self._points.put_nowait(None)  # The run has ended on some replica.
 
-    async def measure_run(self) -> None:
+    def on_restart(self) -> None:
+        """Measure the run, unless a pending measurement goes on with it."""
+        self._begin(self._measure_run())
+
+    async def _measure_run(self) -> None:
         """Measure "no prompt" and the untrained prompt, then the curve, then the final prompt.
 
         Returns when the run has ended or paused. After a pause, call it again.
