@@ -6,6 +6,7 @@ import json
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -73,40 +74,23 @@ class Counters:
 _COUNTERS = TypeAdapter(Counters)
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    round: int
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Rollback:
-    to_round: int
-
-
-_Line = tuple[int, RoundReport | LostWork | _Rollback | _Metric | None]
-"""The version of a log line, and its content if the run keeps it in memory."""
+_Line = tuple[LogEntry, Any]
+"""A line of the log, and its content if the run keeps it in memory."""
 
 
 def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
-    return [(entry.version, _parse_line(entry)) for entry in entries]
+    return [(entry, _parse_line(entry)) for entry in entries]
 
 
-def _parse_line(entry: LogEntry) -> RoundReport | LostWork | _Rollback | _Metric | None:
-    if entry.kind == "lost":
-        return LostWork.model_validate_json(entry.body)
-    if entry.kind not in ("round", "rollback", "metric"):
-        return None
-    body = json.loads(entry.body)
-    if entry.kind == "round":
-        return RoundReport.model_validate(body["report"])
-    if entry.kind == "rollback":
-        return _Rollback(body["round"])
-    return _Metric(body["round"], body["value"])
-
-
-def _total_size(entries: Iterable[LogEntry]) -> int:
-    return sum(len(entry.body) for entry in entries)
+def _parse_line(entry: LogEntry) -> Any:
+    match entry.kind:
+        case "lost":
+            return LostWork.model_validate_json(entry.body)
+        case "round":
+            return RoundReport.model_validate(json.loads(entry.body)["report"])
+        case "rollback" | "metric":
+            return json.loads(entry.body)
+    return None
 
 
 class RunView:
@@ -171,7 +155,8 @@ class RunView:
         lines: list[_Line] = []
         async for page in log:
             page = [entry for entry in page if entry.version <= record.version]
-            lines += await in_thread_if_large(_total_size(page), _parse_lines, page)
+            size = sum(len(entry.body) for entry in page)
+            lines += await in_thread_if_large(size, _parse_lines, page)
         document = json.loads(record.document)
         counters = _COUNTERS.validate_python(document.pop("counters"))
         state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
@@ -186,17 +171,17 @@ class RunView:
             self.vocabulary = self.described.with_candidates(self._proposed)
 
     def _add_lines(self, lines: Iterable[_Line]) -> None:
-        for version, line in lines:
-            match line:
-                case RoundReport():
-                    self.history.append(line)
-                case LostWork():
-                    self.lost.append(line)
-                case _Rollback():
-                    del self.history[line.to_round :]
-                case _Metric():
-                    self._add_metric(line.round, line.value)
-            self._logged = version
+        for entry, content in lines:
+            match entry.kind:
+                case "round":
+                    self.history.append(content)
+                case "lost":
+                    self.lost.append(content)
+                case "rollback":
+                    del self.history[content["round"] :]
+                case "metric":
+                    self._add_metric(content["round"], content["value"])
+            self._logged = entry.version
 
     def _add_metric(self, round_number: int, value: float) -> None:
         self.history = [
