@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TypeVar
 
 import structlog
 
@@ -24,7 +23,7 @@ from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_requir
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.open_work import OpenWork
 from fedone_sdk.aggregator.serving.proposer import Proposer
-from fedone_sdk.aggregator.serving.registry import RunRegistry, StoredRun
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
@@ -53,8 +52,6 @@ from fedone_sdk.stores import (
 )
 from fedone_sdk.task import Example, ScoreFunction
 from fedone_sdk.vocabulary import Vocabulary
-
-R = TypeVar("R", ServedRun, StoredRun)
 
 _log = structlog.get_logger(__name__)
 
@@ -108,7 +105,7 @@ class Service:
         self.dispatcher = Dispatcher(
             store=store,
             clock=clock,
-            runs=self.runs,
+            registry=self.registry,
             prepare=self._models.ensure,
         )
         self.work = OpenWork(
@@ -431,15 +428,10 @@ class Service:
         Raises:
             ProblemError: ``run_ended`` if all runs that the client may work for have ended.
         """
-        if message.run_id is not None:
-            runs = [await self.run_for(client, message.run_id)]
-            return await self.dispatcher.claim(client, message, lambda: runs)
-        return await self.dispatcher.claim(
-            client,
-            message,
-            lambda: _visible(client, self.runs),
-            lambda: _visible(client, self.registry.stored),
-        )
+        if message.run_id is None:
+            return await self.dispatcher.claim(client, message)
+        run = await self.run_for(client, message.run_id)
+        return await self.dispatcher.claim(client, message, run)
 
     def traffic_run(
         self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
@@ -472,7 +464,3 @@ class Service:
 def _metered(backend: LLMBackend) -> LLMBackend:
     """Return a backend that charges each request to its query's payer."""
     return backend if backend.metered else ModelClient(backend)
-
-
-def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
-    return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

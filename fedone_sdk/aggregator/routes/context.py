@@ -203,18 +203,22 @@ async def run_of(request: web.Request) -> ServedRun:
 
 
 async def raw_body(request: web.Request) -> bytes:
-    """Return the body of a message, which counts against the device's rate.
+    """Return the body of a message, which counts against the device's rate before it is read.
+
+    One of unknown size counts as the longest.
 
     Raises:
-        ProblemError: ``not_json``, or one of `body_of`.
+        ProblemError: ``not_json``, ``rate_limited``, or one of `body_of`.
     """
     if request.content_type != JSON:
         raise ProblemError("not_json", f"the body is {request.content_type}, not {JSON}")
     context = CONTEXT.get()
     limit = request.client_max_size if context.route is None else context.route.max_body
-    body = await body_of(request, max_bytes=limit)
     if context.client is not None:
-        request.app[LIMITER].body(context.client.index, len(body))
+        unknown = limit if request.can_read_body else 0
+        size = unknown if request.content_length is None else request.content_length
+        request.app[LIMITER].body(context.client.index, min(size, limit))
+    body = await body_of(request, max_bytes=limit)
     context.upload = len(body)
     return body
 

@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
+from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.registry import StoredRun
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.signals import (
     MAX_NAMED,
@@ -31,6 +33,8 @@ from fedone_sdk.messages import (
     UnfitDevices,
 )
 from fedone_sdk.stores import ClientRecord, Member, Store
+
+R = TypeVar("R")
 
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
@@ -57,13 +61,14 @@ class Dispatcher:
         *,
         store: Store,
         clock: Clock,
-        runs: Mapping[str, ServedRun],
+        registry: RunRegistry,
         prepare: Callable[[ServedRun], Awaitable[None]],
     ) -> None:
         self.pool = ClientPool()
         self._store = store
         self._clock = clock
-        self._runs = runs
+        self._registry = registry
+        self._runs = registry.served
         self._prepare = prepare
         self._polls: dict[int, _Poll] = {}
         # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
@@ -84,12 +89,12 @@ class Dispatcher:
         self,
         client: ClientRecord,
         message: Claim,
-        runs: Callable[[], Sequence[ServedRun]],
-        others: Callable[[], Sequence[StoredRun]] = lambda: (),
+        run: ServedRun | None = None,
     ) -> AlphaAssignment | LossesAssignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
-        A client's new claim ends its previous one.
+        A client's new claim ends its previous one. Without `run`, it claims work of any run that it
+        may work for.
 
         Raises:
             ProblemError: ``run_ended`` if all runs have ended; ``forbidden`` if none admits the
@@ -97,15 +102,13 @@ class Dispatcher:
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
-            for run in [run for run in self._runs.values() if client.index in run.state.unfit]:
+            for one in [one for one in self._runs.values() if client.index in one.state.unfit]:
                 with self._may_end():
-                    await run.apply(clear_unfit, client=client.index)
+                    await one.apply(clear_unfit, client=client.index)
         with self._polling(client.index) as poll:
             while True:
                 poll.changed.clear()
-                eligible = runs()
-                _check_open(eligible, others)
-                eligible = _admitting(eligible, message)
+                eligible = self._eligible(client, message, run)
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
                 assignment = await self._claim_offer(client.index, message)
@@ -129,6 +132,25 @@ class Dispatcher:
             return _RETRY_NOW
         await run_shielded(self._remove_members([client.index]), of=self._store)
         return retry
+
+    def _eligible(
+        self, client: ClientRecord, message: Claim, run: ServedRun | None
+    ) -> list[ServedRun]:
+        """Return the runs that a client may work for now, or refuse its claim."""
+        runs = [run] if run else _visible(client, self._runs)
+        if not any(one.state.running or one.state.paused for one in runs):
+            stored = [] if run else _visible(client, self._registry.stored)
+            # A live one was added or resumed by another replica, and is being loaded.
+            if (runs or stored) and not any(one.live for one in stored):
+                raise ProblemError("run_ended", "all runs that you could work for have ended")
+        found = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        if runs and not found:
+            raise ProblemError(
+                "forbidden",
+                "the run scores with the server's model and refuses models on devices "
+                "(participation.own_models); claim without own_model",
+            )
+        return found
 
     @contextmanager
     def _polling(self, client: int) -> Iterator[_Poll]:
@@ -416,22 +438,5 @@ class Dispatcher:
         self.wake()
 
 
-def _admitting(runs: Sequence[ServedRun], message: Claim) -> Sequence[ServedRun]:
-    found = [run for run in runs if run.machine.admits(own_model=message.own_model)]
-    if runs and not found:
-        raise ProblemError(
-            "forbidden",
-            "the run scores with the server's model and refuses models on devices "
-            "(participation.own_models); claim without own_model",
-        )
-    return found
-
-
-def _check_open(runs: Sequence[ServedRun], others: Callable[[], Sequence[StoredRun]]) -> None:
-    if any(run.state.running or run.state.paused for run in runs):
-        return
-    stored = others()
-    if any(run.live for run in stored):
-        return  # Another replica has added or resumed a run, which is loaded now.
-    if runs or stored:
-        raise ProblemError("run_ended", "all runs that you could work for have ended")
+def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
+    return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]
