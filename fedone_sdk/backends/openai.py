@@ -60,6 +60,7 @@ MAX_INPUT_TOKENS = 1024
 
 _TOP = 20  # OpenAI's maximum of top_logprobs.
 _SMALL_TOP = 5  # The maximum of many other servers.
+_MOST_BYTES = 4 * 1024 * 1024  # Of an answer to one input, or of the list of models.
 _CHOICE_TOKENS = 64  # Enough for a label word inside JSON.
 _COMPLETIONS_OVERHEAD = 4  # The start token, for models that have one.
 _OTHER_NAME = {
@@ -130,7 +131,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     ) -> None:
         if api == "completions" and log_probs is not True:
             raise ValueError("log_probs must be true for api completions")
-        server = ModelServer(model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
+        server = ModelServer(
+            model,
+            base_url=base_url,
+            api_key_env=api_key_env,
+            timeout_s=timeout_s,
+            max_bytes=_MOST_BYTES,
+        )
         super().__init__(server)
         # Resolved here: the attribute's import takes half a second, which would count as the
         # server's time.
