@@ -1,10 +1,10 @@
-"""A run as this process sees it: its state and history, and what is reported of them."""
+"""A run as this process sees it: its state and history, its reports, and its export."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,8 @@ from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
-from fedone_sdk.clock import Clock
-from fedone_sdk.errors import BackendError, SpecError, one_line
+from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.errors import BackendError, ResultError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
 from fedone_sdk.messages import (
@@ -36,7 +36,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
-from fedone_sdk.stores import LogEntry, RunRecord
+from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
 from fedone_sdk.task import TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -336,3 +336,48 @@ def reasons(cause: Exception | str) -> tuple[str, str | None]:
         return one_line("; ".join(cause.problems)), None
     summary = cause.summary if isinstance(cause, BackendError) else str(cause)
     return one_line(cause), one_line(summary)
+
+
+# Export: the first line has the kind ``run``: the description, the candidates and the untrained
+# prompt. The lines of the run's log follow, oldest first, each with its kind. The last line has the
+# kind ``result`` and the keys of a `RunResult`.
+
+
+async def open_run(store: Store, run_id: str) -> RunView:
+    """Return a stored run that this process does not serve; a `ResultError` if there is none."""
+    record = await store.run(run_id)
+    if record is None:
+        raise ResultError(f"there is no run {run_id!r} in the store")
+    vocabulary = Vocabulary.parse(record.candidates)
+    machine = RoundMachine.of(run_id, RunSpec.model_validate_json(record.spec), vocabulary)
+    run = RunView(machine, vocabulary, SystemClock())
+    await run.read(record, log_pages(store, run_id))
+    return run
+
+
+async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
+    """Yield a run as JSON lines, at its current version."""
+    result, version = run.result(), run.version
+    untrained = run.prompt(run.machine.initial_state())
+    # With the first page, so that a store that is away is an error and not a cut answer.
+    waiting = _line(
+        kind="run",
+        created_at=run.summary.created_at,
+        spec=run.spec.model_dump(mode="json"),
+        candidates=json.loads(run.vocabulary.dump()),
+        untrained=untrained.model_dump(mode="json"),
+    )
+    async for page in log_pages(store, run.run_id):
+        entries = [entry for entry in page if entry.version <= version]
+        size = sum(len(entry.body) for entry in entries)
+        yield waiting + await in_thread_if_large(size, _lines, entries)
+        waiting = b""
+    yield waiting + _line(kind="result", **result.model_dump(mode="json"))
+
+
+def _lines(entries: Iterable[LogEntry]) -> bytes:
+    return b"".join(_line(kind=entry.kind, **json.loads(entry.body)) for entry in entries)
+
+
+def _line(**document: Any) -> bytes:
+    return f"{json.dumps(document, ensure_ascii=False)}\n".encode()
