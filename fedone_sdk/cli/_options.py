@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 import typer
 
 from fedone_sdk.client import AdminClient
-from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import is_sendable
 
 if TYPE_CHECKING:
     from fedone_sdk.trackers import Tracking
@@ -23,22 +21,11 @@ T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
-    """Strip a token for a header."""
-    found = None if token is None else token.strip()
-    if found and not is_sendable(found):
-        raise ArgumentError(
-            f"{option.opts[0]}: holds characters that no token has; allowed is printable ASCII"
-        )
-    return found
-
-
 _SERVER = typer.Option(metavar="URL", help="The aggregator.")
 _TOKEN = typer.Option(
     "--admin-token",
     metavar="T",
     envvar="FEDONE_ADMIN_TOKEN",
-    callback=header_value,
     help="The server's admin token.",
 )
 STORE = "A store: a SQLite file, or postgresql://USER@HOST/DATABASE."

@@ -12,7 +12,7 @@ import structlog
 import typer
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.cli._options import BackendFile, header_value
+from fedone_sdk.cli._options import BackendFile
 from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.data import load_examples
@@ -33,7 +33,7 @@ def client(
     field: Annotated[
         list[str] | None, typer.Option(envvar="FEDONE_FIELDS", show_default="all but the label")
     ] = None,
-    token: Annotated[str | None, typer.Option(envvar="FEDONE_TOKEN", callback=header_value)] = None,
+    token: Annotated[str | None, typer.Option(envvar="FEDONE_TOKEN")] = None,
     backend_path: BackendFile = None,
     state: Path | None = None,
     run_id: Annotated[str | None, typer.Option("--run")] = None,

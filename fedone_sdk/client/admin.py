@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
@@ -11,17 +11,15 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.budget import Budget
-from fedone_sdk.client.transport import Connection, Network
-from fedone_sdk.errors import ArgumentError, MessageError, TransportError
+from fedone_sdk.client.transport import Connection, Network, parsed, token_of
+from fedone_sdk.errors import ArgumentError, TransportError
 from fedone_sdk.messages import (
-    PROTOCOL_HEADER,
-    PROTOCOL_VERSION,
     ClientInfluence,
     ClientInfo,
     ClientList,
     CreatedToken,
     NewToken,
-    Problem,
+    Parse,
     PromptReport,
     Removal,
     RollBack,
@@ -32,7 +30,6 @@ from fedone_sdk.messages import (
     TokenInfo,
     TokenList,
     encode,
-    is_sendable,
 )
 from fedone_sdk.spec import RunSpec
 
@@ -77,12 +74,9 @@ class AdminClient:
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_S, sock_read=network.timeout_s
         )
-        if not token or not is_sendable(token):
-            raise ArgumentError("token: must be printable ASCII, at least one")
-        self._headers = {
-            "Authorization": f"Bearer {token}",
-            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
-        }
+        self._token = token_of(token) or ""
+        if not self._token:
+            raise ArgumentError("token: is required")
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self._connection.base)!r})"
@@ -193,9 +187,9 @@ class AdminClient:
         async with self._request("GET", _run(run_id, "events")) as response:
             async for name, data in _server_sent(response.content):
                 if name == "end":
-                    yield _parse(RunResult.model_validate_json, data)
+                    yield parsed(RunResult.model_validate_json, data)
                     return
-                yield _parse(RoundReport.model_validate_json, data)
+                yield parsed(RoundReport.model_validate_json, data)
         raise TransportError(f"{self._connection.base}: closed the stream before the run ended")
 
     # Clients and tokens
@@ -238,35 +232,14 @@ class AdminClient:
     async def _result(self, method: str, path: str, body: bytes | None = None) -> RunResult:
         return await self._call(RunResult.model_validate_json, method, path, body=body)
 
-    async def _call(self, parse: Callable[[bytes], T], method: str, path: str, **options: Any) -> T:
+    async def _call(self, parse: Parse[T], method: str, path: str, **options: Any) -> T:
         async with self._request(method, path, **options) as response:
-            return _parse(parse, await response.read())
+            return parsed(parse, await response.read())
 
-    @asynccontextmanager
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, str] | None = None,
-        body: bytes | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the yielded answer is a success, with an unread body."""
-        headers = dict(self._headers)
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        async with self._connection.request(
-            method,
-            self._connection.url(path),
-            params=params,
-            body=body,
-            headers=headers,
-            timeout=self._timeout,
-        ) as response:
-            if response.status >= 300:
-                problem = _parse(Problem.model_validate_json, await response.read())
-                raise problem.error()
-            yield response
+    def _request(
+        self, method: str, path: str, **options: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._connection.request(method, path, self._token, timeout=self._timeout, **options)
 
 
 def _run(run_id: str, *rest: str) -> str:
@@ -277,13 +250,6 @@ def _log_lines(body: bytes) -> bytes:
     for line in body.splitlines():
         _LOG_LINE.validate_json(line)
     return body
-
-
-def _parse(parse: Callable[[bytes], T], body: bytes) -> T:
-    try:
-        return parse(body)
-    except ValidationError as exc:
-        raise MessageError("the server does not answer as an aggregator does") from exc
 
 
 async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:

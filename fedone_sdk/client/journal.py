@@ -1,4 +1,4 @@
-"""The work of a device: paid losses, spending and noise, and the update until it is sent.
+"""The work of a device: paid answers, spending and noise, and the update until it is sent.
 
 After ``kill -9`` at any point, no paid answer of an open assignment is paid twice, and no noise is
 drawn twice.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +22,9 @@ from fedone_sdk.task import LogProbs
 
 _log = structlog.get_logger(__name__)
 
-Row = tuple[float | None, ...]
-"""One prompt's loss on each example of its mini-batch; None if the model failed."""
-
-Answers = tuple[LogProbs | None, ...]
-"""The label log-probabilities of those losses; None if the model failed."""
+Row = tuple[LogProbs | float | None, ...]
+"""What the model answered to one prompt, per example of its mini-batch: label log-probabilities, or
+the loss of a written text; None if the model failed."""
 
 _MOST_JOURNALS = 8
 """Journals that are kept. There are several if a run pauses, and the device works for another.
@@ -39,10 +36,18 @@ _MOST_NOISED = 1000
 _THIS = "WHERE server = :server AND assignment_id = :assignment_id"
 
 
+def _refused(constant: str) -> float:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _answer(value: Any) -> LogProbs | float:
+    return tuple(map(float, value)) if isinstance(value, list) else float(value)
+
+
 def prompt_key(step: int, position: int, prompt: Sequence[float], batch_sha256: str) -> str:
     """Return a prompt's key in the journal of its work.
 
-    The digest of the mini-batch is part of it, so that losses on other examples never mix.
+    The digest of the mini-batch is part of it, so that answers on other examples never mix.
     """
     text = json.dumps([step, position, list(prompt), batch_sha256])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -66,7 +71,7 @@ class Unsent:
 
 
 class Journal:
-    """One assignment's losses, spending and noise, read again after a restart.
+    """One assignment's answers, spending and noise, read again after a restart.
 
     It has numbers and digests, no text. A damaged row is dropped.
     """
@@ -75,7 +80,6 @@ class Journal:
         self._state = state
         self.assignment_id = assignment_id
         self._rows: dict[str, tuple[Row, str]] = {}
-        self._answers: dict[str, Answers] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
         query = f"SELECT kind, key, value FROM journal {_THIS}"
@@ -83,33 +87,24 @@ class Journal:
         self._is_new = not found
         for kind, key, value in found:
             try:
-                self._take(kind, key, json.loads(value))
+                self._take(kind, key, json.loads(value, parse_constant=_refused))
             except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError) as exc:
                 _log.warning("damaged journal row dropped", error=type(exc).__name__)
 
     def _take(self, kind: str, key: str, value: Any) -> None:
-        if kind == "losses":
-            row = tuple(None if loss is None else float(loss) for loss in value["row"])
-            if not all(loss is None or math.isfinite(loss) for loss in row):
-                raise ValueError("a loss is not a number")
-            # Absent unless the run calibrates by labels.
-            if (kept := value.get("log_probs")) is not None:
-                self._answers[key] = tuple(
-                    None if found is None else tuple(map(float, found)) for found in kept
-                )
-            self._rows[key] = row, str(value["model"])
+        if kind == "answers":
+            row = tuple(
+                tuple(map(float, one)) if isinstance(one, list) else one for one in value[0]
+            )
+            self._rows[key] = row, str(value[1])
         elif kind == "noised":
             self._released[key] = tuple(map(float, value))
         else:
             self._spent[int(key)] = Usage.model_validate(value)
 
     def row(self, key: str) -> tuple[Row, str] | None:
-        """Return a prompt's losses and the fingerprint of their model, if the journal has them."""
+        """Return a prompt's answers and the fingerprint of their model, if the journal has them."""
         return self._rows.get(key)
-
-    def answers(self, key: str) -> Answers | None:
-        """Return the label log-probabilities of a prompt's losses, if the journal has them."""
-        return self._answers.get(key)
 
     def spent(self, step: int) -> Usage:
         """Return what the device's own model has spent on a step."""
@@ -121,19 +116,11 @@ class Journal:
         return sum(self._spent.values(), NOTHING)
 
     def keep(
-        self,
-        rows: Mapping[str, Row],
-        model: str,
-        spent: tuple[int, Usage] | None = None,
-        answers: Mapping[str, Answers] | None = None,
+        self, rows: Mapping[str, Row], model: str, spent: tuple[int, Usage] | None = None
     ) -> None:
-        """Add losses of one model by their keys."""
+        """Add answers of one model by their keys."""
         self._rows.update((key, (row, model)) for key, row in rows.items())
-        self._answers.update(answers or {})
-        changes = []
-        for key, row in rows.items():
-            more = {"log_probs": self._answers[key]} if key in self._answers else {}
-            changes.append(self._entry("losses", key, {"row": row, "model": model, **more}))
+        changes = [self._entry("answers", key, (row, model)) for key, row in rows.items()]
         if spent is not None:
             changes.append(self._charge(*spent))
         self._write(*changes)

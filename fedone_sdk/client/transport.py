@@ -190,6 +190,21 @@ def _unusable(key: str, file: str | Path | None, cause: OSError) -> ArgumentErro
     return ArgumentError(f"{key}: {file} cannot be used: {cause}")
 
 
+def token_of(given: str | None) -> str | None:
+    """Return a secret without surrounding whitespace; None if it is empty.
+
+    Raises:
+        SpecError: It has characters that a header cannot carry; the error does not repeat it.
+    """
+    # Files with a secret often end with a newline, which a header cannot carry.
+    token = (given or "").strip()
+    if token and not is_sendable(token):
+        raise ArgumentError(
+            "token: has characters that a token cannot have; allowed is printable ASCII"
+        )
+    return token or None
+
+
 class Connection:
     """The HTTP session of one server.
 
@@ -197,38 +212,45 @@ class Connection:
         SpecError: The URL, the proxy or a certificate cannot be used.
     """
 
-    def __init__(self, server: str, network: Network, *, decompress: bool = True) -> None:
+    def __init__(self, server: str, network: Network) -> None:
         self.base = server_url(server)
         self._proxy = network.proxy_for(self.base)
         self._ssl = network.context()
-        self._decompress = decompress
         self._session: aiohttp.ClientSession | None = None
-
-    def url(self, path: str) -> URL:
-        """Return the URL of a path, whose names are quoted."""
-        return self.base.joinpath(path.lstrip("/"), encoded=True)
 
     @asynccontextmanager
     async def request(
         self,
         method: str,
-        url: URL,
+        path: str,
+        token: str,
+        body: bytes | None = None,
         *,
-        headers: Mapping[str, str],
-        body: bytes | None,
         timeout: aiohttp.ClientTimeout,
         params: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request; the yielded answer has any status and an unread body.
+        """Send a request to a path, whose names are quoted; yield a success with an unread body.
 
         Raises:
+            MessageError: The answer is not an aggregator's.
+            ProblemError: The server refuses.
             TransportError: The server cannot be reached, also while the body is read.
         """
         if self._session is None:
             # Created here, not in __init__: a session belongs to the loop that uses it.
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=None), auto_decompress=self._decompress
+                timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
             )
+        url = self.base.joinpath(path.lstrip("/"), encoded=True)
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Accept": "application/json",
+            # Answers are never decompressed: a small answer stays small.
+            "Accept-Encoding": "identity",
+            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
+        }
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         options: dict[str, Any] = {"headers": headers}
         if self._ssl is not None:
             options["ssl"] = self._ssl
@@ -244,6 +266,9 @@ class Connection:
                 allow_redirects=False,  # a redirect would carry the secret elsewhere
                 **options,
             ) as response:
+                if response.status >= 300:
+                    content = await _content(response, _MAX_PROBLEM_BYTES)
+                    raise _refusal(url.path, response.status, response.headers, content)
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
@@ -331,7 +356,7 @@ class HttpTransport:
     def __init__(self, server: str, *, network: Network | None = None) -> None:
         network = network or Network()
         self._timeout_s = network.timeout_s
-        self._connection = Connection(server, network, decompress=False)
+        self._connection = Connection(server, network)
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
@@ -357,7 +382,7 @@ class HttpTransport:
         )
         if status == 204:
             return Idle(retry_after_s=_retry_after_s(headers))
-        return _parse(ASSIGNMENT.validate_json, content)
+        return parsed(ASSIGNMENT.validate_json, content)
 
     async def runs(self, credential: str) -> Sequence[RunEntry]:
         """List the runs that the client may work for."""
@@ -416,7 +441,7 @@ class HttpTransport:
         **limits: Any,
     ) -> T:
         _, _, content = await self._request(method, path, token, message, **limits)
-        return _parse(parse, content)
+        return parsed(parse, content)
 
     async def _request(
         self,
@@ -428,32 +453,24 @@ class HttpTransport:
         extra_s: float = 0.0,
         max_bytes: int = _MAX_SHORT_BYTES,
     ) -> tuple[int, Mapping[str, str], bytes]:
-        url = self._connection.url(path)
-        headers = {
-            "Authorization": f"Bearer {token}",
-            "Accept": "application/json",
-            # Answers are never decompressed: a small answer stays small.
-            "Accept-Encoding": "identity",
-            PROTOCOL_HEADER: str(PROTOCOL_VERSION),
-        }
-        if message is not None:
-            headers["Content-Type"] = "application/json"
         async with self._connection.request(
             method,
-            url,
-            headers=headers,
-            body=None if message is None else encode(message),
+            path,
+            token,
+            None if message is None else encode(message),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s + extra_s),
         ) as response:
-            most = max_bytes if response.status < 300 else _MAX_PROBLEM_BYTES
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > most:
-                    raise MessageError(f"{url.path}: the answer is over {most} bytes")
-        if response.status >= 300:
-            raise _refusal(path, response.status, response.headers, bytes(body))
-        return response.status, response.headers, bytes(body)
+            return response.status, response.headers, await _content(response, max_bytes)
+
+
+async def _content(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """Read a body of bounded size."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > max_bytes:
+            raise MessageError(f"{response.url.path}: the answer is over {max_bytes} bytes")
+    return bytes(body)
 
 
 def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
@@ -469,7 +486,12 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     return error
 
 
-def _parse(parse: Parse[T], content: bytes) -> T:
+def parsed(parse: Parse[T], content: bytes) -> T:
+    """Parse an answer.
+
+    Raises:
+        MessageError: It is malformed; the error does not repeat it.
+    """
     try:
         return parse(content)
     except ValidationError as exc:

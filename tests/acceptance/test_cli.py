@@ -327,7 +327,7 @@ def test_a_mistake_is_one_line(
         ),
         (
             ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret\nx"],
-            "arguments: --token: holds characters that no token has",
+            "arguments: token: has characters that a token cannot have",
         ),
         # What stands around it in a file or a variable is none of it.
         (
