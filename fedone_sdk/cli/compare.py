@@ -17,7 +17,7 @@ from fedone_sdk.cli._options import Cap, JsonFile, RunPath
 from fedone_sdk.cli._output import Output, money, note, write_file
 from fedone_sdk.cli._process import interruptible, naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
-from fedone_sdk.cli._tuning import same_command, trial_progress
+from fedone_sdk.cli._tuning import same_command, shown
 from fedone_sdk.cli.report import check_report
 from fedone_sdk.errors import ArgumentError, FedOneError
 
@@ -86,9 +86,14 @@ def compare(
     with ExitStack() as stack:
         if not only_report:
             stack.enter_context(place.locked())
-        watch = stack.enter_context(trial_progress("compare"))
+        show = stack.enter_context(shown("compare"))
         kept = Records(place.folder.parent, place.folder.name)
-        session = Session(kept, workers=None if ray else 1, ray=ray, watch=watch)
+        session = Session(
+            kept,
+            workers=None if ray else 1,
+            ray=ray,
+            watch=lambda progress: show(progress.text, True),
+        )
         ahead = asyncio.run(_missing(run, found, session, caps, only_report=only_report, yes=yes))
         if ahead:
             stopped = f"stopped; trials are kept in {place.folder}, and the same command continues"

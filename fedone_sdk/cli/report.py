@@ -123,7 +123,11 @@ def load_own(run_path: Path | None) -> None:
 
 
 def stored_run(
-    run_id: str, *, server: str | None = None, token: str | None = None, store: str | None = None
+    run_id: str,
+    *,
+    server: str | None = None,
+    token: str | None = None,
+    store: str | Store | None = None,
 ) -> ReportedRun:
     """Return a run of a server or a store, for reports."""
     from fedone_sdk.reports import read_export
@@ -139,26 +143,28 @@ async def exported_from(store: Store, run_id: str) -> bytes:
     return b"".join([piece async for piece in export.export_run(store, run)])
 
 
-def _exported(run_id: str, server: str | None, token: str | None, store: str | None) -> bytes:
+def _exported(
+    run_id: str, server: str | None, token: str | None, store: str | Store | None
+) -> bytes:
     if server is None and store is None and os.path.isfile(default_store(run_id)):
         store = str(default_store(run_id))
-    if (server is None) == (store is None):
+    if store is not None and server is None:
+        return asyncio.run(_read(_readable(store) if isinstance(store, str) else store, run_id))
+    if server is None or store is not None:
         raise ArgumentError("give one of --server, --store")
-    if server is not None:
-        if token is None:
-            raise ArgumentError("--admin-token: is required with --server")
-        data = call(server, token, lambda admin: admin.log(run_id))
-        _check(data, run_id, server)
-        return data
+    if token is None:
+        raise ArgumentError("--admin-token: is required with --server")
+    data = call(server, token, lambda admin: admin.log(run_id))
+    _check(data, run_id, server)
+    return data
 
-    async def of_store(opened: SqlStore) -> bytes:
-        await opened.open()
-        try:
-            return await exported_from(opened, run_id)
-        finally:
-            await opened.close()
 
-    return asyncio.run(of_store(_readable(store or "")))
+async def _read(store: Store, run_id: str) -> bytes:
+    await store.open()
+    try:
+        return await exported_from(store, run_id)
+    finally:
+        await store.close()
 
 
 def _check(data: bytes, run_id: str, server: str) -> None:

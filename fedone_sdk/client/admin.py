@@ -76,7 +76,7 @@ class AdminClient:
         )
         self._token = token_of(token) or ""
         if not self._token:
-            raise ArgumentError("token: is required")
+            raise ArgumentError("token: is required; allowed is printable ASCII")
 
     def __repr__(self) -> str:
         return f"AdminClient({str(self._connection.base)!r})"

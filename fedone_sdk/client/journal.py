@@ -16,7 +16,7 @@ import structlog
 
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.client.examples import Declining
-from fedone_sdk.client.state import Change, DeviceState, change
+from fedone_sdk.client.state import Change, DeviceState, change, deleted, stored
 from fedone_sdk.messages import UPDATE, AlphaUpdate, LossesUpdate
 from fedone_sdk.task import LogProbs
 
@@ -32,8 +32,6 @@ Without a bound a server could fill the disk with assignments that it never ends
 
 _MOST_NOISED = 1000
 """Assignments that are remembered to have noise."""
-
-_THIS = "WHERE server = :server AND assignment_id = :assignment_id"
 
 
 def _refused(constant: str) -> float:
@@ -82,7 +80,10 @@ class Journal:
         self._rows: dict[str, tuple[Row, str]] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
-        query = f"SELECT kind, key, value FROM journal {_THIS}"
+        query = (
+            "SELECT kind, key, value FROM journal "
+            "WHERE server = :server AND assignment_id = :assignment_id"
+        )
         found = state.read(query, assignment_id=assignment_id)
         self._is_new = not found
         for kind, key, value in found:
@@ -162,13 +163,8 @@ class Journal:
         return self._entry("charge", str(step), spent.exact())
 
     def _entry(self, kind: str, key: str, value: Any) -> Change:
-        return change(
-            "INSERT OR REPLACE INTO journal VALUES (:server, :assignment_id, :kind, :key, :value)",
-            assignment_id=self.assignment_id,
-            kind=kind,
-            key=key,
-            value=json.dumps(value),
-        )
+        identity = {"assignment_id": self.assignment_id, "kind": kind, "key": key}
+        return stored("journal", **identity, value=json.dumps(value))
 
     def _write(self, *changes: Change) -> bool:
         oldest = change(
@@ -185,10 +181,7 @@ class Journal:
 def mark_noised(assignment_id: str) -> tuple[Change, ...]:
     """Return the changes that record that noise was drawn for an assignment."""
     return (
-        change(
-            "INSERT OR IGNORE INTO noised VALUES (:server, :assignment_id)",
-            assignment_id=assignment_id,
-        ),
+        stored("noised", assignment_id=assignment_id),
         change(
             "DELETE FROM noised WHERE rowid NOT IN "
             "(SELECT rowid FROM noised ORDER BY rowid DESC LIMIT :most)",
@@ -252,40 +245,33 @@ class CurrentWork:
             Whether it is stored. Otherwise it is in memory only, or dropped if it has noise: after
             a restart the same work would get other noise.
         """
-        stored = self._state.write(
-            change(
-                "INSERT OR REPLACE INTO unsent VALUES "
-                "(:server, :assignment_id, :run_id, :round, :body, :memory)",
+        is_stored = self._state.write(
+            stored(
+                "unsent",
                 assignment_id=unsent.assignment_id,
                 run_id=unsent.run_id,
                 round=unsent.round,
                 body=unsent.update.model_dump_json(),
                 memory=unsent.memory,
             ),
-            change(f"DELETE FROM journal {_THIS}", assignment_id=unsent.assignment_id),
+            deleted("journal", assignment_id=unsent.assignment_id),
             *(mark_noised(unsent.assignment_id) if unsent.noised else ()),
             *charge,
         )
-        if stored or not unsent.noised:
+        if is_stored or not unsent.noised:
             self.unsent = unsent
         if unsent.noised:
             self._noised.add(unsent.assignment_id)
-        if stored:
+        if is_stored:
             self._journals.pop(unsent.assignment_id, None)
-        return stored
+        return is_stored
 
     def accept(self, unsent: Unsent) -> None:
         """Drop an update that the server has accepted, and store the method's memory."""
         changes = []
         if unsent.memory:
             self._memory = unsent.run_id, unsent.memory
-            changes = [
-                change(
-                    "INSERT OR REPLACE INTO memory VALUES (:server, :run_id, :content)",
-                    run_id=unsent.run_id,
-                    content=unsent.memory,
-                )
-            ]
+            changes = [stored("memory", run_id=unsent.run_id, content=unsent.memory)]
         self.drop(unsent.assignment_id, *changes)
 
     def drop(self, assignment_id: str, *changes: Change) -> None:
@@ -294,14 +280,9 @@ class CurrentWork:
             self.unsent = None
         self._journals.pop(assignment_id, None)
         self._noised.discard(assignment_id)
-        self._state.write(
-            *(
-                change(f"DELETE FROM {table} {_THIS}", assignment_id=assignment_id)
-                for table in ("unsent", "journal", "noised")
-            ),
-            *changes,
-            erases=True,
-        )
+        tables = ("unsent", "journal", "noised")
+        over = [deleted(table, assignment_id=assignment_id) for table in tables]
+        self._state.write(*over, *changes, erases=True)
 
     def forget(self) -> None:
         """Delete all that belongs to an identity that the server refuses."""
@@ -309,10 +290,7 @@ class CurrentWork:
         self._journals.clear()
         self._noised.clear()
         tables = ("unsent", "journal", "noised", "memory")
-        self._state.write(
-            *(change(f"DELETE FROM {name} WHERE server = :server") for name in tables),
-            erases=True,
-        )
+        self._state.write(*map(deleted, tables), erases=True)
 
     def _stored(self) -> Unsent | None:
         query = (
@@ -329,5 +307,5 @@ class CurrentWork:
                 )
             except (ValueError, TypeError, RecursionError) as exc:
                 _log.warning("damaged update deleted", error=type(exc).__name__)
-                self._state.write(change("DELETE FROM unsent WHERE server = :server"))
+                self._state.write(deleted("unsent"))
         return None

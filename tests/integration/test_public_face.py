@@ -184,7 +184,7 @@ class TestAdminClient:
             ("ftp://host", "admin", "is not an http"),
             ("http://user:secret@host", "admin", "must not have a user"),
             ("http://host", "", "printable ASCII"),
-            ("http://host", "line\n", "printable ASCII"),
+            ("http://host", "two\nlines", "printable ASCII"),
         ],
     )
     def test_bad_arguments(self, url: str, token: str, message: str) -> None:
