@@ -94,10 +94,8 @@ class Journal:
 
     def _take(self, kind: str, key: str, value: Any) -> None:
         if kind == "answers":
-            row = tuple(
-                tuple(map(float, one)) if isinstance(one, list) else one for one in value[0]
-            )
-            self._rows[key] = row, str(value[1])
+            row, model = value
+            self._rows[key] = tuple(one if one is None else _answer(one) for one in row), str(model)
         elif kind == "noised":
             self._released[key] = tuple(map(float, value))
         else:
