@@ -23,10 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 _SERVER = typer.Option(metavar="URL", help="The aggregator.")
 _TOKEN = typer.Option(
-    "--admin-token",
-    metavar="T",
-    envvar="FEDONE_ADMIN_TOKEN",
-    help="The server's admin token.",
+    "--admin-token", metavar="T", envvar="FEDONE_ADMIN_TOKEN", help="The server's admin token."
 )
 STORE = "A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
 

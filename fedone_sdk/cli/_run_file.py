@@ -175,12 +175,7 @@ class RunState:
             raise _unusable(folder) from exc
 
     async def find(
-        self,
-        spec: RunSpec,
-        vocabulary: Vocabulary,
-        *,
-        fresh: bool,
-        model: str | None = None,
+        self, spec: RunSpec, vocabulary: Vocabulary, *, fresh: bool, model: str | None = None
     ) -> KnownRun | None:
         """Find the run in the store, and check that it can continue."""
         if not self.store.exists():

@@ -44,8 +44,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def models(
-    name: Annotated[str | None, typer.Argument()] = None,
-    json_file: JsonFile = None,
+    name: Annotated[str | None, typer.Argument()] = None, json_file: JsonFile = None
 ) -> None:
     """List the local models for `backend.model`; with NAME, fetch one and print its path.
 

@@ -40,10 +40,7 @@ if TYPE_CHECKING:
     from fedone_sdk.task import Example, TaskSpec
 
 
-app = group(
-    "Use a tuned prompt.",
-    example="fedone prompt use sst2.prompt.json --data texts.jsonl",
-)
+app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
 
 Artefact = Annotated[
     Path,

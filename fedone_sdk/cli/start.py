@@ -12,13 +12,7 @@ import typer
 from fedone_sdk import assets
 from fedone_sdk.backends.local_models import is_present
 from fedone_sdk.cli._options import Cap, JsonFile, Seed
-from fedone_sdk.cli._output import (
-    Output,
-    exit_code,
-    note,
-    print_result,
-    printable,
-)
+from fedone_sdk.cli._output import Output, exit_code, note, print_result, printable
 from fedone_sdk.cli._process import quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.cli._tuning import run_here
@@ -43,10 +37,7 @@ _FILES = {_Model.smollm2: "quickstart.yaml", _Model.mini: "quickstart-mini.yaml"
 
 
 def quickstart(
-    model: _Model = _Model.smollm2,
-    seed: Seed = None,
-    cap: Cap = None,
-    json_file: JsonFile = None,
+    model: _Model = _Model.smollm2, seed: Seed = None, cap: Cap = None, json_file: JsonFile = None
 ) -> None:
     """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 

@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedone_sdk.cli._options import (
-    Cap,
-    JsonFile,
-    RunPath,
-    Seed,
-    Trackers,
-    tracking_of,
-)
+from fedone_sdk.cli._options import Cap, JsonFile, RunPath, Seed, Trackers, tracking_of
 from fedone_sdk.cli._output import (
     Output,
     check_target,
@@ -84,12 +77,7 @@ def tune(
     if report is not None:
         check_report("--report", report)
     tracking = tracking_of(trackers)
-    run = RunFile.load(
-        run_path,
-        seed=seed,
-        cap=cap,
-        raised=_caps(raised or []),
-    )
+    run = RunFile.load(run_path, seed=seed, cap=cap, raised=_caps(raised or []))
     federation = run.federation()
     state = known = None
     if not no_store:
@@ -131,11 +119,7 @@ def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | Non
 
 
 async def _tune(
-    run: RunFile,
-    federation: Federation,
-    state: RunState | None,
-    kept: KeptRun,
-    tracking: Tracking,
+    run: RunFile, federation: Federation, state: RunState | None, kept: KeptRun, tracking: Tracking
 ) -> RunResult:
     if state is not None:
         state.make()

@@ -179,10 +179,7 @@ class Session:
         return self.identity.credential or ""
 
     async def call(
-        self,
-        method: Callable[Concatenate[str, P], Awaitable[T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, method: Callable[Concatenate[str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call a method of the transport, which raises its errors, with the device's credential."""
         return await self._retried(lambda: method(self.credential, *args, **kwargs))

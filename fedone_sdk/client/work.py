@@ -550,11 +550,7 @@ class Work:
             biases=biases,
         )
         return await score_step(
-            step,
-            self.ask,
-            self.run.privacy,
-            num_examples=self._num_examples,
-            charge=self.charge,
+            step, self.ask, self.run.privacy, num_examples=self._num_examples, charge=self.charge
         )
 
     def _scored(self, count: int) -> None:

@@ -399,8 +399,4 @@ def _is_kept(refusal: ProblemError) -> bool:
 
 def _facts(work: Assigned | Unsent) -> dict[str, Any]:
     """Return the names of the work."""
-    return {
-        "run_id": work.run_id,
-        "assignment_id": work.assignment_id,
-        "round": work.round,
-    }
+    return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}
