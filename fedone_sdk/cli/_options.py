@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 
 import typer
 
+from fedone_sdk.cli._output import Output
 from fedone_sdk.client import AdminClient
 
 if TYPE_CHECKING:
@@ -142,3 +143,13 @@ def call(server: str, token: str, use: Callable[[AdminClient], Awaitable[T]]) ->
             return await use(admin)
 
     return asyncio.run(used())
+
+
+def asked(
+    server: str, token: str, json_file: Path | None, use: Callable[[AdminClient], Awaitable[T]]
+) -> tuple[Output, T]:
+    """Return what `use` does with a client of the server, which the JSON file gets."""
+    output = Output(json_file)
+    found = call(server, token, use)
+    output.write_json(found)
+    return output, found

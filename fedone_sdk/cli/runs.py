@@ -15,7 +15,7 @@ from fedone_sdk.cli._options import (
     Server,
     Token,
     Trackers,
-    call,
+    asked,
     command,
     group,
     tracking_of,
@@ -51,19 +51,16 @@ def show(
         by_client: Show what each client has done to the run: those that its defences judged, that
             its privacy counts, or that are in quarantine.
     """
-    output = Output(json_file)
     if run_id is None:
         if by_client:
             raise ArgumentError("--clients: needs a RUN_ID")
-        runs = call(server, token, AdminClient.list)
-        output.write_json(runs)
+        output, runs = asked(server, token, json_file, AdminClient.list)
         output.table(_RUNS, map(_run_row, runs))
     elif by_client:
-        found = call(server, token, lambda admin: admin.clients_of(run_id))
-        output.write_json(found)
+        output, found = asked(server, token, json_file, lambda admin: admin.clients_of(run_id))
         output.table(_CLIENTS, map(_client_row, found))
     else:
-        _show(output, call(server, token, lambda admin: admin.get(run_id)))
+        print_result(*asked(server, token, json_file, lambda admin: admin.get(run_id)))
 
 
 _RUNS = ["run", "status", "rounds", "metric", "devices", "last update", "USD"]
@@ -109,7 +106,7 @@ def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None
 
     Example: fedone runs stop sst2 --server https://fedone.example
     """
-    _show(Output(json_file), call(server, token, lambda admin: admin.stop(run_id)))
+    print_result(*asked(server, token, json_file, lambda admin: admin.stop(run_id)))
 
 
 @command(app)
@@ -135,7 +132,6 @@ def resume(
         tokens (N): Tokens of all kinds.
         usd (X): US dollars.
     """
-    output = Output(json_file)
     given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}
     raised = {unit: cap for unit, cap in given.items() if cap is not None}
     caps = validate_spec(Budget, raised, source="arguments") if raised else None
@@ -147,7 +143,7 @@ def resume(
                 return result
         return await admin.resume(run_id)
 
-    _show(output, call(server, token, go_on))
+    print_result(*asked(server, token, json_file, go_on))
 
 
 @command(app)
@@ -168,10 +164,9 @@ def rollback(
         to_round (N): The round to do again first; later ones count as not done.
         reason (TEXT): For the log.
     """
-    output = Output(json_file)
-    if not 1 <= len(reason) <= 500:
-        raise ArgumentError("--reason: needs 1 to 500 characters")
-    _show(output, call(server, token, lambda admin: admin.roll_back(run_id, to_round, reason)))
+    print_result(
+        *asked(server, token, json_file, lambda admin: admin.roll_back(run_id, to_round, reason))
+    )
 
 
 command(app, "export")(export_run)
@@ -195,7 +190,8 @@ def watch(
         result = asyncio.run(_watch(output, server, token, run_id, tracking))
     if result is None:
         raise typer.Exit(130)
-    _show(output, result)
+    output.write_json(result)
+    print_result(output, result)
     # A stopped run is not a failure of this command.
     raise typer.Exit(int(result.status == "failed"))
 
@@ -226,8 +222,3 @@ async def _watch(
             return await following
         except asyncio.CancelledError:
             return None
-
-
-def _show(output: Output, result: RunResult) -> None:
-    output.write_json(result)
-    print_result(output, result)

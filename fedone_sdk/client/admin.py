@@ -8,7 +8,6 @@ from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import aiohttp
-from pydantic import TypeAdapter, ValidationError
 
 from fedone_sdk.budget import Budget
 from fedone_sdk.client.transport import Connection, Network, parsed, token_of
@@ -19,7 +18,6 @@ from fedone_sdk.messages import (
     ClientList,
     CreatedToken,
     NewToken,
-    Parse,
     PromptReport,
     Removal,
     RollBack,
@@ -31,14 +29,9 @@ from fedone_sdk.messages import (
     TokenList,
     encode,
 )
-from fedone_sdk.spec import RunSpec
+from fedone_sdk.spec import RunSpec, validate_spec
 
 T = TypeVar("T")
-
-_SUMMARIES: TypeAdapter[tuple[RunSummary, ...]] = TypeAdapter(tuple[RunSummary, ...])
-_INFLUENCES: TypeAdapter[tuple[ClientInfluence, ...]] = TypeAdapter(tuple[ClientInfluence, ...])
-
-_LOG_LINE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
 _CONNECT_S = 30.0
 _PAGE = 1000
@@ -103,27 +96,30 @@ class AdminClient:
             ProblemError: ``invalid_run``, or ``run_conflict`` if the name is taken.
         """
         body = spec.model_dump_json().encode()
-        return await self._result("POST", "/v1/runs", body=body)
+        return await self._call(RunResult, "POST", "/v1/runs", body=body)
 
     async def list(self) -> tuple[RunSummary, ...]:
         """Return the runs that the token may see, in the order they were created."""
-        return await self._call(_SUMMARIES.validate_json, "GET", "/v1/runs")
+        return await self._call(tuple[RunSummary, ...], "GET", "/v1/runs")
 
     async def get(self, run_id: str) -> RunResult:
         """Return the current or final state of a run."""
-        return await self._result("GET", _run(run_id))
+        return await self._call(RunResult, "GET", _run(run_id))
 
     async def prompt(self, run_id: str) -> PromptReport:
         """Return the prompt that would be deployed now."""
-        return await self._call(PromptReport.model_validate_json, "GET", _run(run_id, "prompt"))
+        return await self._call(PromptReport, "GET", _run(run_id, "prompt"))
 
     async def log(self, run_id: str) -> bytes:
         """Return a run as JSON lines: its description, its log, its result."""
-        return await self._call(_log_lines, "GET", _run(run_id, "log"))
+        content = await self._read("GET", _run(run_id, "log"))
+        for line in content.splitlines():
+            parsed(dict[str, Any], line)
+        return content
 
     async def stop(self, run_id: str) -> RunResult:
         """End a run with what it has learnt."""
-        return await self._result("POST", _run(run_id, "stop"))
+        return await self._call(RunResult, "POST", _run(run_id, "stop"))
 
     async def resume(self, run_id: str) -> RunResult:
         """Resume a stopped, paused or failed run.
@@ -131,7 +127,7 @@ class AdminClient:
         Raises:
             ProblemError: ``run_conflict`` if it runs or has ended for good.
         """
-        return await self._result("POST", _run(run_id, "resume"))
+        return await self._call(RunResult, "POST", _run(run_id, "resume"))
 
     async def raise_caps(self, run_id: str, caps: Budget) -> RunResult:
         """Raise caps of a run, those that are not None; a run that its budget has ended resumes.
@@ -140,7 +136,7 @@ class AdminClient:
             ProblemError: ``run_conflict`` if a cap would not be higher.
         """
         body = caps.model_dump_json(exclude_none=True).encode()
-        return await self._result("POST", _run(run_id, "budget"), body=body)
+        return await self._call(RunResult, "POST", _run(run_id, "budget"), body=body)
 
     async def roll_back(self, run_id: str, to_round: int, reason: str) -> RunResult:
         """Set a run back to the start of a round; what later rounds spent stays spent.
@@ -154,13 +150,9 @@ class AdminClient:
             ProblemError: ``run_conflict`` if the run has not done so many rounds.
             SpecError: An argument is out of range.
         """
-        try:
-            message = RollBack(to_round=to_round, reason=reason)
-        except ValidationError as exc:
-            raise ArgumentError(
-                "roll_back: needs a round from 0 and a reason of 1 to 500 characters"
-            ) from exc
-        return await self._result("POST", _run(run_id, "rollback"), body=encode(message))
+        asked = {"to_round": to_round, "reason": reason}
+        message = validate_spec(RollBack, asked, source="arguments")
+        return await self._call(RunResult, "POST", _run(run_id, "rollback"), body=encode(message))
 
     async def delete(self, run_id: str, *, dry_run: bool = False) -> Removal:
         """Delete an ended run with its log for good; its name stays taken.
@@ -169,11 +161,11 @@ class AdminClient:
             ProblemError: ``run_conflict`` if the run has not ended.
         """
         params = {"dry_run": str(dry_run).lower()}
-        return await self._call(Removal.model_validate_json, "DELETE", _run(run_id), params=params)
+        return await self._call(Removal, "DELETE", _run(run_id), params=params)
 
     async def clients_of(self, run_id: str) -> tuple[ClientInfluence, ...]:
         """Return what each client has contributed to a run, as far as it is counted."""
-        return await self._call(_INFLUENCES.validate_json, "GET", _run(run_id, "clients"))
+        return await self._call(tuple[ClientInfluence, ...], "GET", _run(run_id, "clients"))
 
     async def events(self, run_id: str) -> AsyncIterator[RunEvent]:
         """Stream a run: each finished round from the first one on, then the result.
@@ -187,9 +179,9 @@ class AdminClient:
         async with self._request("GET", _run(run_id, "events")) as response:
             async for name, data in _server_sent(response.content):
                 if name == "end":
-                    yield parsed(RunResult.model_validate_json, data)
+                    yield parsed(RunResult, data)
                     return
-                yield parsed(RoundReport.model_validate_json, data)
+                yield parsed(RoundReport, data)
         raise TransportError(f"{self._connection.base}: closed the stream before the run ended")
 
     # Clients and tokens
@@ -199,9 +191,7 @@ class AdminClient:
         found: tuple[ClientInfo, ...] = ()
         params = {"limit": str(_PAGE)}
         while True:
-            page = await self._call(
-                ClientList.model_validate_json, "GET", "/v1/clients", params=params
-            )
+            page = await self._call(ClientList, "GET", "/v1/clients", params=params)
             found += page.clients
             if page.next is None:
                 return found
@@ -210,31 +200,30 @@ class AdminClient:
     async def revoke_client(self, client_id: str) -> ClientInfo:
         """Revoke a client for good."""
         path = f"/v1/clients/{quote(client_id, safe='')}/revoke"
-        return await self._call(ClientInfo.model_validate_json, "POST", path)
+        return await self._call(ClientInfo, "POST", path)
 
     async def tokens(self) -> tuple[TokenInfo, ...]:
         """Return the enrolment tokens, without their secrets."""
-        listed = await self._call(TokenList.model_validate_json, "GET", "/v1/enrolment-tokens")
+        listed = await self._call(TokenList, "GET", "/v1/enrolment-tokens")
         return listed.tokens
 
     async def create_token(self, token: NewToken) -> CreatedToken:
         """Create an enrolment token; only this answer has its secret."""
-        parse, path = CreatedToken.model_validate_json, "/v1/enrolment-tokens"
-        return await self._call(parse, "POST", path, body=encode(token))
+        return await self._call(CreatedToken, "POST", "/v1/enrolment-tokens", body=encode(token))
 
     async def revoke_token(self, name: str) -> TokenInfo:
         """Revoke an enrolment token for good; clients that enrolled with it stay."""
         path = f"/v1/enrolment-tokens/{quote(name, safe='')}"
-        return await self._call(TokenInfo.model_validate_json, "DELETE", path)
+        return await self._call(TokenInfo, "DELETE", path)
 
     # HTTP
 
-    async def _result(self, method: str, path: str, body: bytes | None = None) -> RunResult:
-        return await self._call(RunResult.model_validate_json, method, path, body=body)
+    async def _call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
+        return parsed(kind, await self._read(method, path, **options))
 
-    async def _call(self, parse: Parse[T], method: str, path: str, **options: Any) -> T:
+    async def _read(self, method: str, path: str, **options: Any) -> bytes:
         async with self._request(method, path, **options) as response:
-            return parsed(parse, await response.read())
+            return await response.read()
 
     def _request(
         self, method: str, path: str, **options: Any
@@ -244,12 +233,6 @@ class AdminClient:
 
 def _run(run_id: str, *rest: str) -> str:
     return "/".join(("/v1/runs", quote(run_id, safe=""), *rest))
-
-
-def _log_lines(body: bytes) -> bytes:
-    for line in body.splitlines():
-        _LOG_LINE.validate_json(line)
-    return body
 
 
 async def _server_sent(stream: aiohttp.StreamReader) -> AsyncIterator[tuple[str, bytes]]:

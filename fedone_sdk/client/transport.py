@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -20,11 +21,11 @@ from yarl import URL
 
 from fedone_sdk.errors import ArgumentError, MessageError, TransportError
 from fedone_sdk.messages import (
-    ASSIGNMENT,
     PROTOCOL_HEADER,
     PROTOCOL_VERSION,
     AlphaAssignment,
     AlphaUpdate,
+    Assignment,
     Claim,
     Decline,
     Enrol,
@@ -32,7 +33,6 @@ from fedone_sdk.messages import (
     LossesAssignment,
     LossesUpdate,
     Message,
-    Parse,
     Problem,
     Receipt,
     Renewal,
@@ -302,6 +302,9 @@ class Idle(Message):
     retry_after_s: float
 
 
+_ASSIGNMENT: Any = Assignment
+
+
 class Call(NamedTuple):
     """A call of the protocol.
 
@@ -338,58 +341,53 @@ class Transport(ABC):
     async def aclose(self) -> None:  # noqa: B027 (there may be nothing to close)
         """Close the connections; the next call opens new ones."""
 
-    async def _answer(self, parse: Parse[T], name: str, secret: str, *rest: Any) -> T:
+    async def _answer(self, kind: type[T], name: str, secret: str, *rest: Any) -> T:
         answer = await self.send(Call(name, secret, *rest))
-        return parsed(parse, answer if isinstance(answer, bytes) else b"")
+        return parsed(kind, answer if isinstance(answer, bytes) else b"")
 
     async def enrol(self, token: str, message: Enrol) -> Enrolled:
         """Enrol a new client."""
-        parse = Enrolled.model_validate_json
-        return _sendable(await self._answer(parse, "enrol", token, message))
+        return _sendable(await self._answer(Enrolled, "enrol", token, message))
 
     async def rotate(self, credential: str) -> Rotated:
         """Replace the credential; the old one is valid until the first use of the new one."""
-        return _sendable(await self._answer(Rotated.model_validate_json, "rotate", credential))
+        return _sendable(await self._answer(Rotated, "rotate", credential))
 
     async def claim(
         self, credential: str, message: Claim
     ) -> AlphaAssignment | LossesAssignment | Idle:
         """Claim work."""
         answer = await self.send(Call("claim", credential, message))
-        return answer if isinstance(answer, Idle) else parsed(ASSIGNMENT.validate_json, answer)
+        return answer if isinstance(answer, Idle) else parsed(_ASSIGNMENT, answer)
 
     async def runs(self, credential: str) -> Sequence[RunEntry]:
         """List the runs that the client may work for."""
         # Imported on use: reports of runs need modules that work does not.
         from fedone_sdk.messages import RunEntry
 
-        parse = TypeAdapter(tuple[RunEntry, ...]).validate_json
-        return await self._answer(parse, "runs", credential)
+        return await self._answer(tuple[RunEntry, ...], "runs", credential)
 
     async def task(self, credential: str, run_id: str) -> RunTask:
         """Fetch a run's task."""
-        return await self._answer(RunTask.model_validate_json, "task", credential, None, run_id)
+        return await self._answer(RunTask, "task", credential, None, run_id)
 
     async def vocabulary(self, credential: str, run_id: str, after: int = 0) -> VocabularyList:
         """Fetch a run's candidates, or those added since version `after`."""
-        parse = VocabularyList.model_validate_json
-        return await self._answer(parse, "vocabulary", credential, None, run_id, after)
+        return await self._answer(VocabularyList, "vocabulary", credential, None, run_id, after)
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score prompts through the gateway."""
-        return await self._answer(Scores.model_validate_json, "score", credential, message)
+        return await self._answer(Scores, "score", credential, message)
 
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
-        parse = Receipt.model_validate_json
-        return await self._answer(parse, "update", credential, message, assignment_id)
+        return await self._answer(Receipt, "update", credential, message, assignment_id)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Renew an assignment's lease."""
-        parse = Renewal.model_validate_json
-        return await self._answer(parse, "renew", credential, None, assignment_id)
+        return await self._answer(Renewal, "renew", credential, None, assignment_id)
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
@@ -468,16 +466,24 @@ def _refusal(path: str, status: int, headers: Mapping[str, str], body: bytes) ->
     return error
 
 
-def parsed(parse: Parse[T], content: bytes) -> T:
-    """Parse an answer.
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def parsed(kind: type[T], content: bytes) -> T:
+    """Parse an answer of a type.
 
     Raises:
         MessageError: It is malformed; the error does not repeat it.
     """
+    asked: Any = kind
     try:
-        return parse(content)
+        found: T = _adapter(asked).validate_json(content)
     except ValidationError as exc:
-        raise MessageError(f"the aggregator's answer is malformed: {first_error(exc)}") from None
+        problem = first_error(exc)
+        raise MessageError(f"the aggregator's answer is malformed: {problem}") from None
+    return found
 
 
 def _sendable(message: _Secret) -> _Secret:
