@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 
 import typer
 
+from fedone_sdk.budget import Budget
 from fedone_sdk.cli._output import Output
 from fedone_sdk.client import AdminClient
+from fedone_sdk.errors import ArgumentError
+from fedone_sdk.spec import validate_spec
 
 if TYPE_CHECKING:
     from fedone_sdk.trackers import Tracking
@@ -71,6 +74,14 @@ JsonFile = Annotated[
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Use this seed.")]
 Cap = Annotated[
     int | None, typer.Option(metavar="N", help="Spend no more than N training queries.")
+]
+Raised = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--raise",
+        metavar="UNIT=N",
+        help="Raise a cap of the run and continue it: queries=600, usd=5; repeatable.",
+    ),
 ]
 Trackers = Annotated[
     list[str] | None,
@@ -133,6 +144,17 @@ def tracking_of(names: Sequence[str] | None) -> Tracking:
     from fedone_sdk.trackers import Tracking, find_tracker
 
     return Tracking({name: find_tracker(name) for name in names or ()})
+
+
+def caps_of(option: str, given: Sequence[str] | None) -> Budget | None:
+    """Return the caps of an option that is given once per unit, as ``queries=600``."""
+    if not given:
+        return None
+    pairs = [text.partition("=") for text in given]
+    for unit, mark, _ in pairs:
+        if not (unit and mark):
+            raise ArgumentError(f"{option}: {unit!r} must be UNIT=N, as queries=600")
+    return validate_spec(Budget, {unit: cap for unit, _, cap in pairs}, source=option)
 
 
 def call(server: str, token: str, use: Callable[[AdminClient], Awaitable[T]]) -> T:

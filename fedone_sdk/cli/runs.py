@@ -8,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import (
     JsonFile,
+    Raised,
     RunId,
     Server,
     Token,
     Trackers,
     asked,
+    caps_of,
     command,
     group,
     tracking_of,
@@ -26,7 +27,6 @@ from fedone_sdk.cli.report import export_run
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary
-from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
 app = group(
@@ -111,30 +111,15 @@ def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None
 
 @command(app)
 def resume(
-    run_id: RunId,
-    server: Server,
-    token: Token,
-    queries: int | None = None,
-    requests: int | None = None,
-    tokens: int | None = None,
-    usd: float | None = None,
-    json_file: JsonFile = None,
+    run_id: RunId, server: Server, token: Token, raised: Raised = None, json_file: JsonFile = None
 ) -> None:
     """Let a stopped, paused or failed run go on, or raise the caps of a run.
 
     Values are the new caps, not increments. A run that ended at its budget continues under them.
 
-    Example: fedone runs resume sst2 --queries 600 --server https://fedone.example
-
-    Args:
-        queries (N): Training queries.
-        requests (N): Requests to the model.
-        tokens (N): Tokens of all kinds.
-        usd (X): US dollars.
+    Example: fedone runs resume sst2 --raise queries=600 --server https://fedone.example
     """
-    given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}
-    raised = {unit: cap for unit, cap in given.items() if cap is not None}
-    caps = validate_spec(Budget, raised, source="arguments") if raised else None
+    caps = caps_of("--raise", raised)
 
     async def go_on(admin: AdminClient) -> RunResult:
         if caps is not None:
