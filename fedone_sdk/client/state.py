@@ -269,10 +269,9 @@ class Identity:
             self._set(nonce=secrets.token_urlsafe(32))
         return self._nonce or ""
 
-    def begin(self, nonce: str) -> None:
-        """Set the nonce, unless there is one or an identity."""
-        if self._nonce is None and self.credential is None:
-            self._set(nonce=nonce)
+    def reset(self, nonce: str) -> None:
+        """Replace an identity by the nonce that it was enrolled with: the device enrols again."""
+        self._set(nonce=nonce)
 
     def enrolled(self, message: Enrolled) -> None:
         """Store a new identity."""

@@ -228,8 +228,7 @@ async def simulate(
         # Sequential, so that a client's enrolment index, which seeds its draws, is its shard's.
         population = await stack.enter_async_context(Population(aggregator.service, devices))
         await population.enrol()
-        # The first query comes after enrolment. A process killed while its clients enrol may enrol
-        # different ones later, with different draws, but has not spent anything.
+        # The first query comes after enrolment.
         await aggregator.add_run(
             federation.spec,
             federation.vocabulary,
