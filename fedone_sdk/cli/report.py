@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -75,17 +74,10 @@ def write_report(option: str, target: Path, run: ReportedRun) -> None:
     write_file(option, target, html_report(run))
 
 
-class ExportName(StrEnum):
-    """Contents of an export."""
-
-    run = "run"
-    prompt = "prompt"
-
-
 def export_run(
     run_id: RunId,
     target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
-    form: Annotated[ExportName, typer.Option("--as")] = ExportName.run,
+    form: Annotated[Literal["run", "prompt"], typer.Option("--as")] = "run",
     server: OptionalServer = None,
     token: OptionalToken = None,
     store: RunStore = None,
@@ -100,7 +92,7 @@ def export_run(
         form: The run as JSON lines, or its prompt as an artefact.
     """
     load_own(run_path)
-    if form == ExportName.prompt:
+    if form == "prompt":
         from fedone_sdk.reports import artefact_of
 
         target = target or Path(f"{run_id}.prompt.json")

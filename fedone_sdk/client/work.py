@@ -328,18 +328,10 @@ def _answers(
     Raises:
         Declining: The answer does not fit the request.
     """
-    rows: list[list[LogProbs | str | None]]
-    if scores.log_probs is None:
-        rows = [list(row) for row in scores.texts]
-    else:
-        if scores.log_probs.shape[1:] != (num_examples, num_values):
-            raise Declining("the server's answer does not fit what was asked")
-        flat = scores.log_probs.values().tolist()
-        width = num_examples * num_values
-        rows = [
-            [tuple(flat[at : at + num_values]) for at in range(start, start + width, num_values)]
-            for start in range(0, len(flat), width)
-        ]
+    rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]
+    shape = (num_prompts, num_examples, num_values)
+    if scores.log_probs is not None:
+        rows = scores.log_probs.rows() if scores.log_probs.shape == shape else []
     if len(rows) != num_prompts or any(len(row) != num_examples for row in rows):
         raise Declining("the server's answer does not fit what was asked")
     for prompt, example in scores.failed:

@@ -167,9 +167,6 @@ def read_artefact(path: Path) -> PromptArtefact:
         raise SpecError("is no JSON", source=str(path)) from exc
     if not isinstance(document, dict) or document.get("format") != "fedone-prompt":
         raise SpecError("is no prompt artefact", source=str(path))
-    if document.get("version") != 1:
-        found = document.get("version")
-        raise SpecError(f"version: is {found!r}, this fedone-sdk reads 1", source=str(path))
     if document.pop("sha256", None) != hashlib.sha256(_canonical(document)).hexdigest():
         raise SpecError("sha256: is another one: the file was changed", source=str(path))
     try:
