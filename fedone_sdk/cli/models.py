@@ -24,6 +24,7 @@ from typing import Annotated
 from zipfile import BadZipFile, ZipFile
 
 import typer
+from rich.filesize import decimal as size
 
 from fedone_sdk.backends.local_models import (
     LOCAL_MODELS,
@@ -36,7 +37,7 @@ from fedone_sdk.backends.local_models import (
     models_folder,
 )
 from fedone_sdk.cli._options import JsonFile
-from fedone_sdk.cli._output import Output, note, say, size, terminal
+from fedone_sdk.cli._output import Output, note, say, terminal
 from fedone_sdk.cli._process import interruptible, naming
 from fedone_sdk.errors import SpecError
 from fedone_sdk.files import sync_path

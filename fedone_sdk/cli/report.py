@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.filesize import decimal as size
 
 from fedone_sdk.cli._options import OptionalServer, OptionalToken, OwnRun, RunId, RunStore, call
-from fedone_sdk.cli._output import check_target, plural, size, write_file
+from fedone_sdk.cli._output import check_target, plural, write_file
 from fedone_sdk.cli._process import naming
 from fedone_sdk.cli._run_file import RunFile, default_store
 from fedone_sdk.errors import ArgumentError, MissingExtraError, ResultError
