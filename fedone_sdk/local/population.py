@@ -7,7 +7,7 @@ import base64
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import EdgeClient, Hooks, Network, Transport
 from fedone_sdk.client.state import DeviceState, Identity
-from fedone_sdk.errors import DataError
+from fedone_sdk.errors import DataError, ProblemError
 from fedone_sdk.files import replace_file
 from fedone_sdk.local.memory_transport import MemoryTransport
 from fedone_sdk.messages import Enrol, Enrolled
@@ -166,17 +166,20 @@ class Population:
             for member in self._members:
                 await (await self._client(member)).enrol()
             return
-        plain = MemoryTransport(self.service)
         for at in range(0, len(self._members), _BATCH):
             members = self._members[at : at + _BATCH]
             # They share one write of the store, whose queue keeps their order.
-            requests = [Enrol(nonce=self._nonces[member.number]) for member in members]
-            answers = await asyncio.gather(
-                *(plain.enrol(devices.token, request) for request in requests)
+            await asyncio.gather(*map(self._enrol, members))
+            for member in members:
+                if member.enrolled is not None:
+                    await self.record_identity(member, member.enrolled.credential)
+
+    async def _enrol(self, member: _Member) -> None:
+        request = Enrol(nonce=self._nonces[member.number])
+        with suppress(ProblemError):  # A client that was revoked gets no work.
+            member.enrolled = await MemoryTransport(self.service).enrol(
+                self._devices.token, request
             )
-            for member, answer in zip(members, answers, strict=True):
-                member.enrolled = answer
-                await self.record_identity(member, answer.credential)
 
     async def record_identity(self, member: _Member, credential: str) -> None:
         """Record a client's identity."""

@@ -120,26 +120,14 @@ def artefact_of(run: ReportedRun) -> PromptArtefact:
     result, spec = run.result, run.spec
     after = run.outcomes.get("after")
     ends = after and interval(spec.task.metric, after, len(spec.task.labels))
+    same = ("run_id", "name", "status", "rounds", "seed", "prompt", "model", "models")
     return PromptArtefact(
-        run_id=result.run_id,
-        name=result.name,
-        status=result.status,
-        rounds=result.rounds,
-        seed=result.seed,
+        **{name: getattr(result, name) for name in same},
+        alpha_sha256=result.alpha_sha256,
         method=spec.method.label,
-        prompt=result.prompt,
         task=spec.task,
         calibration=spec.calibration.kind,
-        model=result.model,
-        models=result.models,
-        alpha_sha256=result.alpha_sha256,
-        ledger=LedgerReport(
-            cap=result.cap,
-            spent=result.spent,
-            leased=result.leased,
-            evaluation=result.evaluation,
-            priced=result.priced,
-        ),
+        ledger=LedgerReport(**{name: getattr(result, name) for name in LedgerReport.model_fields}),
         evaluation=ArtefactEvaluation(
             metric=result.metric,
             examples=None if after is None else len(after.targets or after.losses),
