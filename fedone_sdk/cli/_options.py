@@ -23,12 +23,17 @@ T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
-    """Strip a token for a header."""
+def secret(context: typer.Context, option: typer.CallbackParam, token: str | None) -> str | None:
+    """Return a token for a header, which a command takes from its environment only."""
+    source = context.get_parameter_source(option.name or "")
+    if source is not None and source.name == "COMMANDLINE":
+        raise ArgumentError(
+            f"{option.opts[0]}: is visible to other users of this machine; set {option.envvar}"
+        )
     found = None if token is None else token.strip()
     if found and not is_sendable(found):
         raise ArgumentError(
-            f"{option.opts[0]}: holds characters that no token has; allowed is printable ASCII"
+            f"{option.envvar}: holds characters that no token has; allowed is printable ASCII"
         )
     return found
 
@@ -36,10 +41,10 @@ def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
 _SERVER = typer.Option(metavar="URL", help="The aggregator.")
 _TOKEN = typer.Option(
     "--admin-token",
-    metavar="T",
+    metavar="",
     envvar="FEDONE_ADMIN_TOKEN",
-    callback=header_value,
-    help="The server's admin token.",
+    callback=secret,
+    help="The server's admin token, only in the variable.",
 )
 STORE = "A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
 

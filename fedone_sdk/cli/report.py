@@ -146,7 +146,7 @@ def _exported(run_id: str, server: str | None, token: str | None, store: str | N
         raise ArgumentError("give one of --server, --store")
     if server is not None:
         if token is None:
-            raise ArgumentError("--admin-token: is required with --server")
+            raise ArgumentError("FEDONE_ADMIN_TOKEN: is required with --server")
         data = call(server, token, lambda admin: admin.log(run_id))
         _check(data, run_id, server)
         return data
