@@ -173,7 +173,7 @@ async def authorize(request: web.Request, route: Route) -> None:
         await service.wait_until_open()
         if "assignment_id" in request.match_info:
             work = request.match_info["assignment_id"]
-            context.set_run(service.traffic_run(assignment_id=work))
+            context.set_run(service.traffic_run(work=(client, work)))
 
 
 def person_of(request: web.Request) -> AdminToken:
