@@ -25,9 +25,23 @@ T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
+def secret(context: typer.Context, option: typer.CallbackParam, token: str | None) -> str | None:
+    """Return a token, which a command takes from its environment only."""
+    source = context.get_parameter_source(option.name or "")
+    if source is not None and source.name == "COMMANDLINE":
+        raise ArgumentError(
+            f"{option.opts[0]}: is visible to other users of this machine; set {option.envvar}"
+        )
+    return token
+
+
 _SERVER = typer.Option(metavar="URL", help="The aggregator.")
 _TOKEN = typer.Option(
-    "--admin-token", metavar="T", envvar="FEDONE_ADMIN_TOKEN", help="The server's admin token."
+    "--admin-token",
+    metavar="",
+    envvar="FEDONE_ADMIN_TOKEN",
+    callback=secret,
+    help="The server's admin token, only in the variable.",
 )
 STORE = "A store: a SQLite file, or postgresql://USER@HOST/DATABASE."
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from fedone_sdk.cli._options import BackendFile, caps_of
+from fedone_sdk.cli._options import BackendFile, caps_of, secret
 from fedone_sdk.cli._process import json_logs, quiet_logs, stopping
 from fedone_sdk.cli._run_file import backend_of
 from fedone_sdk.data import load_examples
@@ -32,7 +32,7 @@ def client(
     field: Annotated[
         list[str] | None, typer.Option(envvar="FEDONE_FIELDS", show_default="all but the label")
     ] = None,
-    token: Annotated[str | None, typer.Option(envvar="FEDONE_TOKEN")] = None,
+    token: Annotated[str | None, typer.Option(envvar="FEDONE_TOKEN", callback=secret)] = None,
     backend_path: BackendFile = None,
     state: Path | None = None,
     run_id: Annotated[str | None, typer.Option("--run")] = None,
@@ -56,7 +56,7 @@ def client(
         label (COLUMN): The column with the label.
         field (COLUMN): A column that runs may render, once per column. With the label column among
             them, reference texts of loss nll are sent.
-        token (T): Enrolment token; not needed once --state holds an identity.
+        token: Enrolment token, only in the variable; not needed once --state holds an identity.
         state (DIR): Keep identity, unsent updates and paid losses here, for restarts.
         run_id (RUN_ID): Work only for this run.
         privacy (UNIT:EPSILON): Decline work of runs without differential privacy, and work that

@@ -146,7 +146,7 @@ def _exported(
     if server is None or store is not None:
         raise ArgumentError("give one of --server, --store")
     if token is None:
-        raise ArgumentError("--admin-token: is required with --server")
+        raise ArgumentError("FEDONE_ADMIN_TOKEN: is required with --server")
     data = call(server, token, lambda admin: admin.log(run_id))
     _check(data, run_id, server)
     return data

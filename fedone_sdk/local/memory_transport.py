@@ -24,6 +24,7 @@ from fedone_sdk.messages import (
     Score,
     encode,
 )
+from fedone_sdk.stores import ClientRecord
 
 
 class MemoryTransport(Transport):
@@ -34,9 +35,12 @@ class MemoryTransport(Transport):
 
     async def send(self, call: Call) -> bytes | Idle:
         """Call the service."""
-        body, run = call.body, self._run(call)
+        body, client = call.body, None
+        if call.name != "enrol":
+            client = await self._service.access.client(call.secret)
+        run = self._run(call, client)
         try:
-            answer = await self._called(call, body)
+            answer = await self._called(call, client, body)
         except ProblemError as exc:
             self._count(call, run, body, encode(Problem.of(exc)))
             raise
@@ -49,7 +53,7 @@ class MemoryTransport(Transport):
         self._count(call, run, body, content)
         return content
 
-    def _run(self, call: Call) -> ServedRun | None:
+    def _run(self, call: Call, client: ClientRecord | None) -> ServedRun | None:
         """Return the run whose traffic includes a call."""
         message = call.message
         if isinstance(message, Claim):
@@ -57,17 +61,20 @@ class MemoryTransport(Transport):
         if call.name in ("task", "vocabulary"):
             return self._service.traffic_run(run_id=call.of)
         assignment_id = message.assignment_id if isinstance(message, Score) else call.of
-        return self._service.traffic_run(assignment_id=assignment_id or None)
+        work = None if client is None or not assignment_id else (client, assignment_id)
+        return self._service.traffic_run(work=work)
 
     def _count(self, call: Call, run: ServedRun | None, sent: bytes, answer: bytes) -> None:
         if run is not None and call.name != "runs":
             run.count_traffic(len(sent), len(answer), gateway=call.name == "score")
 
-    async def _called(self, call: Call, body: bytes) -> Message | RetryLater | bytes:
+    async def _called(
+        self, call: Call, client: ClientRecord | None, body: bytes
+    ) -> Message | RetryLater | bytes:
         service, message = self._service, call.message
         if isinstance(message, Enrol):
             return await service.access.enrol(call.secret, message)
-        client = await service.access.client(call.secret)
+        assert client is not None
         digest = hashlib.sha256(body).hexdigest()
         match message:
             case Claim():
