@@ -8,7 +8,7 @@ import { EdgeClient, MemoryStorage } from "../src/index.js";
 import type { Backend, Example, WorkPolicy } from "../src/index.js";
 
 const [server, file, folder] = process.argv.slice(2);
-const token = process.env.FEDONE_TOKEN;
+const { FEDONE_TOKEN: token } = process.env;
 if (!server || !token || !file) {
   console.error("usage: FEDONE_TOKEN=... device.js URL rows.jsonl [STATE]");
   process.exit(2);
