@@ -123,7 +123,7 @@ class Service:
             access=self.access,
         )
         self.sweeper = Sweeper(
-            retention,
+            retention=retention,
             store=store,
             clock=clock,
             runs=self.registry.all_heads,

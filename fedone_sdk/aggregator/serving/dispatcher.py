@@ -7,7 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from fedone_sdk.aggregator.access.tokens import may_see
@@ -53,30 +53,26 @@ class _Poll:
         self.changed.set()
 
 
+@dataclass(kw_only=True, eq=False)
 class Dispatcher:
     """Assigns work to the clients that wait for it."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        clock: Clock,
-        registry: RunRegistry,
-        prepare: Callable[[ServedRun], Awaitable[None]],
-    ) -> None:
-        self.pool = ClientPool()
-        self._store = store
-        self._clock = clock
-        self._registry = registry
-        self._runs = registry.served
-        self._prepare = prepare
-        self._polls: dict[int, _Poll] = {}
-        # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
-        # state of the run decides.
-        self._offers: dict[int, set[str]] = {}
-        self._draining = False
-        self._closing: set[str] = set()
-        self._rotation = 0
+    store: Store
+    clock: Clock
+    registry: RunRegistry
+    prepare: Callable[[ServedRun], Awaitable[None]]
+    pool: ClientPool = field(default_factory=ClientPool, init=False)
+    _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
+    # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
+    # state of the run decides.
+    _offers: dict[int, set[str]] = field(default_factory=dict, init=False)
+    _draining: bool = field(default=False, init=False)
+    _closing: set[str] = field(default_factory=set, init=False)
+    _rotation: int = field(default=0, init=False)
+
+    @property
+    def _runs(self) -> Mapping[str, ServedRun]:
+        return self.registry.served
 
     @property
     def num_polls(self) -> int:
@@ -127,10 +123,10 @@ class Dispatcher:
                 except TimeoutError:
                     if not poll.changed.is_set():
                         break
-        retry = self.pool.time_out(client.index, self._clock.now())
+        retry = self.pool.time_out(client.index, self.clock.now())
         if retry is None:
             return _RETRY_NOW
-        await run_shielded(self._remove_members([client.index]), of=self._store)
+        await run_shielded(self._remove_members([client.index]), of=self.store)
         return retry
 
     def _eligible(
@@ -139,7 +135,7 @@ class Dispatcher:
         """Return the runs that a client may work for now, or refuse its claim."""
         runs = [run] if run else _visible(client, self._runs)
         if not any(one.state.running or one.state.paused for one in runs):
-            stored = [] if run else _visible(client, self._registry.stored)
+            stored = [] if run else _visible(client, self.registry.stored)
             # A live one was added or resumed by another replica, and is being loaded.
             if (runs or stored) and not any(one.live for one in stored):
                 raise ProblemError("run_ended", "all runs that you could work for have ended")
@@ -173,13 +169,13 @@ class Dispatcher:
             message.num_examples,
             message.run_id,
             client.runs,
-            self._clock.now(),
+            self.clock.now(),
             self._closed_runs(client.index, own_model=message.own_model),
         )
         if isinstance(entered, RetryLater):
             return entered
         if entered is not None:
-            await run_shielded(self._join_or_leave(entered), of=self._store)
+            await run_shielded(self._join_or_leave(entered), of=self.store)
         for run in self._vacant(runs):
             with self._may_end():
                 assignment = await self._claim_seat(run, client.index, message)
@@ -200,7 +196,7 @@ class Dispatcher:
 
         The caller limits their number; the pool's capacity does not apply.
         """
-        until = self._clock.now() + MEMBER_TTL_S
+        until = self.clock.now() + MEMBER_TTL_S
         for client, held in clients:
             member = Member(client_index=client.index, num_examples=held, run_id=None, until=until)
             await self._join(member)
@@ -210,8 +206,8 @@ class Dispatcher:
                 await run.seat()
 
     async def _join(self, member: Member) -> None:
-        signals = encode_signals(self._store, MemberJoined(member=member))
-        await self._store.join(member, signals)
+        signals = encode_signals(self.store, MemberJoined(member=member))
+        await self.store.join(member, signals)
 
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
         """Return the runs with vacant seats, in the order in which they may draw clients."""
@@ -256,7 +252,7 @@ class Dispatcher:
             return None  # Paused: the seat is kept.
         if run.run_id in self._closing and (seat is None or seat.phase == "offered"):
             return None  # Stopping: no new assignments.
-        await self._prepare(run)
+        await self.prepare(run)
         work = await run.apply(
             assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
         )
@@ -275,7 +271,7 @@ class Dispatcher:
             for seat in other.state.seats
             if seat.phase == "working"
         }
-        state, now = run.state, self._clock.now()
+        state, now = run.state, self.clock.now()
         aside = [client for client in state.strikes if state.is_aside(client, now)]
         self.pool.remove_places(run.run_id, [*state.unfit, *aside])
         waiting = self.pool.waiting(run.run_id, now)
@@ -286,7 +282,7 @@ class Dispatcher:
     def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
         """Return how many connected clients fit a run."""
         state = run.state
-        here = self.pool.members(run.run_id, self._clock.now())
+        here = self.pool.members(run.run_id, self.clock.now())
         unfit = Counter(state.unfit[client] for client in here if client in state.unfit)
         return RunDevices(
             connected=len(here),
@@ -301,7 +297,7 @@ class Dispatcher:
 
     def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
         """Return the runs that give a client no seat now."""
-        now = self._clock.now()
+        now = self.clock.now()
         return frozenset(
             run_id
             for run_id, run in self._runs.items()
@@ -316,11 +312,11 @@ class Dispatcher:
 
     def extend_membership(self, member: Member) -> Member:
         """Return a member with a new expiry, for use after downtime of all replicas."""
-        return replace(member, until=max(member.until, self._clock.now() + MEMBER_TTL_S))
+        return replace(member, until=max(member.until, self.clock.now() + MEMBER_TTL_S))
 
     async def drop_missed(self, run: ServedRun) -> None:
         """Remove clients from the pool that did not claim an offered seat in time."""
-        now = self._clock.now()
+        now = self.clock.now()
         missed = [
             seat.client
             for seat in run.state.timed_seats
@@ -332,7 +328,7 @@ class Dispatcher:
 
     async def finish_work(self, client: int) -> None:
         """Let a client that has finished its work leave the pool, if others wait for its place."""
-        if self.pool.finish_work(client, self._clock.now()):
+        if self.pool.finish_work(client, self.clock.now()):
             await self._remove_members([client])
 
     def revoke(self, client: ClientRecord) -> None:
@@ -347,7 +343,7 @@ class Dispatcher:
             MembersLeft(client_indices=tuple(clients[at : at + MAX_NAMED]))
             for at in range(0, len(clients), MAX_NAMED)
         )
-        await self._store.leave(clients, encode_signals(self._store, *left))
+        await self.store.leave(clients, encode_signals(self.store, *left))
 
     def on_members_left(self, clients: Sequence[int]) -> None:
         """Remove clients that stopped waiting at another replica."""
