@@ -96,18 +96,8 @@ class Store(Protocol):
         """Return the client with this public id."""
         ...
 
-    async def set_credential(
-        self, index: int, credential_sha256: str, previous_sha256: str | None
-    ) -> None:
-        """Change the credential of a client; an unknown index is an ``IndexError``."""
-        ...
-
-    async def revoke_client(self, index: int, now: float) -> None:
-        """Revoke a client permanently; an unknown index is an ``IndexError``."""
-        ...
-
-    async def see_client(self, index: int, now: float) -> None:
-        """Record the time of a client's request."""
+    async def change_client(self, index: int, **changes: Any) -> None:
+        """Change fields of a `ClientRecord`; an unknown index is an ``IndexError``."""
         ...
 
     async def idle_clients(self, before: float, limit: int) -> list[int]:

@@ -385,7 +385,7 @@ async def test_a_gathered_client_that_was_revoked(tmp_path: Path) -> None:
         stop=stop,
         seen=Seen(then=lambda number: _at(number, 1, stop)),
     )
-    await store.revoke_client(1, 0.0)
+    await store.change_client(1, revoked_at=0.0)
     result, seen = await run(federation, store=store, state_dir=tmp_path)
     assert result.status == "completed"
     assert 1 not in _all(seen.chosen)

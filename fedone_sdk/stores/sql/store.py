@@ -224,9 +224,7 @@ class SqlStore:
     client = _reads(statements.client)
     client_at = _reads(statements.client_at)
     client_named = _reads(statements.client_named)
-    set_credential = _writes(statements.set_credential)
-    revoke_client = _writes(statements.revoke_client)
-    see_client = _writes(statements.see_client)
+    change_client = _writes(statements.change_client)
     idle_clients = _reads(statements.idle_clients)
     retire_client = _erases(_writes(statements.retire_client))
 
