@@ -53,17 +53,6 @@ class _ShownPrompt(NamedTuple):
     bias: Bias | None = None
 
 
-class _Measurement(NamedTuple):
-    """Result of a measurement.
-
-    Attributes:
-        outcomes: Results per example; None for a point of the curve.
-    """
-
-    value: float
-    outcomes: Outcomes | None
-
-
 class Evaluation(Companion):
     """Measures a run's prompts on its dev split, concurrently with training.
 
@@ -163,9 +152,7 @@ class Evaluation(Companion):
         if found is not None:
             # After a rollback the round number belongs to another round.
             if self._run.state.rollbacks == rollbacks:
-                await persist(
-                    self._run, partial(self._run.record_metric, round_number, found.value)
-                )
+                await persist(self._run, partial(self._run.record_metric, round_number, found[0]))
         elif self._run.state.paused:
             self._points.put_nowait((round_number, shown, rollbacks))
 
@@ -174,17 +161,18 @@ class Evaluation(Companion):
     ) -> None:
         if getattr(self._run.state.metric, which) is not None:
             return
-        found = await self._measure(shown, self._examples, which)
+        found = await self._measure(shown, self._examples)
         if found is not None:
-            if found.outcomes is not None:
-                # Stored before the metric: a prompt with a metric is not measured again.
-                await persist(self._run, partial(self._run.record_outcomes, found.outcomes))
+            # Stored before the metric: a prompt with a metric is not measured again.
+            metric, prediction = found
+            outcomes = Outcomes.of(which, prediction)
+            await persist(self._run, partial(self._run.record_outcomes, outcomes))
             verdict = await self._verdict() if which == "after" else None
             measured = partial(
                 self._run.apply,
                 record_metric,
                 which=which,
-                value=found.value,
+                value=metric,
                 at=at,
                 verdict=verdict,
             )
@@ -201,9 +189,9 @@ class Evaluation(Companion):
             return None
 
     async def _measure(
-        self, shown: _ShownPrompt, examples: Sequence[Example], which: Which | None = None
-    ) -> _Measurement | None:
-        """Measure a prompt; None if the budget is exhausted or the model fails."""
+        self, shown: _ShownPrompt, examples: Sequence[Example]
+    ) -> tuple[float, Prediction] | None:
+        """Measure a prompt: metric and predictions; None if the budget is exhausted or the model fails."""
         run = self._run
         if run.state.paused:
             return None
@@ -224,10 +212,7 @@ class Evaluation(Companion):
                 task, queries, answers, examples, score=self._score, measure=self._metric
             )
             self._bugs.reset(run)
-            if found.metric is None:
-                return None
-            outcomes = None if which is None else Outcomes.of(which, found)
-            return _Measurement(found.metric, outcomes)
+            return None if found.metric is None else (found.metric, found)
         except (BackendError, BudgetExhausted, SpecError) as exc:
             _log.warning("evaluation failed", run_id=run.run_id, reason=str(exc))
             if isinstance(exc, (BackendBlocked, BudgetExhausted, SpecError)):
