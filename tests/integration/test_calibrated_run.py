@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import math
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from fedone_sdk.stores import SERVER, MemoryStore
 from fedone_sdk.task import Part, Rendered
 from fedone_sdk.testing import ScriptedBackend, pseudo_log_probs
 from fedone_sdk.vocabulary import Vocabulary
-from tests.edge import stored
 from tests.runs import (
     TASK,
     DyingTransport,
@@ -138,14 +136,7 @@ BIG = {"num_samples": 40, "batch_size": 30}
 """Three requests to the gateway."""
 
 
-def forget_log_probs(folder: Path) -> None:
-    """Makes the device's journal one of a version that did not keep them."""
-    rows = stored(folder, "SELECT rowid, value FROM journal WHERE kind = 'losses'")
-    assert sum("log_probs" in json.loads(value) for _, value in rows) == 26
-    stored(folder, "UPDATE journal SET value = json_remove(value, '$.log_probs')")
-
-
-async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[Score]]:
+async def resumed(folder: Path) -> tuple[RunResult, list[Score]]:
     """A device that exits during its work and continues it."""
     spec, data = spec_of(method=BIG, rounds=1), rows_of("row", 31)
     async with serving(backend=ScriptedBackend()) as service:
@@ -155,8 +146,6 @@ async def resumed(folder: Path, *, old_journal: bool) -> tuple[RunResult, list[S
         async with memory_client(service, transport=dying, **where) as client:
             with pytest.raises(asyncio.CancelledError):
                 await client.run_once()
-        if old_journal:
-            forget_log_probs(folder)
         again = RecordingTransport(service)
         async with memory_client(service, transport=again, **where) as client:
             assert (await client.run_once()).outcome == "worked"
@@ -170,16 +159,11 @@ async def test_a_restarted_device_continues_with_its_state(tmp_path: Path) -> No
         async with memory_client(service, data=rows_of("row", 31)) as client:
             await client.run_forever()
         undisturbed = run.result()
-    result, scored = await resumed(tmp_path / "new", old_journal=False)
+    result, scored = await resumed(tmp_path)
     assert len(scored) == 1
     assert result.alpha_sha256 == undisturbed.alpha_sha256
     assert result.prompt == undisturbed.prompt
     assert result.prompt.bias is not None
-    # A journal without log-probabilities is of no use here.
-    result, scored = await resumed(tmp_path / "old", old_journal=True)
-    assert len(scored) == 3
-    assert result.prompt == undisturbed.prompt
-    assert result.spent == undisturbed.spent
 
 
 @pytest.mark.parametrize(

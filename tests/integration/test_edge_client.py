@@ -6,8 +6,8 @@ import asyncio
 import dataclasses
 import os
 import stat
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from fedone_sdk import EdgeClient
-from fedone_sdk.aggregator import Aggregator, ServedRun, Service
+from fedone_sdk.aggregator import ServedRun, Service
 from fedone_sdk.backends import Answer, LLMBackend, Query
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.client.state import DeviceState
@@ -34,13 +34,12 @@ from fedone_sdk.messages import (
     Receipt,
 )
 from fedone_sdk.spec import RunSpec
-from fedone_sdk.stores import SqlStore
 from fedone_sdk.task import Rendered
 from fedone_sdk.testing import ManualClock, ScriptedBackend
 from tests import runs
 from tests.edge import edge_client, stored
 from tests.power import Disk
-from tests.runs import TOKEN, WORDS, RecordingTransport, memory_client, run_spec, until
+from tests.runs import TOKEN, RecordingTransport, memory_client, run_spec, until
 
 DATA: list[dict[str, Any]] = [{"text": f"text {n}", "label": n % 2} for n in range(6)]
 
@@ -221,14 +220,6 @@ class TestBeforeSend:
             "log_level": "warning",
             "error": "LookupError",
         }
-
-    async def test_nothing_else_leaves_with_a_model_on_the_device(self) -> None:
-        own = ScriptedBackend()
-        async with serving(gateway=False) as service:
-            options = {"before_send": str.upper, "backend": own}
-            async with client_of(service, **options) as client:
-                await worked(client)
-        assert texts(own.asked) <= {f"TEXT {n}" for n in range(6)}
 
 
 class TestFailedInputs:
@@ -639,41 +630,3 @@ class TestStop:
             client.stop()
             async with asyncio.timeout(5):
                 await working
-
-
-class TestOverHttp:
-    @pytest.mark.parametrize("exchange", ["alpha", "losses"])
-    async def test_the_server_restarts_during_the_run(self, exchange: str, tmp_path: Path) -> None:
-        """Another aggregator on the same port, with the same store; the clients continue."""
-        spec = spec_of(exchange, rounds=8, participation={"clients_per_round": 2})
-        backend = ScriptedBackend()
-
-        @asynccontextmanager
-        async def aggregator(port: int) -> AsyncIterator[tuple[ServedRun, int]]:
-            store = SqlStore.sqlite(tmp_path / "fedone.db")
-            async with Aggregator(backend=backend, store=store, enrolment_tokens=[TOKEN]) as server:
-                run = await server.add_run(spec, WORDS)
-                url = await server.listen(port=port)
-                yield run, int(url.rpartition(":")[2])
-
-        async with asyncio.timeout(30), AsyncExitStack() as stack, asyncio.TaskGroup() as group:
-            working: list[asyncio.Task[None]] = []
-            port = 0
-            for target in (2, 5, 8):
-                async with aggregator(port) as (run, port):
-                    if not working:
-                        url = f"http://127.0.0.1:{port}"
-                        clients = [
-                            edge_client(url, token=TOKEN, data=DATA, wait_s=0.2) for _ in range(3)
-                        ]
-                        for client in clients:
-                            await stack.enter_async_context(client)
-                            working.append(group.create_task(client.run_forever()))
-                    await until(lambda run=run, target=target: run.state.round >= target)
-                    if not run.state.running:
-                        await asyncio.wait(working)  # each learns of the end
-                    result = run.result()
-            assert (result.status, result.rounds) == ("completed", 8)
-            assert [report.round for report in result.history] == list(range(8))
-            assert result.spent.queries >= 8 * 2 * 4
-            assert result.leased == Usage()

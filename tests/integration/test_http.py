@@ -210,16 +210,6 @@ class TestWork:
         assert server.backend.asked == []
         assert (await server.update(owner, work))[0] == 200
 
-    async def test_an_empty_claim_has_a_retry_after(self, server: Server) -> None:
-        first, second = await server.credential(), await server.credential()
-        await server.claim(first)
-        body = {"num_examples": 5, "wait_s": 0}
-        status, document, response = await server.call(
-            "POST", "/v1/assignments/claim", body, token=second
-        )
-        assert (status, document) == (204, None)
-        assert int(response.headers["Retry-After"]) >= 1
-
     async def test_a_device_that_disconnects_leaves_its_long_poll(self, server: Server) -> None:
         first, second = await server.credential(), await server.credential()
         await server.claim(first)
@@ -307,44 +297,6 @@ class TestRuns:
         assert (status, problem["code"]) == (422, "invalid_run")
         assert reason in problem["detail"]
         assert list(server.aggregator.service.runs) == ["run"]
-
-    async def test_stop_resume_log_and_prompt(self, server: Server) -> None:
-        credential = await server.credential()
-        await server.update(credential, await server.claim(credential))
-        status, result, _ = await server.call("POST", "/v1/runs/run/stop", token=ADMIN)
-        assert (status, result["status"]) == (200, "stopped")
-        code = await server.refused("POST", "/v1/runs/run/stop", token=ADMIN)
-        assert code == "run_conflict"
-        status, result, _ = await server.call("POST", "/v1/runs/run/resume", token=ADMIN)
-        assert (status, result["status"]) == (200, "running")
-        _, prompt, _ = await server.call("GET", "/v1/runs/run/prompt", token=credential)
-        assert prompt["text"] == "".join(prompt["tokens"])
-        async with server.session.get(
-            f"{server.url}/v1/runs/run/log", headers={"Authorization": f"Bearer {ADMIN}"}
-        ) as response:
-            lines = [json.loads(line) for line in (await response.text()).splitlines()]
-        assert [line["kind"] for line in lines] == ["run", "round", "result"]
-
-    async def test_events(self, server: Server) -> None:
-        """Every round exactly once, from before we listened to the end."""
-        credential = await server.credential()
-        await server.update(credential, await server.claim(credential))
-        headers = {"Authorization": f"Bearer {ADMIN}"}
-        async with (
-            asyncio.timeout(10),
-            server.session.get(f"{server.url}/v1/runs/run/events", headers=headers) as response,
-        ):
-            assert response.content_type == "text/event-stream"
-            first = await response.content.readuntil(b"\n\n")
-            for _ in range(2):
-                await server.update(credential, await server.claim(credential))
-            events = (first + await response.content.read()).decode().split("\n\n")
-        names = [event.partition("\n")[0] for event in events if event]
-        assert names == ["event: round"] * 3 + ["event: end"]
-        data = [json.loads(event.split("data: ")[1]) for event in events if event]
-        assert [report["round"] for report in data[:3]] == [0, 1, 2]
-        assert data[-1]["status"] == "completed"
-        assert server.aggregator.service.listeners == []
 
     async def test_rounds_that_end_while_events_are_written(
         self, server: Server, monkeypatch: pytest.MonkeyPatch

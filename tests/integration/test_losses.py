@@ -16,7 +16,7 @@ import pytest
 
 from fedone_sdk import objects
 from fedone_sdk.aggregator import Service
-from fedone_sdk.backends import LOG_ZERO, Query, Want, want_of
+from fedone_sdk.backends import LOG_ZERO, Query, Want
 from fedone_sdk.budget import Usage
 from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import DataError, FedOneError, SpecError
@@ -426,13 +426,6 @@ class TestRefusedAtTheStart:
             await simulate(federation_of(spec_of(loss)), backend=model)
         assert caught.value.problems[0].startswith(f"task.loss: {loss} needs ")
         assert model.asked == []
-
-    @pytest.mark.parametrize("loss", TASKS)
-    def test_the_requests_of_each_loss(self, loss: str) -> None:
-        task = spec_of(loss).task
-        everything = frozenset({"labels", "choice", "reference", "text"})
-        wanted = {"nll": "reference", "score": "text"}.get(loss, "labels")
-        assert want_of(task, everything) == wanted  # type: ignore[arg-type]
 
     async def test_a_federation_without_its_score_function(self) -> None:
         model = ScriptedBackend()

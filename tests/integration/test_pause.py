@@ -427,15 +427,3 @@ class Hasty(MemoryTransport):
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         await super().renew(credential, assignment_id)
         return Renewal(deadline_s=0.04)
-
-
-@pytest.mark.parametrize("cap", [{"queries": 1}, {"requests": 1}, {"tokens": 3}])
-async def test_a_cap_that_pays_for_no_work_ends_the_run_at_once(cap: Mapping[str, int]) -> None:
-    backend = ScriptedBackend()
-    async with serving(backend=backend) as service:
-        run = await service.add_run(spec_of(budget=cap), WORDS)
-        device = await device_of(service)
-        with pytest.raises(ProblemError, match="run_ended"):
-            await device.claim()
-        assert run.state.status == "budget_exhausted"
-        assert backend.asked == []
