@@ -136,21 +136,10 @@ def test_quickstart_reports_a_model_that_cannot_be_fetched(
     assert "10 of 10" in out
 
 
-def test_exchanges_give_one_alpha(fedone: Fedone, folder: Path) -> None:
+def test_a_seed_replaces_that_of_the_file(fedone: Fedone, folder: Path) -> None:
     target = folder / "result.json"
-    found = []
-    tune = ["tune", folder / "run.yaml", "--no-store", "--json", target]
-    for exchange in ("alpha", "losses"):
-        text = f"{RUN}participation: {{exchange: {exchange}}}\n"
-        (folder / "run.yaml").write_text(text)
-        assert fedone(*tune).code == 0
-        found.append(result_in(target))
-    assert len({run.alpha_sha256 for run in found}) == 1
-    assert {run.status for run in found} == {"completed"}
-    assert {run.spent.queries for run in found} == {40}
-    assert fedone(*tune, "--seed", 7).code == 0
+    assert fedone("tune", folder / "run.yaml", "--seed", 7, "--json", target).code == 0
     assert result_in(target).seed == 7
-    assert result_in(target).alpha_sha256 != found[0].alpha_sha256
 
 
 def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:

@@ -338,20 +338,6 @@ class TestOwnBackend:
         spent = sum((usage.without_queries() for usage in asked), Usage(queries=12))
         assert result.spent == spent
 
-    async def test_another_model_than_the_run_s(self) -> None:
-        other = ScriptedBackend(fingerprint="other")
-        async with (
-            serving(gateway=False) as service,
-            client_of(service, backend=other, wait_s=0) as client,
-        ):
-            turn = await client.run_once()
-            reason = "the run scores with 'scripted', the device with 'other'"
-            assert (turn.outcome, turn.reason) == ("declined", reason)
-            assert (await client.run_once()).outcome == "idle"  # unfit: it gets no other seat
-            state = run_of(service).state
-            assert list(state.unfit.values()) == [reason]
-            assert (other.asked, state.account.held.queries) == ([], 0)
-
     async def test_a_run_without_any_model(self) -> None:
         spec = spec_of(participation={"model": None})
         with pytest.raises(SpecError, match=r"participation\.model: is missing"):

@@ -14,6 +14,7 @@ import structlog
 from openapi_spec_validator import validate
 
 from fedone_sdk.aggregator import Aggregator
+from fedone_sdk.aggregator.access.tokens import AdminToken, Role, digest
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app, routes
 from fedone_sdk.aggregator.routes.openapi import openapi_document
 from fedone_sdk.backends import Answer, ModelClient, Query
@@ -30,6 +31,11 @@ RECEIVED = [  # a server only sends scores
     vector for vector in vectors("bad_messages.json") if vector["type"] != "Scores"
 ]
 NO_NUMBER = "NaN and Infinity are no JSON numbers"
+LESSER_ROLES: dict[str, tuple[Role, ...]] = {
+    "operator": ("viewer",),
+    "admin": ("viewer", "operator"),
+}
+"""By role, those without its rights; here each is the token of a person who has it."""
 EXAMPLES = [{"text": "a first text"}, {"text": "a second text"}]
 
 
@@ -39,7 +45,13 @@ def spec_of(name: str = "run", *, rounds: int = 3, **participation: Any) -> RunS
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    async with served(spec_of(), enrolment_tokens=["another", TOKEN]) as server:
+    people = [
+        AdminToken(token_sha256=digest(role), name=role, role=role)
+        for role in LESSER_ROLES["admin"]
+    ]
+    async with served(
+        spec_of(), enrolment_tokens=["another", TOKEN], admin_tokens=people
+    ) as server:
         yield server
 
 
@@ -428,6 +440,8 @@ class TestContract:
                 assert code == "unauthorized"
             if route.access == "device":
                 assert await server.refused(route.method, path, token=ADMIN) == "unauthorized"
+            for role in LESSER_ROLES.get(route.access, ()):
+                assert await server.refused(route.method, path, token=role) == "forbidden"
 
     async def test_refusals_are_described(self, server: Server) -> None:
         """Statuses come from the codes, so a code is enough; this sees that codes are not lost."""

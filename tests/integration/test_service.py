@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from decimal import Decimal
@@ -17,7 +16,6 @@ import pytest
 from fedone_sdk.aggregator import Aggregator, ServedRun, Service
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.spending import reserve_evaluation
-from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.backends import LLMBackend
 from fedone_sdk.budget import Budget, Usage
 from fedone_sdk.errors import FedOneError, LabelWordError, ProblemError, SpecError
@@ -148,18 +146,6 @@ class TestClaims:
             work = await claim(service, client)  # type: ignore[assignment]
             assert work.run_id == "two"
 
-    async def test_a_client_without_recent_requests_gets_no_seat(self) -> None:
-        clock = ManualClock()
-        async with serving(clock=clock) as service:
-            run = await service.add_run(spec_of(participation={"min_clients": 2}), WORDS)
-            gone, here = await enrol(service, 2)
-            assert await claim(service, gone) is None
-            clock.advance(MEMBER_TTL_S + 1)
-            assert await claim(service, here) is None
-            assert run.state.seats == ()
-            clock.advance(59)
-            assert await claim(service, gone) is not None or run.state.seats != ()
-
 
 class TestUpdates:
     async def test_twice_at_once(self) -> None:
@@ -267,11 +253,6 @@ class TestRuns:
                 await service.add_run(spec_of(), WORDS)
             assert service.runs == {}
 
-    async def test_a_method_that_does_not_fit(self) -> None:
-        async with serving() as service:
-            with pytest.raises(SpecError, match="method: alpha_min"):
-                await service.add_run(spec_of(alpha_min=0.9), WORDS)
-
     async def test_stop_and_resume(self) -> None:
         clock = ManualClock()
         async with serving(clock=clock) as service:
@@ -366,17 +347,6 @@ class TestRestart:
             assert state.evaluation.spent == worst
             assert state.account.spent == Usage(requests=5)
             assert state.account.leased == Usage()
-
-    async def test_an_ended_run_has_ended(self, store: Store) -> None:
-        async with serving(store=store) as service:
-            run = await service.add_run(spec_of(), WORDS)
-            await service.steering.stop(run)
-            before = run.result()
-        async with serving(store=store) as service:
-            run = await service.run("run")
-            async with asyncio.timeout(5):
-                await service.wait(run)
-            assert run.result() == before
 
     async def test_a_run_in_pieces_is_the_run_in_one(self, store: Store) -> None:
         """Exact resume: a restart after every update changes no bit of alpha."""
@@ -577,11 +547,3 @@ class TestWholeRuns:
         assert result.spent.queries == 30
         assert [report.queries for report in result.history] == [4] * 7 + [2]
         assert run.state.account.leases == {}
-
-    async def test_the_log_tells_every_round(self) -> None:
-        spec = spec_of(rounds=3, participation={"exchange": "losses", "min_clients": 4})
-        result, run = await federate(spec)
-        entries = [json.loads(entry.body) for entry in await run._store.log("run")]
-        assert [entry["round"] for entry in entries] == [0, 1, 2]
-        assert entries[-1]["alpha_sha256"] == result.alpha_sha256
-        assert [entry["report"] for entry in entries] == [r.model_dump() for r in result.history]
