@@ -381,15 +381,8 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "config.yaml: auth.enrolment_tokens: needs at least one, or no device can enrol; "
             "make one with: python3 -c",
         ),
-        ("TEST_ADMIN_TOKEN", "NOPE", "config.yaml: auth.admin_token: the environment variable"),
-        ("{env: TEST_ADMIN_TOKEN}", "enrol-me-please", "config.yaml: auth: admin_token must not"),
         ("listen:", "tls: {certificate: no.pem, key: no.key}\nlisten:", "config.yaml: tls: "),
         ("fedone.db", "other.db", None),
-        (
-            "fedone.db",
-            "postgresql://x:hunter2@127.0.0.1:9/y",
-            "config.yaml: store 127.0.0.1/y cannot be used: ",
-        ),
         ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
         (
             "store:",
@@ -423,7 +416,6 @@ def test_serve_check(
         assert len(err.splitlines()) == 1
     assert not (configured / "fedone.db").exists()
     assert "enrol-me-please" not in out + err
-    assert "hunter2" not in out + err
 
 
 def test_serve_check_reports_what_is_measured(fedone: Fedone, configured: Path) -> None:

@@ -198,11 +198,6 @@ CALIBRATED = {
 }
 
 
-def test_calibration_by_its_kind() -> None:
-    assert validate_spec(RunSpec, CALIBRATED, source="x").calibration.kind == "labels"
-    assert validate_spec(RunSpec, SMALL, source="x").calibration.kind == "labels"
-
-
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
@@ -322,6 +317,7 @@ class TestYaml:
             (b"a: 0x" + b"f" * 9_998, "a number of 10000 digits in line 1"),
             (b"a: 1" + b":00" * 9_999, "a number of 29998 digits in line 1"),
             (b"a: 2026-13-99\n", "is not YAML: month must be in 1..12"),
+            (b'a: "\\UFFFFFFFF"', "is not YAML"),
         ],
     )
     def test_mistakes(self, tmp_path: Path, content: bytes, reason: str) -> None:
@@ -332,6 +328,21 @@ class TestYaml:
         (problem,) = excinfo.value.problems
         assert reason in problem
         assert str(excinfo.value).startswith(f"{path}: ")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a: &a [*a]",
+            "a0: &a0 [x]\n" + "\n".join(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]" for n in range(1, 12)),
+            "\n".join(f"k{n}: 1" for n in range(5_000)),
+        ],
+        ids=["itself", "doubling", "keys"],
+    )
+    def test_documents_without_end(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "RUN.yaml"
+        path.write_text(text)
+        with pytest.raises(SpecError, match=f"^{path}: "):
+            RunSpec.load(path)
 
     def test_yes_and_no_are_names(self, tmp_path: Path) -> None:
         path = tmp_path / "RUN.yaml"

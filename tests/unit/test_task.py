@@ -274,17 +274,6 @@ def test_hinge_is_the_multi_margin_loss(case: tuple[list[float], int]) -> None:
     assert loss == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@given(scored())
-def test_hinge_against_torch(case: tuple[list[float], int]) -> None:
-    torch = pytest.importorskip("torch")
-    log_probs, target = case
-    expected = torch.nn.MultiMarginLoss()(
-        torch.tensor([log_probs], dtype=torch.float64), torch.tensor([target])
-    )
-    loss = label_loss(spec_of(len(log_probs), "hinge"), log_probs, target)
-    assert loss == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
-
-
 def generation(loss: str = "nll", template: str = "{prompt} {text}", **more: Any) -> TaskSpec:
     return TaskSpec.model_validate({"template": template, "loss": loss, **more})
 
