@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import inspect
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from fedone_sdk.trackers import Tracking
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def header_value(option: typer.CallbackParam, token: str | None) -> str | None:
@@ -91,6 +95,45 @@ Trackers = Annotated[
         help="Report the run to mlflow, tensorboard, wandb or a custom tracker; repeatable.",
     ),
 ]
+
+
+_ARGUMENT = re.compile(r"^    (\w+)(?: \((.+?)\))?: (.+(?:\n {8}.+)*)", re.MULTILINE)
+"""An entry of the section ``Args``: name, placeholder, text."""
+
+
+def command(app: typer.Typer, called: str | None = None) -> Callable[[Function], Function]:
+    """Return a decorator that adds a function to a group as a command.
+
+    Its help is the function's docstring: what it does; ``Example:``; and under ``Args:`` the help
+    of its parameters, each with the placeholder of its value in parentheses. Parameters that
+    several commands share have their help in this module.
+    """
+
+    def add(function: Function) -> Function:
+        text, _, arguments = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:\n")
+        about, example = text.split("\n\nExample: ")
+        hints = get_type_hints(function, include_extras=True)
+        parameters = inspect.signature(function).parameters
+        for name, placeholder, described in _ARGUMENT.findall(arguments):
+            info, kind = _parameter(parameters[name], hints[name])
+            info.help, info.metavar = " ".join(described.split()), placeholder or None
+            hints[name] = Annotated[kind, info]
+        function.__annotations__ = hints
+        example = " ".join(example.split())
+        return app.command(called, help=about, epilog=f"Example: {example}")(function)
+
+    return add
+
+
+def _parameter(parameter: inspect.Parameter, hint: Any) -> tuple[Any, Any]:
+    """Return what typer knows of a parameter, and its type; a switch has no negative form."""
+    if get_origin(hint) is Annotated:
+        kind, info = get_args(hint)
+        return copy.copy(info), kind
+    if parameter.default is inspect.Parameter.empty:
+        return typer.Argument(), hint
+    names = [f"--{parameter.name.replace('_', '-')}"] if hint is bool else []
+    return typer.Option(*names), hint
 
 
 def group(about: str, *, example: str) -> typer.Typer:

@@ -27,90 +27,47 @@ _log = structlog.get_logger(__name__)
 
 
 def client(
-    server: Annotated[str, typer.Option(metavar="URL", help="The aggregator.")],
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help="This client's labelled examples; a gateway gets their texts."
-        ),
-    ],
-    label: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            envvar="FEDONE_LABEL",
-            show_default="label",
-            help="The column with the label.",
-        ),
-    ] = None,
+    server: Annotated[str, typer.Option()],
+    data: Annotated[str, typer.Option()],
+    label: Annotated[str | None, typer.Option(envvar="FEDONE_LABEL", show_default="label")] = None,
     field: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            envvar="FEDONE_FIELDS",
-            show_default="all but the label",
-            help="A column that runs may render, once per column. With the label column among "
-            "them, reference texts of loss nll are sent.",
-        ),
+        list[str] | None, typer.Option(envvar="FEDONE_FIELDS", show_default="all but the label")
     ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            metavar="T",
-            envvar="FEDONE_TOKEN",
-            callback=header_value,
-            help="Enrolment token; not needed once --state holds an identity.",
-        ),
-    ] = None,
+    token: Annotated[str | None, typer.Option(envvar="FEDONE_TOKEN", callback=header_value)] = None,
     backend_path: BackendFile = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Keep identity, unsent updates and paid losses here, for restarts."
-        ),
-    ] = None,
-    run_id: Annotated[
-        str | None, typer.Option("--run", metavar="RUN_ID", help="Work only for this run.")
-    ] = None,
-    privacy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="UNIT:EPSILON",
-            envvar="FEDONE_PRIVACY",
-            help="Decline work of runs without differential privacy, and work that raises this "
-            "client's total epsilon (delta 1e-5) above this value; --state keeps the total. UNIT "
-            "is what it protects: label, example or device. Needs --label and --field; without "
-            "--backend only label.",
-        ),
-    ] = None,
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="UNIT:AMOUNT",
-            envvar="FEDONE_BUDGET",
-            help="Cap all work of this client, once per unit: queries, and with --backend "
-            "requests, tokens or usd. --state keeps the count.",
-        ),
-    ] = None,
-    cert: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="This device's certificate with its private key (PEM), for mTLS."
-        ),
-    ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check",
-            help="Only check whether data and model fit the runs; exit 1 if they fit none.",
-        ),
-    ] = False,
+    state: Path | None = None,
+    run_id: Annotated[str | None, typer.Option("--run")] = None,
+    privacy: Annotated[str | None, typer.Option(envvar="FEDONE_PRIVACY")] = None,
+    budget: Annotated[list[str] | None, typer.Option(envvar="FEDONE_BUDGET")] = None,
+    cert: Path | None = None,
+    check: bool = False,
 ) -> None:
     """Tune prompts as an edge client with this machine's data, until the run has ended.
 
     Ctrl-C or SIGTERM completes the pending work; a second one aborts it. Logs are JSON lines on
     standard output. HTTPS_PROXY, HTTP_PROXY and NO_PROXY name a proxy, SSL_CERT_FILE the trusted
     authorities.
+
+    Example: FEDONE_TOKEN=... fedone client --server https://fedone.example --data reviews.jsonl
+        --state ~/.fedone
+
+    Args:
+        server (URL): The aggregator.
+        data (FILE): This client's labelled examples; a gateway gets their texts.
+        label (COLUMN): The column with the label.
+        field (COLUMN): A column that runs may render, once per column. With the label column among
+            them, reference texts of loss nll are sent.
+        token (T): Enrolment token; not needed once --state holds an identity.
+        state (DIR): Keep identity, unsent updates and paid losses here, for restarts.
+        run_id (RUN_ID): Work only for this run.
+        privacy (UNIT:EPSILON): Decline work of runs without differential privacy, and work that
+            raises this client's total epsilon (delta 1e-5) above this value; --state keeps the
+            total. UNIT is what it protects: label, example or device. Needs --label and --field;
+            without --backend only label.
+        budget (UNIT:AMOUNT): Cap all work of this client, once per unit: queries, and with
+            --backend requests, tokens or usd. --state keeps the count.
+        cert (FILE): This device's certificate with its private key (PEM), for mTLS.
+        check: Only check whether data and model fit the runs; exit 1 if they fit none.
     """
     if check:
         quiet_logs()

@@ -31,54 +31,16 @@ _SEEDS = 5
 
 def compare(
     run_path: RunPath,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,C",
-            help="What is compared, the first with each of the others: names of methods as in "
-            "RUN.yaml, and no-prompt, no-prompt-bias, which tune nothing. RUN.yaml's own method, "
-            "random, gs-bdpl and these two by default.",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="Repeats, from RUN.yaml's seed on.")
-    ] = _SEEDS,
+    methods: str | None = None,
+    seeds: Annotated[int, typer.Option(min=1, max=1000)] = _SEEDS,
     cap: Cap = None,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TOTAL",
-            min=1,
-            help="Requests of all trials, measurements and restarts included.",
-        ),
-    ] = None,
-    usd: Annotated[
-        float | None, typer.Option(metavar="TOTAL", min=0, help="US dollars, as --requests.")
-    ] = None,
-    target: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X",
-            help="Report after how many queries each method reaches this metric; by default the "
-            "final value of the first method.",
-        ),
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Start although the model may cost money.")
-    ] = False,
-    only_report: Annotated[
-        bool, typer.Option("--only-report", help="Report the kept trials without running any.")
-    ] = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Run the trials on this Ray cluster; `local` starts one on this machine.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with table and curves.")
-    ] = None,
+    requests: Annotated[int | None, typer.Option(min=1)] = None,
+    usd: Annotated[float | None, typer.Option(min=0)] = None,
+    target: float | None = None,
+    yes: bool = False,
+    only_report: bool = False,
+    ray: str | None = None,
+    html: Path | None = None,
     json_file: JsonFile = None,
 ) -> None:
     """Compare methods on your own task and model, in pairs of the same seed.
@@ -86,6 +48,22 @@ def compare(
     Trials are kept in .fedone/NAME.compare next to RUN.yaml, and answers in
     .fedone/answers.sqlite. The same command continues after a stop or a crash, and pays for no
     answer twice.
+
+    Example: fedone compare run.yaml --seeds 5 --html compare.html
+
+    Args:
+        methods (A,B,C): What is compared, the first with each of the others: names of methods as in
+            RUN.yaml, and no-prompt, no-prompt-bias, which tune nothing. RUN.yaml's own method,
+            random, gs-bdpl and these two by default.
+        seeds (N): Repeats, from RUN.yaml's seed on.
+        requests (TOTAL): Requests of all trials, measurements and restarts included.
+        usd (TOTAL): US dollars, as --requests.
+        target (X): Report after how many queries each method reaches this metric; by default the
+            final value of the first method.
+        yes: Start although the model may cost money.
+        only_report: Report the kept trials without running any.
+        ray (ADDRESS): Run the trials on this Ray cluster; `local` starts one on this machine.
+        html (FILE): Write a page with table and curves.
     """
     from fedone_sdk.evaluation.engine import Records, Session
     from fedone_sdk.evaluation.results import TrialRecord, results_of

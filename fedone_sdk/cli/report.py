@@ -23,23 +23,8 @@ if TYPE_CHECKING:
 
 
 def report(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="An export (`fedone runs export`); or the id of a run in --store, --server or "
-            "this folder's .fedone.",
-        ),
-    ],
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="RUN.html by default.",
-        ),
-    ] = None,
+    source: str,
+    target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
     run_path: OwnRun = None,
     store: RunStore = None,
     server: OptionalServer = None,
@@ -49,6 +34,13 @@ def report(
 
     The page has the metric with intervals, curves, the prompt before and after, confusion, cost,
     clients, and programs that use the prompt. It contains neither texts of examples nor keys.
+
+    Example: fedone report sst2 --store fedone.db -o sst2.html
+
+    Args:
+        source (RUN): An export (`fedone runs export`); or the id of a run in --store, --server or
+            this folder's .fedone.
+        target (FILE): RUN.html by default.
     """
     if store is None and server is None and not os.path.exists(source):
         store = str(default_store(source)) if os.path.isfile(default_store(source)) else None
@@ -92,25 +84,21 @@ class ExportName(StrEnum):
 
 def export_run(
     run_id: RunId,
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="RUN_ID.jsonl, or RUN_ID.prompt.json, by default.",
-        ),
-    ] = None,
-    form: Annotated[
-        ExportName,
-        typer.Option("--as", help="The run as JSON lines, or its prompt as an artefact."),
-    ] = ExportName.run,
+    target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
+    form: Annotated[ExportName, typer.Option("--as")] = ExportName.run,
     server: OptionalServer = None,
     token: OptionalToken = None,
     store: RunStore = None,
     run_path: OwnRun = None,
 ) -> None:
-    """Write a run to one file: its description, every round, its result; or only its prompt."""
+    """Write a run to one file: its description, every round, its result; or only its prompt.
+
+    Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db
+
+    Args:
+        target (FILE): RUN_ID.jsonl, or RUN_ID.prompt.json, by default.
+        form: The run as JSON lines, or its prompt as an artefact.
+    """
     load_own(run_path)
     if form == ExportName.prompt:
         from fedone_sdk.reports import artefact_of

@@ -16,6 +16,7 @@ from fedone_sdk.cli._options import (
     Token,
     Trackers,
     call,
+    command,
     group,
     tracking_of,
 )
@@ -34,22 +35,22 @@ app = group(
 )
 
 
-@app.command(epilog="Example: fedone runs show sst2 --server https://fedone.example")
+@command(app)
 def show(
     server: Server,
     token: Token,
     run_id: Annotated[str | None, typer.Argument(metavar="[RUN_ID]")] = None,
-    by_client: Annotated[
-        bool,
-        typer.Option(
-            "--clients",
-            help="Show what each client has done to the run: those that its defences judged, that "
-            "its privacy counts, or that are in quarantine.",
-        ),
-    ] = False,
+    by_client: Annotated[bool, typer.Option("--clients")] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """Show where a run stands, or how it ended; without RUN_ID, all runs."""
+    """Show where a run stands, or how it ended; without RUN_ID, all runs.
+
+    Example: fedone runs show sst2 --server https://fedone.example
+
+    Args:
+        by_client: Show what each client has done to the run: those that its defences judged, that
+            its privacy counts, or that are in quarantine.
+    """
     output = Output(json_file)
     if run_id is None:
         if by_client:
@@ -102,30 +103,37 @@ def _ago(at: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-@app.command(epilog="Example: fedone runs stop sst2 --server https://fedone.example")
+@command(app)
 def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None) -> None:
-    """End a run with what it has learnt."""
+    """End a run with what it has learnt.
+
+    Example: fedone runs stop sst2 --server https://fedone.example
+    """
     _show(Output(json_file), call(server, token, lambda admin: admin.stop(run_id)))
 
 
-@app.command(
-    epilog="Example: fedone runs resume sst2 --queries 600 --server https://fedone.example"
-)
+@command(app)
 def resume(
     run_id: RunId,
     server: Server,
     token: Token,
-    queries: Annotated[int | None, typer.Option(metavar="N", help="Training queries.")] = None,
-    requests: Annotated[
-        int | None, typer.Option(metavar="N", help="Requests to the model.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of all kinds.")] = None,
-    usd: Annotated[float | None, typer.Option(metavar="X", help="US dollars.")] = None,
+    queries: int | None = None,
+    requests: int | None = None,
+    tokens: int | None = None,
+    usd: float | None = None,
     json_file: JsonFile = None,
 ) -> None:
     """Let a stopped, paused or failed run go on, or raise the caps of a run.
 
     Values are the new caps, not increments. A run that ended at its budget continues under them.
+
+    Example: fedone runs resume sst2 --queries 600 --server https://fedone.example
+
+    Args:
+        queries (N): Training queries.
+        requests (N): Requests to the model.
+        tokens (N): Tokens of all kinds.
+        usd (X): US dollars.
     """
     output = Output(json_file)
     given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}
@@ -142,39 +150,34 @@ def resume(
     _show(output, call(server, token, go_on))
 
 
-@app.command(
-    epilog="Example: fedone runs rollback sst2 --to-round 40 --reason 'a client lied' "
-    "--server https://fedone.example"
-)
+@command(app)
 def rollback(
     run_id: RunId,
     server: Server,
     token: Token,
-    to_round: Annotated[
-        int,
-        typer.Option(
-            "--to-round",
-            metavar="N",
-            min=0,
-            help="The round to do again first; later ones count as not done.",
-        ),
-    ],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="For the log.")],
+    to_round: Annotated[int, typer.Option(min=0)],
+    reason: Annotated[str, typer.Option()],
     json_file: JsonFile = None,
 ) -> None:
-    """Set a run back to an earlier round; what it spent stays spent."""
+    """Set a run back to an earlier round; what it spent stays spent.
+
+    Example: fedone runs rollback sst2 --to-round 40 --reason 'a client lied' --server
+        https://fedone.example
+
+    Args:
+        to_round (N): The round to do again first; later ones count as not done.
+        reason (TEXT): For the log.
+    """
     output = Output(json_file)
     if not 1 <= len(reason) <= 500:
         raise ArgumentError("--reason: needs 1 to 500 characters")
     _show(output, call(server, token, lambda admin: admin.roll_back(run_id, to_round, reason)))
 
 
-app.command(
-    "export", epilog="Example: fedone runs export sst2 --as prompt -o sst2.json --store fedone.db"
-)(export_run)
+command(app, "export")(export_run)
 
 
-@app.command(epilog="Example: fedone runs watch sst2 --server https://fedone.example")
+@command(app)
 def watch(
     run_id: RunId,
     server: Server,
@@ -182,7 +185,10 @@ def watch(
     trackers: Trackers = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Follow a run to its end, round by round."""
+    """Follow a run to its end, round by round.
+
+    Example: fedone runs watch sst2 --server https://fedone.example
+    """
     output = Output(json_file)
     quiet_logs()
     with tracking_of(trackers) as tracking:

@@ -41,12 +41,8 @@ _NO_DEFENCE = "defence: is none, so that false updates of a few devices can deci
 
 
 def serve(
-    config_path: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.yaml", help="The service.")
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Only check whether it would start; change nothing.")
-    ] = False,
+    config_path: Annotated[Path | None, typer.Argument()] = None,
+    check: bool = False,
 ) -> None:
     """Serve tuning runs to edge clients, until SIGTERM or Ctrl-C.
 
@@ -55,6 +51,12 @@ def serve(
     [RUN.yaml ...], metrics: {...}, tracing: {...}, log: {...}, drain_s: 20}. A token is text or
     {env: NAME}. Environment variables override keys: FEDONE_AUTH__ADMIN_TOKEN is
     auth.admin_token. Logs are JSON lines on standard output.
+
+    Example: fedone serve config.yaml
+
+    Args:
+        config_path (CONFIG.yaml): The service.
+        check: Only check whether it would start; change nothing.
     """
     from fedone_sdk.aggregator.config import ServeConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -43,13 +43,7 @@ _FILES = {_Model.smollm2: "quickstart.yaml", _Model.mini: "quickstart-mini.yaml"
 
 
 def quickstart(
-    model: Annotated[
-        _Model,
-        typer.Option(
-            help="An instruct model of 135 million parameters (98 MB, fetched once), or the "
-            "embedded masked model (10 seconds, no network)."
-        ),
-    ] = _Model.smollm2,
+    model: _Model = _Model.smollm2,
     seed: Seed = None,
     cap: Cap = None,
     json_file: JsonFile = None,
@@ -57,6 +51,12 @@ def quickstart(
     """Tune a prompt for a small language model on feedback sentences that come with the SDK.
 
     A real aggregator and edge clients work in this process, under a hard cap on queries.
+
+    Example: fedone quickstart --json result.json
+
+    Args:
+        model: An instruct model of 135 million parameters (98 MB, fetched once), or the embedded
+            masked model (10 seconds, no network).
     """
     output = Output(json_file)
     quiet_logs()

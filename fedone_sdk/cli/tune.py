@@ -44,45 +44,12 @@ def tune(
     run_path: RunPath,
     seed: Seed = None,
     cap: Cap = None,
-    raised: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--raise",
-            metavar="UNIT=N",
-            help="Raise a cap of the kept run and continue it, as if RUN.yaml had the higher "
-            "number: queries=600, usd=5; repeatable.",
-        ),
-    ] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml, "
-            "its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless "
-            "RUN.yaml names a cache.",
-        ),
-    ] = None,
-    no_store: Annotated[
-        bool,
-        typer.Option("--no-store", help="Keep nothing, so that a stopped run cannot continue."),
-    ] = False,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Remove the kept run of this name and start over. Paid answers are kept and "
-            "reused.",
-        ),
-    ] = False,
-    artefact: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the prompt with its provenance (`fedone prompt`)."
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report as one HTML page.")
-    ] = None,
+    raised: Annotated[list[str] | None, typer.Option("--raise")] = None,
+    store: Path | None = None,
+    no_store: bool = False,
+    fresh: bool = False,
+    artefact: Path | None = None,
+    report: Path | None = None,
     trackers: Trackers = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -90,6 +57,19 @@ def tune(
 
     The run is kept in .fedone next to RUN.yaml, so that the same command continues after a stop, a
     crash or a pause. Paths in RUN.yaml are relative to its folder.
+
+    Example: fedone tune run.yaml --cap 500 --report run.html
+
+    Args:
+        raised (UNIT=N): Raise a cap of the kept run and continue it, as if RUN.yaml had the higher
+            number: queries=600, usd=5; repeatable.
+        store (FILE): Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml,
+            its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless RUN.yaml
+            names a cache.
+        no_store: Keep nothing, so that a stopped run cannot continue.
+        fresh: Remove the kept run of this name and start over. Paid answers are kept and reused.
+        artefact (FILE): Write the prompt with its provenance (`fedone prompt`).
+        report (FILE): Write a report as one HTML page.
     """
     output = Output(json_file)
     quiet_logs()
@@ -182,18 +162,17 @@ def plan(
     run_path: RunPath,
     seed: Seed = None,
     cap: Cap = None,
-    probe: Annotated[
-        bool,
-        typer.Option(
-            "--probe/--no-probe",
-            help="Time a local model for about 3 seconds; --no-probe does not load it.",
-        ),
-    ] = True,
+    probe: Annotated[bool, typer.Option("--probe/--no-probe")] = True,
     json_file: JsonFile = None,
 ) -> None:
     """Estimate the cost of a run, and check whether its cap suffices.
 
     It sends no paid request to a hosted model.
+
+    Example: fedone plan run.yaml
+
+    Args:
+        probe: Time a local model for about 3 seconds; --no-probe does not load it.
     """
     output = Output(json_file)
     quiet_logs()
