@@ -273,9 +273,7 @@ def test_a_calibrated_prompt_and_its_bias(fedone: Fedone, folder: Path) -> None:
     ("old", "new", "message"),
     [
         ("num_samples: 4", "num_sample: 4", "method.num_sample: unknown key (allowed: "),
-        ("rounds: 10", "rounds: 10\nrounds: 11", "is not YAML: key 'rounds' stands twice"),
         ("alpha_min: 0.01", "alpha_min: 0.9", "method: alpha_min must lie in"),
-        ("queries: 40", "", "budget: needs at least one cap"),
         ("train.jsonl", "nope.jsonl", "data.train: "),
         ('1: " great"', '1: " unbelievably"', "task.labels: label word ' unbelievably' is 2 tok"),
         (" {mask}", "", "the template needs {mask} exactly once"),

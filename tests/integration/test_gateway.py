@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -473,26 +472,3 @@ class TestRestart:
         await asyncio.gather(waiting, return_exceptions=True)
         await turns()
         assert await bench.store.versions() == version
-
-
-class TestMoney:
-    async def test_a_cap_in_dollars_is_exact(self, bench: Bench) -> None:
-        class Priced(ScriptedBackend):
-            async def score(self, query: Query) -> Answer:
-                answer = await super().score(query)
-                return Answer(log_probs=answer.log_probs, usage=Usage(usd=Decimal("0.07")))
-
-            def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-                return Usage(queries=1, usd=Decimal("0.1"))
-
-        device = await bench.start(Priced(), spec_of(budget={"usd": "0.7"}))
-        await device.score()
-        await device.update()
-        assert bench.spent.usd == Decimal("0.28")
-        await device.claim()
-        assert device.work.leased_queries == 4  # 0.42 are left
-        await device.score()
-        await device.update()
-        assert bench.spent.usd == Decimal("0.56")
-        # 0.14 are left, and two more queries may cost 0.20.
-        assert bench.run.state.status == "budget_exhausted"

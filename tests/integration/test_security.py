@@ -88,11 +88,6 @@ class TestScopes:
         # Nothing tells a run that is hidden from one that is not there.
         assert hidden == json.loads(json.dumps(missing).replace("nobody", "other"))
 
-    @pytest.mark.parametrize("what", OF_A_RUN)
-    async def test_its_own_is(self, server: Server, what: str) -> None:
-        _, credential = await server.enrol(ACME)
-        await server.ok("GET", f"/v1/runs/acme-1{what}", token=credential)
-
     async def test_only_its_own_are_listed_and_given_as_work(self, server: Server) -> None:
         _, credential = await server.enrol(ACME)
         listed = await server.ok("GET", "/v1/runs", token=credential)

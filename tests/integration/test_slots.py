@@ -199,10 +199,6 @@ def test_a_proposer_needs_a_pool() -> None:
         ({"slots": [SLOTS[3]]}, "needs one besides labels"),
         ({"slots": [{"name": "mask", "candidates": ["a", "b"]}]}, "none of prompt, mask"),
         (
-            {"slots": [{"name": "words", "candidates": {"kind": "labels"}}]},
-            "is for the slot labels",
-        ),
-        (
             {"slots": [{"name": "labels", "candidates": {"kind": "pmi"}}]},
             "is for the slot labels",
         ),

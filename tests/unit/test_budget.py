@@ -84,22 +84,6 @@ def total(parts: list[Usage]) -> Usage:
 
 
 class TestUsage:
-    @given(usages, usages, usages)
-    def test_addition(self, a: Usage, b: Usage, c: Usage) -> None:
-        assert a + b == b + a
-        assert (a + b) + c == a + (b + c)
-        assert a + NOTHING == a
-        for unit, amount in amounts(a + b).items():
-            assert amount == amounts(a)[unit] + amounts(b)[unit]
-
-    @given(usages, st.integers(0, 20))
-    def test_times_is_repeated_addition(self, usage: Usage, times: int) -> None:
-        assert usage * times == total([usage] * times)
-
-    @given(usages)
-    def test_without_queries(self, usage: Usage) -> None:
-        assert usage.without_queries() + Usage(queries=usage.queries) == usage
-
     def test_a_million_small_charges_sum_to_the_cent(self) -> None:
         tenth = Usage(usd=Decimal("0.1"))
         assert total([tenth] * 1000).usd == 100  # as floats: 99.9999999999986
