@@ -143,26 +143,6 @@ async def test_training_is_the_same_with_and_without() -> None:
     assert len(hashes) == 1
 
 
-async def test_a_cap_on_requests_covers_it() -> None:
-    async with serving(backend=ScriptedBackend()) as service:
-        run = await service.add_run(spec_of(rounds=99, budget={"requests": 20}), WORDS, dev=DEV)
-        await train(service, run, TRAIN)
-    result = run.result()
-    assert result.status == "budget_exhausted"
-    assert result.spent.requests <= 20
-    assert result.spent.requests == result.spent.queries + result.evaluation.queries
-    assert run.state.account.leases == run.state.evaluation.leases == {}
-
-
-async def test_a_cap_on_queries_does_not() -> None:
-    async with serving(backend=ScriptedBackend()) as service:
-        run = await service.add_run(spec_of(rounds=99, budget={"queries": 8}), WORDS, dev=DEV)
-        await train(service, run, TRAIN)
-    result = run.result()
-    assert (result.status, result.spent.queries) == ("budget_exhausted", 8)
-    assert result.metric.after is not None
-
-
 async def test_a_model_that_fails_on_it_does_not_stop_training() -> None:
     def gate(query: Query) -> None:
         if is_dev(query):
@@ -221,21 +201,6 @@ async def test_training_does_not_wait_and_each_point_is_its_round_s() -> None:
         gates.go.set()
         await training
     assert [report.metric is not None for report in run.history] == [False, True, False, True]
-
-
-async def test_resumed_during_the_last_measurement() -> None:
-    gates = Gates()
-    async with serving(backend=ScriptedBackend(gate=gates.wait)) as service:
-        run = await service.add_run(spec_of(), WORDS, dev=DEV)
-        await service.steering.stop(run)
-        await service.steering.resume(run)
-        gates.go.set()
-        await train(service, run, TRAIN)
-    result = run.result()
-    assert result.status == "completed"
-    assert [report.metric is not None for report in result.history] == [False, True, False, True]
-    assert result.metric.after is not None
-    assert run.state.evaluation.leases == {}
 
 
 async def test_an_ended_run_is_not_measured_again_after_a_restart() -> None:
