@@ -165,29 +165,6 @@ def test_a_run_that_fails_exits_with_1(
 # What a run would cost
 
 
-def test_plan_equals_the_spending_of_tune_and_leaves_nothing(fedone: Fedone, folder: Path) -> None:
-    run = folder / "run.yaml"
-    run.write_text(RUN + "backend: {kind: onnx, cache: answers.db}\n")
-    code, out, _ = fedone("plan", run, "--json", folder / "plan.json")
-    assert code == 0
-    plan = json.loads((folder / "plan.json").read_text())
-    found = plan["duration"]
-    assert found["basis"] == "probe"
-    assert found["probe_queries"] > 0
-    assert f"about {found['seconds']:.0f} s on this machine" in out
-    assert fedone("tune", run, "--json", folder / "r.json").code == 0
-    result = result_in(folder / "r.json")
-    assert result.cache.hits > 0
-    assert plan["training_queries"] == result.spent.queries == 40
-    assert plan["evaluation"]["queries"] == result.evaluation.queries
-    assert plan["most"]["requests"] >= result.spent.requests
-    assert plan["most"]["prompt_tokens"] >= result.spent.prompt_tokens
-    tokens = plan["expected"]["prompt_tokens"] / plan["expected"]["requests"]
-    assert tokens == pytest.approx(result.spent.prompt_tokens / result.spent.requests, rel=0.05)
-    assert plan["sufficient"]
-    assert plan["rounds_affordable"] == plan["rounds"] == 10
-
-
 def test_plan_without_a_probe(fedone: Fedone, folder: Path) -> None:
     code, out, _ = fedone("plan", folder / "run.yaml", "--no-probe", "--json", folder / "plan.json")
     assert code == 0
