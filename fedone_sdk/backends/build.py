@@ -147,7 +147,10 @@ def _path(folder: Path, name: str) -> Path:
 
 def _price(spec: BackendSpec) -> Price | None:
     if spec.prices is not None:
-        return Price(prompt=spec.prices.prompt, completion=spec.prices.completion)
+        given = spec.prices.prompt
+        prompt, cached = given if isinstance(given, tuple) else (given, None)
+        return Price(prompt=prompt, cached=cached, completion=spec.prices.completion)
     if spec.kind == "openai":
-        return known_price(spec.model or "") if spec.base_url is None else None
+        found = known_price(spec.model or "") if spec.base_url is None else None
+        return found.in_flex() if found is not None and spec.service_tier else found
     return None if spec.kind == "own" else FREE

@@ -148,7 +148,6 @@ async def _serve(
                 host=host,
                 port=port,
                 ssl_context=None if tls is None else tls.context,
-                public_metrics=config.metrics.public,
             )
         if config.metrics.listen is not None:
             with _listening("metrics.listen", config.metrics.listen):

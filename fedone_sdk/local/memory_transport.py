@@ -92,41 +92,34 @@ class MemoryTransport:
 
     async def score(self, credential: str, message: Score) -> Scores:
         """Score through the gateway."""
-        body = encode(message)
+        body, client = encode(message), await self._service.access.client(credential)
         call = self._service.work.score(
-            await self._service.access.client(credential),
-            Score.model_validate_json(body),
-            hashlib.sha256(body).hexdigest(),
+            client, Score.model_validate_json(body), hashlib.sha256(body).hexdigest()
         )
-        run = self._service.traffic_run(assignment_id=message.assignment_id)
+        run = self._service.traffic_run(work=(client, message.assignment_id))
         return await self._exchange(run, body, call, gateway=True)
 
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
         """Send an update."""
-        body = encode(message)
-        run = self._service.traffic_run(assignment_id=assignment_id)
+        body, client = encode(message), await self._service.access.client(credential)
+        run = self._service.traffic_run(work=(client, assignment_id))
         call = self._service.work.update(
-            await self._service.access.client(credential),
-            assignment_id,
-            UPDATE.validate_json(body),
-            hashlib.sha256(body).hexdigest(),
+            client, assignment_id, UPDATE.validate_json(body), hashlib.sha256(body).hexdigest()
         )
         return await self._exchange(run, body, call)
 
     async def renew(self, credential: str, assignment_id: str) -> Renewal:
         """Renew an assignment's lease."""
-        run = self._service.traffic_run(assignment_id=assignment_id)
-        call = self._service.work.renew(
-            await self._service.access.client(credential), assignment_id
-        )
-        return await self._exchange(run, _NOTHING, call)
+        client = await self._service.access.client(credential)
+        run = self._service.traffic_run(work=(client, assignment_id))
+        return await self._exchange(run, _NOTHING, self._service.work.renew(client, assignment_id))
 
     async def decline(self, credential: str, assignment_id: str, message: Decline) -> None:
         """Decline an assignment."""
-        run = self._service.traffic_run(assignment_id=assignment_id)
         client = await self._service.access.client(credential)
+        run = self._service.traffic_run(work=(client, assignment_id))
         await self._service.work.decline(client, assignment_id, message)
         _count(run, encode(message), _NOTHING)
 

@@ -125,6 +125,8 @@ class RunSpec(Spec):
                 f"participation.exchange: must be losses for method {self.method.name}, "
                 "which the server runs"
             )
+        if self.prompt.length_penalty and self.participation.exchange == "alpha":
+            raise ValueError("prompt.length_penalty: needs participation.exchange losses")
         if self.method.pools:
             self.check_shared_memory(self.method.name, "pools")
         self._check_calibration()

@@ -175,7 +175,7 @@ class TestTroubles:
         run.write_text(run.read_text().replace("max_wait_s: 0.01", "max_wait_s: 60"))
         code, _, err = fedone("tune", run, "--store", folder / "run.db")
         assert code == 1
-        assert "set log_probs: false with loss: zero_one" in refused(err)
+        assert "log_probs: false with loss: zero_one" in refused(err)
         assert provider.received == 1
 
 

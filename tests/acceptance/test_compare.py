@@ -34,7 +34,7 @@ task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: "
 data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}
 prompt:
   length: 2
-  vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"], blank: true}
+  vocabulary: {kind: list, candidates: ["", " good", " bad", " really", " so"]}
 method: {name: thompson, num_samples: 4, batch_size: 4}
 participation: {exchange: losses}
 budget: {queries: 16}

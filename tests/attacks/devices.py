@@ -189,6 +189,34 @@ async def _bodies(_: Path) -> str:
     return f"not read without open work; else {sent - 1} bodies of 4 MB a minute"
 
 
+@attack("20 bodies of 31 MiB at once, by one device with a lease")
+async def _unfinished(_: Path) -> str:
+    """Bodies that announce 31 MiB, or no length, and do not end."""
+    found = []
+    async with served(spec_of(participation={"clients_per_round": 2}), limits=Limits()) as server:
+        address = server.url.removeprefix("http://").split(":")
+        credentials = [await server.credential() for _ in range(2)]
+        await asyncio.gather(*(server.claim(one, wait_s=5) for one in credentials))
+        sizes = (f"Content-Length: {31 * 2**20}", "Transfer-Encoding: chunked")
+        for credential, size in zip(credentials, sizes, strict=True):
+            head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {credential}"
+            read = 0
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection(*address)
+                writer.write(f"{head}\r\n{size}\r\n\r\n".encode())
+                try:
+                    async with asyncio.timeout(0.2):
+                        line = await reader.readline()
+                    assert b" 429 " in line, line
+                except TimeoutError:
+                    read += 1
+                writer.close()
+            found.append(read)
+    if max(found) > 3:
+        raise Succeeded(f"{max(found)} of 20 bodies of 31 MiB are read at once")
+    return f"{max(found)} of 20 are read, the others get 429"
+
+
 @attack("an outage of the model in which honest devices decline")
 async def _outage(_: Path) -> str:
     """The model fails, and recovers: honest devices decline until then."""

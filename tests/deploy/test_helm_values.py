@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from fedone_sdk.aggregator.access.config import AuthConfig
+from fedone_sdk.aggregator.access.tokens import AuthConfig
 from fedone_sdk.aggregator.config import ServeConfig
-from fedone_sdk.aggregator.routes import routes
+from fedone_sdk.aggregator.routes import ROUTES
 from fedone_sdk.budget import Budget
 from fedone_sdk.spec import RunSpec
 from tests.deploy.helm_chart import CASES, CHART, helm, render
@@ -219,7 +219,7 @@ def test_every_key_of_the_programs_is_given_or_taken() -> None:
 
 
 def test_probes_are_routes() -> None:
-    served = {route.path for route in routes()}
+    served = {route.path for route in ROUTES}
     container = render({}).pod("aggregator")["containers"][0]
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
         assert container[kind]["httpGet"]["path"] in served

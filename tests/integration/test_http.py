@@ -15,7 +15,7 @@ from openapi_spec_validator import validate
 
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, Role, digest
-from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, build_app, routes
+from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, ROUTES, build_app
 from fedone_sdk.aggregator.routes.openapi import openapi_document
 from fedone_sdk.backends import Answer, ModelClient, Query
 from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable
@@ -346,7 +346,7 @@ class TestMachines:
 
 class TestContract:
     def test_it_is_valid(self) -> None:
-        document = openapi_document(routes())
+        document = openapi_document(ROUTES)
         validate(document)
         for operation in operations(document):
             assert operation["description"]
@@ -354,7 +354,7 @@ class TestContract:
 
     async def test_it_is_what_is_served(self, server: Server) -> None:
         _, document, _ = await server.call("GET", "/openapi.json")
-        assert document == openapi_document(routes())
+        assert document == openapi_document(ROUTES)
         app = build_app(server.aggregator.service)
         served = {
             (route.method.lower(), route.resource.canonical)
@@ -368,7 +368,7 @@ class TestContract:
 
     async def test_every_route_requires_its_access(self, server: Server) -> None:
         """The access that a route declares is the one that it has."""
-        for route in routes():
+        for route in ROUTES:
             path = route.path
             for name in route.names:
                 path = path.replace(f"{{{name}}}", "run" if name == "run_id" else "x")
@@ -384,7 +384,7 @@ class TestContract:
 
     async def test_refusals_are_described(self, server: Server) -> None:
         """Statuses come from the codes, so a code is enough; this sees that codes are not lost."""
-        document = openapi_document(routes())
+        document = openapi_document(ROUTES)
         claim = document["paths"]["/v1/assignments/claim"]["post"]
         assert set(claim["responses"]) >= {"200", "204", "401", "404", "410", "413", "415", "422"}
         assert "Retry-After" in claim["responses"]["204"]["headers"]

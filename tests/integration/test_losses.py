@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from fedone_sdk.testing import (
     pseudo_reference_log_prob,
     pseudo_text,
 )
+from fedone_sdk.vocabulary import Vocabulary
 from tests.by_hand import device_of
 from tests.edge import run_to_end
 from tests.runs import WORDS, RecordingTransport, memory_client, run_spec, serving
@@ -163,6 +165,35 @@ class TestRuns:
             assert len(model.asked) > 0
             hashes.add(result.alpha_sha256)
         assert len(hashes) == 1
+
+    @pytest.mark.parametrize("calibration", ["labels", "none"])
+    async def test_a_prompt_has_to_earn_its_length(self, calibration: str) -> None:
+        long = " a long text" * 10  # 30 tokens
+
+        def answer(inputs: Rendered, words: Sequence[str]) -> tuple[float, ...]:
+            text = text_of(inputs)
+            right = int(text.split()[-1]) % 2
+            share = 0.6 + 0.2 * (long in text)  # Better by 0.29 nats.
+            return tuple(math.log(share if at == right else 1 - share) for at in range(2))
+
+        deployed = []
+        for penalty in (0.0, 0.29 / 30 * 0.8, 0.29 / 30 * 1.2):
+            prompt = {
+                "length": 1,
+                "vocabulary": {"kind": "list", "candidates": ["", long]},
+                "length_penalty": penalty,
+            }
+            spec = run_spec(
+                task={**GENERATION, **LABELS},
+                prompt=prompt,
+                method={"name": "thompson", "num_samples": 2, "batch_size": 3},
+                calibration=calibration,
+                rounds=8,
+            )
+            federation = federation_of(spec, vocabulary=Vocabulary(candidates=("", long)))
+            result = await simulate(federation, backend=ScriptedBackend(answer))
+            deployed.append(result.prompt.text)
+        assert deployed == [long, long, ""]
 
     async def test_a_model_without_log_probs_is_tuned_by_what_it_chooses(self) -> None:
         wants = []

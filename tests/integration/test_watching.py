@@ -200,14 +200,14 @@ class TestPage:
         for name in FILES:
             url = f"{server.url}/dashboard/{name}"
             async with server.session.get(url) as response:
-                assert await response.read() == FILES[name].body
+                assert await response.read() == FILES[name].read_bytes()
                 tag = response.headers["ETag"]
             async with server.session.get(url, headers={"If-None-Match": tag}) as response:
                 assert (response.status, await response.read()) == (304, b"")
 
     async def test_modules_load_only_what_is_there(self) -> None:
         for name, file in FILES.items():
-            for loaded in re.findall(r'from "\./([^"]*)"', file.body.decode()):
+            for loaded in re.findall(r'from "\./([^"]*)"', file.read_text()):
                 assert loaded in FILES, f"{name} loads {loaded}"
 
     @pytest.mark.parametrize("name", ["index.html", "uPlot.LICENSE.txt", "..%2ffiles.py", "%00"])

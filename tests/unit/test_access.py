@@ -164,7 +164,7 @@ class TestConfiguredTokens:
         ],
     )
     async def test_two_tokens_must_not_be_one(self, tokens: Sequence[EnrolmentToken]) -> None:
-        with pytest.raises(SpecError, match=r"auth\.enrolment_tokens: two tokens have the same"):
+        with pytest.raises(ValueError, match="enrolment_tokens: two of them have the same"):
             await access_of(None, *tokens)
 
     async def test_an_error_for_a_duplicate_secret_does_not_contain_it(self) -> None:

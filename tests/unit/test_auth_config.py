@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedone_sdk.aggregator.access.config import AuthConfig
-from fedone_sdk.aggregator.access.tokens import Authority, digest
+from fedone_sdk.aggregator.access.tokens import AuthConfig, Authority, digest
 from fedone_sdk.errors import SpecError
 from fedone_sdk.spec import validate_spec
 
@@ -79,10 +78,13 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
             {"enrolment_tokens": [{"token": "s3cret", "expires": "2030-01-02T03:04:05"}]},
             "enrolment_tokens.0.expires: ",
         ),
-        ({"enrolment_tokens": ["s3cret", "s3cret"]}, "enrolment_tokens: two of them are the same"),
+        (
+            {"enrolment_tokens": ["s3cret", "s3cret"]},
+            "enrolment_tokens: two of them have the same secret",
+        ),
         (
             {"enrolment_tokens": ["s3cret"], "admin_token": "s3cret"},
-            "admin_token must not be one that devices enrol with",
+            "admin_tokens: must not be one that devices enrol with",
         ),
         (
             {
@@ -96,7 +98,7 @@ def test_the_admin_token_is_a_person_of_role_admin() -> None:
                 "admin_token": "s3cret",
                 "admin_tokens": [{"token": "s3cret", "name": "a", "role": "viewer"}],
             },
-            "admin_tokens: two of them are the same",
+            "admin_tokens: two of them have the same secret",
         ),
         ({"admin_tokens": ["s3cret"]}, "admin_tokens.0.name: is required"),
         ({"admin_tokens": {"a": "s3cret"}}, "admin_tokens: must be a list of mappings"),

@@ -154,7 +154,6 @@ class TestMistakes:
         ("line", "message"),
         [
             ("metrics: {listen: here}", "metrics.listen: must be HOST:PORT"),
-            ("metrics: {listen: 127.0.0.1:1, public: true}", "metrics: listen and public exclude"),
             ("tracing: {endpoint: here}", "tracing.endpoint: "),
         ],
     )

@@ -218,7 +218,7 @@ def test_calibrations_that_cannot_be(change: dict[str, Any], line: str) -> None:
     assert problem.startswith(line), problem
 
 
-WORDS = {"kind": "list", "candidates": ["a", "b"], "blank": True}
+WORDS = {"kind": "list", "candidates": ["", "a", "b"]}
 
 
 def test_a_warm_start_from_a_text_or_weights() -> None:
@@ -241,7 +241,7 @@ def test_a_warm_start_from_a_text_or_weights() -> None:
     ("prompt", "line"),
     [
         ({"vocabulary": SMALL["prompt"]["vocabulary"], "start": "Say:"},
-         "prompt.start: has 1 of 2 positions; for the others vocabulary.blank must be true"),
+         "prompt.start: has 1 of 2 positions; for the others vocabulary must have a blank"),
         ({"vocabulary": WORDS, "start": [{"a": 1}, {"a": 1}, {"a": 1}]},
          "prompt.start: has 3 positions, the prompt 2"),
         ({"vocabulary": WORDS, "start": [{"a": 0.7, "b": 0.4}]},
