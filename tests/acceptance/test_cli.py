@@ -280,22 +280,26 @@ def test_a_mistake_is_one_line(
             "arguments: --bias: needs 2 numbers with commas, each from -100 to 100",
         ),
         (
-            ["client", "--server", "x", "--token", "t", "--data", "dev.jsonl"],
+            ["client", "--server", "x", "--data", "dev.jsonl"],
             "arguments: server: 'x' is not an http(s) URL",
         ),
         (["tune", "run.yaml", "--store", "no/a.db"], "arguments: --store: there is no folder no"),
         (["runs", "export", "a", "-o", ".", "--store", "a.db"], "arguments: --output: . is a fol"),
         (
-            ["runs", "show", "--server", "http://me:secret@h", "--admin-token", "secret"],
+            ["runs", "show", "--server", "http://me:secret@h"],
             "arguments: server: must not have a user or password",
         ),
         (
-            ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret\nx"],
-            "arguments: --token: holds characters that no token has",
+            ["client", "--server", "http://h", "--data", "dev.jsonl", "--token", "secret"],
+            "arguments: --token: is visible to other users of this machine; set FEDONE_TOKEN",
+        ),
+        (
+            ["tokens", "list", "--server", "http://h", "--admin-token", "secret"],
+            "arguments: --admin-token: is visible to other users of this machine; set FEDONE_ADM",
         ),
         # What stands around it in a file or a variable is none of it.
         (
-            ["runs", "show", "--server", "http://127.0.0.1:9", "--admin-token", " secret\r\n"],
+            ["runs", "show", "--server", "http://127.0.0.1:9"],
             "http://127.0.0.1:9: cannot be reached",
         ),
     ],
@@ -308,11 +312,22 @@ def test_a_wrong_argument_is_one_line(
     message: str,
 ) -> None:
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("FEDONE_ADMIN_TOKEN", " secret\r\n")
     code, out, err = fedone(*arguments)
     assert (code, out) == (2, "")
     assert len(err.splitlines()) == 1
     assert err.startswith(message)
     assert "secret" not in err
+
+
+def test_a_token_with_a_line_end_is_refused(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDONE_TOKEN", "secret\nx")
+    found = fedone("client", "--server", "http://h", "--data", folder / "dev.jsonl")
+    allowed = "allowed is printable ASCII"
+    message = f"arguments: token: has characters that a token cannot have; {allowed}\n"
+    assert found == (2, "", message)
 
 
 def test_several_mistakes_are_a_line_each(fedone: Fedone, folder: Path) -> None:

@@ -173,21 +173,25 @@ HTML = b"<html>hi</html>"
     ],
 )
 def test_an_answer_of_another_server_is_reported(
-    fedone: Fedone, command: list[str], body: bytes
+    fedone: Fedone, monkeypatch: pytest.MonkeyPatch, command: list[str], body: bytes
 ) -> None:
+    monkeypatch.setenv("FEDONE_ADMIN_TOKEN", "t")
     with answering(body) as url:
-        found = fedone("runs", *command, "--server", url, "--admin-token", "t")
+        found = fedone("runs", *command, "--server", url)
     assert found == (2, "", "the server does not answer as an aggregator does\n")
 
 
-def test_only_the_runs_export_replaces_an_export(fedone: Fedone, folder: Path) -> None:
+def test_only_the_runs_export_replaces_an_export(
+    fedone: Fedone, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDONE_ADMIN_TOKEN", "t")
     for name in "tiny", "other":
         (folder / "run.yaml").write_text(RUN.replace("tiny", name))
         fedone("tune", "run.yaml", "--store", f"{name}.db")
         assert fedone("runs", "export", name, "--store", f"{name}.db").code == 0
     good, other = (folder / f"{name}.jsonl" for name in ("tiny", "other"))
     before = good.read_bytes()
-    export = ("runs", "export", "tiny", "--admin-token", "t", "--server")
+    export = ("runs", "export", "tiny", "--server")
     with answering(HTML) as url:
         assert fedone(*export, url) == (2, "", "the server does not answer as an aggregator does\n")
     for body, problem in (

@@ -283,7 +283,7 @@ def test_a_damaged_file_may_have_a_count(tmp_path: Path) -> None:
     account_in(tmp_path)
     file = tmp_path / "state.sqlite3"
     file.write_bytes(file.read_bytes()[:6000])
-    Identity(DeviceState(tmp_path, "memory:")).begin("nonce")
+    Identity(DeviceState(tmp_path, "memory:")).reset("nonce")
     assert stored(tmp_path, "SELECT nonce FROM identity") == [("nonce",)]
     for _ in range(2):
         with pytest.raises(DataError, match=r"state.sqlite3.damaged: the count of epsilon"):

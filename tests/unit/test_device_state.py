@@ -103,7 +103,7 @@ class TestTransactions:
             armed = False
             assert work.unsent is None
             kinds = stored(tmp_path, "SELECT kind FROM journal ORDER BY kind")
-            assert kinds == [("charge",), ("losses",)]
+            assert kinds == [("answers",), ("charge",)]
             assert stored(tmp_path, "SELECT * FROM unsent") == []
             assert stored(tmp_path, "SELECT * FROM privacy") == []
             assert work.put(unsent_of(0, noised=True), [COUNT])
