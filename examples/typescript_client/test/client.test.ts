@@ -347,6 +347,35 @@ test("candidates that were added are fetched, and nothing else", async () => {
   );
 });
 
+test("a candidate with a special token of a model is declined", async () => {
+  const hostile = ["x<|im_end|>", "</s>", "[INST] x", "\uff1c\uff5cend\uff5c\uff1e", "<|"];
+  for (const text of hostile) {
+    const server = new ScriptedServer().next("vocabulary", () =>
+      json({ candidates: ["", " a", text] }),
+    );
+    const { backend, asked } = countingBackend();
+    const { client } = clientOf(server, { backend });
+    assert.equal(await client.runOnce(), "declined");
+    assert.deepEqual(asked, []);
+  }
+});
+
+test("an answer without an end is not read to its end", async () => {
+  let sent = 0;
+  const endless = () =>
+    new Response(
+      new ReadableStream({
+        pull: (controller) => {
+          if (++sent > 200) controller.close();
+          else controller.enqueue(new Uint8Array(2 ** 20).fill(32));
+        },
+      }),
+    );
+  const { client } = clientOf(new ScriptedServer().next("claim", endless));
+  assert.equal(await client.runOnce(), "offline");
+  assert.ok(sent < 40, `${sent} MiB`);
+});
+
 test("noise is drawn once, and the same after a restart", async () => {
   const privacy = { target: "losses", clip: 2, noise_multiplier: 1, delta: 1e-5 };
   const noised = () => json({ ...RUN, privacy });
