@@ -28,7 +28,7 @@ from fedone_sdk.backends.base import (
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.answers import AnswerCache
-    from fedone_sdk.backends.build import build_backend
+    from fedone_sdk.backends.build import build_backend, price_of
     from fedone_sdk.backends.label_words import usable_vocabulary
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.model_client import ModelClient
@@ -63,6 +63,7 @@ __all__ = [
     "is_known",
     "predict",
     "prediction_queries",
+    "price_of",
     "query_for",
     "rows_of",
     "score_all",

@@ -292,18 +292,6 @@ def test_a_damaged_file_may_have_a_count(tmp_path: Path) -> None:
     assert account_in(tmp_path).epsilon == 0.0
 
 
-def test_clients_of_two_servers_add_to_one_count(tmp_path: Path) -> None:
-    """Each reads it again before it spends."""
-    accounts = [account_in(tmp_path, server) for server in ("memory:a", "memory:b")]
-    privacy = noisy().privacy
-    assert privacy is not None
-    for account in accounts:
-        account._state.write(*account.charge(privacy))
-    for account in accounts:
-        account.update()
-        assert account.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
-
-
 async def test_tokens_tell_of_texts_and_stay(tmp_path: Path) -> None:
     async with serving(noisy(), ScriptedBackend()) as service:
         transport = RecordingTransport(service)
