@@ -28,7 +28,7 @@ from fedone_sdk.backends.base import (
 
 if TYPE_CHECKING:
     from fedone_sdk.backends.answers import AnswerCache
-    from fedone_sdk.backends.build import build_backend
+    from fedone_sdk.backends.build import build_backend, price_of
     from fedone_sdk.backends.label_words import usable_vocabulary
     from fedone_sdk.backends.llama_cpp import LlamaCppBackend
     from fedone_sdk.backends.model_client import ModelClient
@@ -42,7 +42,7 @@ else:
         globals(),
         {
             "answers": "AnswerCache",
-            "build": "build_backend",
+            "build": "build_backend price_of",
             "label_words": "usable_vocabulary",
             "llama_cpp": "LlamaCppBackend",
             "model_client": "ModelClient",
@@ -74,6 +74,7 @@ __all__ = [
     "is_known",
     "predict",
     "prediction_queries",
+    "price_of",
     "query_for",
     "rows_of",
     "score_all",

@@ -15,13 +15,7 @@ import typer
 
 from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
-from fedone_sdk.errors import (
-    BackendUnavailable,
-    FedOneError,
-    SpecError,
-    StoreUnavailable,
-    one_line,
-)
+from fedone_sdk.errors import BackendUnavailable, FedOneError, SpecError, StoreUnavailable, one_line
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
@@ -41,8 +35,7 @@ _NO_DEFENCE = "defence: is none, so that false updates of a few devices can deci
 
 
 def serve(
-    config_path: Annotated[Path | None, typer.Argument()] = None,
-    check: bool = False,
+    config_path: Annotated[Path | None, typer.Argument()] = None, check: bool = False
 ) -> None:
     """Serve tuning runs to edge clients, until SIGTERM or Ctrl-C.
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         PROTOCOL_HEADER,
         PROTOCOL_VERSION,
         Message,
-        Parse,
         Problem,
         check_protocol,
         encode,
@@ -102,7 +101,7 @@ else:
                 "Step VocabularyList"
             ),
             "base": (
-                "MAX_MODEL_CHARS PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
+                "MAX_MODEL_CHARS PROTOCOL_HEADER PROTOCOL_VERSION Message "
                 "Problem check_protocol encode first_error is_sendable"
             ),
             "enrolment": (
@@ -166,7 +165,6 @@ __all__ = [
     "NewToken",
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
-    "Parse",
     "PositionProbabilities",
     "PrivacyReport",
     "Problem",

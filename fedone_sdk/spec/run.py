@@ -228,8 +228,7 @@ class RunSpec(Spec):
             ``key OWN -> OTHER`` for short values, ``key`` for long ones.
         """
         yield from _differences(
-            self.model_dump(exclude={"backend"}),
-            other.model_dump(exclude={"backend"}),
+            self.model_dump(exclude={"backend"}), other.model_dump(exclude={"backend"})
         )
 
     @classmethod

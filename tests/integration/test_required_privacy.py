@@ -285,25 +285,13 @@ def test_a_damaged_file_may_have_a_count(tmp_path: Path) -> None:
     account_in(tmp_path)
     file = tmp_path / "state.sqlite3"
     file.write_bytes(file.read_bytes()[:6000])
-    Identity(DeviceState(tmp_path, "memory:")).begin("nonce")
+    Identity(DeviceState(tmp_path, "memory:")).reset("nonce")
     assert stored(tmp_path, "SELECT nonce FROM identity") == [("nonce",)]
     for _ in range(2):
         with pytest.raises(DataError, match=r"state.sqlite3.damaged: the count of epsilon"):
             account_in(tmp_path)
     (tmp_path / "state.sqlite3.damaged").unlink()
     assert account_in(tmp_path).epsilon == 0.0
-
-
-def test_clients_of_two_servers_add_to_one_count(tmp_path: Path) -> None:
-    """Each reads it again before it spends."""
-    accounts = [account_in(tmp_path, server) for server in ("memory:a", "memory:b")]
-    privacy = noisy().privacy
-    assert privacy is not None
-    for account in accounts:
-        account._state.write(*account.charge(privacy))
-    for account in accounts:
-        account.update()
-        assert account.epsilon == pytest.approx(epsilon_of(4.0, 4.0), rel=0.02)
 
 
 async def test_tokens_tell_of_texts_and_stay(tmp_path: Path) -> None:
