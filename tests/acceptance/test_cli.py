@@ -136,21 +136,10 @@ def test_quickstart_reports_a_model_that_cannot_be_fetched(
     assert "10 of 10" in out
 
 
-def test_exchanges_give_one_alpha(fedone: Fedone, folder: Path) -> None:
+def test_a_seed_replaces_that_of_the_file(fedone: Fedone, folder: Path) -> None:
     target = folder / "result.json"
-    found = []
-    tune = ["tune", folder / "run.yaml", "--no-store", "--json", target]
-    for exchange in ("alpha", "losses"):
-        text = f"{RUN}participation: {{exchange: {exchange}}}\n"
-        (folder / "run.yaml").write_text(text)
-        assert fedone(*tune).code == 0
-        found.append(result_in(target))
-    assert len({run.alpha_sha256 for run in found}) == 1
-    assert {run.status for run in found} == {"completed"}
-    assert {run.spent.queries for run in found} == {40}
-    assert fedone(*tune, "--seed", 7).code == 0
+    assert fedone("tune", folder / "run.yaml", "--seed", 7, "--json", target).code == 0
     assert result_in(target).seed == 7
-    assert result_in(target).alpha_sha256 != found[0].alpha_sha256
 
 
 def test_json_on_stdout_is_all_of_stdout(fedone: Fedone, folder: Path) -> None:
@@ -174,29 +163,6 @@ def test_a_run_that_fails_exits_with_1(
 
 
 # What a run would cost
-
-
-def test_plan_equals_the_spending_of_tune_and_leaves_nothing(fedone: Fedone, folder: Path) -> None:
-    run = folder / "run.yaml"
-    run.write_text(RUN + "backend: {kind: onnx, cache: answers.db}\n")
-    code, out, _ = fedone("plan", run, "--json", folder / "plan.json")
-    assert code == 0
-    plan = json.loads((folder / "plan.json").read_text())
-    found = plan["duration"]
-    assert found["basis"] == "probe"
-    assert found["probe_queries"] > 0
-    assert f"about {found['seconds']:.0f} s on this machine" in out
-    assert fedone("tune", run, "--json", folder / "r.json").code == 0
-    result = result_in(folder / "r.json")
-    assert result.cache.hits > 0
-    assert plan["training_queries"] == result.spent.queries == 40
-    assert plan["evaluation"]["queries"] == result.evaluation.queries
-    assert plan["most"]["requests"] >= result.spent.requests
-    assert plan["most"]["prompt_tokens"] >= result.spent.prompt_tokens
-    tokens = plan["expected"]["prompt_tokens"] / plan["expected"]["requests"]
-    assert tokens == pytest.approx(result.spent.prompt_tokens / result.spent.requests, rel=0.05)
-    assert plan["sufficient"]
-    assert plan["rounds_affordable"] == plan["rounds"] == 10
 
 
 def test_plan_without_a_probe(fedone: Fedone, folder: Path) -> None:
@@ -284,9 +250,7 @@ def test_a_calibrated_prompt_and_its_bias(fedone: Fedone, folder: Path) -> None:
     ("old", "new", "message"),
     [
         ("num_samples: 4", "num_sample: 4", "method.num_sample: unknown key (allowed: "),
-        ("rounds: 10", "rounds: 10\nrounds: 11", "is not YAML: key 'rounds' stands twice"),
         ("alpha_min: 0.01", "alpha_min: 0.9", "method: alpha_min must lie in"),
-        ("queries: 40", "", "budget: needs at least one cap"),
         ("train.jsonl", "nope.jsonl", "data.train: "),
         ('1: " great"', '1: " unbelievably"', "task.labels: label word ' unbelievably' is 2 tok"),
         (" {mask}", "", "the template needs {mask} exactly once"),
@@ -407,15 +371,8 @@ def configured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "config.yaml: auth.enrolment_tokens: needs at least one, or no device can enrol; "
             "make one with: python3 -c",
         ),
-        ("TEST_ADMIN_TOKEN", "NOPE", "config.yaml: auth.admin_token: the environment variable"),
-        ("{env: TEST_ADMIN_TOKEN}", "enrol-me-please", "config.yaml: auth: admin_token must not"),
         ("listen:", "tls: {certificate: no.pem, key: no.key}\nlisten:", "config.yaml: tls: "),
         ("fedone.db", "other.db", None),
-        (
-            "fedone.db",
-            "postgresql://x:hunter2@127.0.0.1:9/y",
-            "config.yaml: store 127.0.0.1/y cannot be used: ",
-        ),
         ("runs:", "run:", "config.yaml: run: unknown key (allowed: auth, backend, "),
         (
             "store:",
@@ -449,7 +406,6 @@ def test_serve_check(
         assert len(err.splitlines()) == 1
     assert not (configured / "fedone.db").exists()
     assert "enrol-me-please" not in out + err
-    assert "hunter2" not in out + err
 
 
 def test_serve_check_reports_what_is_measured(fedone: Fedone, configured: Path) -> None:

@@ -210,21 +210,3 @@ def test_only_the_runs_export_replaces_an_export(
     with answering(before) as url:
         assert fedone(*export, url, "-o", "again.jsonl").code == 0
     assert (folder / "again.jsonl").read_bytes() == before
-
-
-def test_each_wrong_label_word_has_a_line(
-    fedone: Fedone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"text": "a", "label": 0}\n')
-    labels = '{0: " unsatisfactory service", 1: " magnificentest"}'
-    (tmp_path / "run.yaml").write_text(
-        f"task: {{template: '{{prompt}} {{text}} {{mask}}', labels: {labels}}}\n"
-        "data: {train: rows.jsonl, dev: rows.jsonl, num_clients: 1}\n"
-        "prompt: {length: 1, vocabulary: {kind: list, candidates: [' a', ' b']}}\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    code, _, err = fedone("score", "run.yaml")
-    assert code == 2
-    lines = err.splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("run.yaml: task.labels: label word ' ") for line in lines)

@@ -115,27 +115,6 @@ async def test_edge_client(tmp_path: Path) -> None:
     assert texts(model) == {"mail me: [mail] now"}
 
 
-async def test_thread_app(tmp_path: Path) -> None:
-    write(tmp_path / "rows.jsonl")
-    async with (
-        asyncio.timeout(60),
-        LoopbackFederation(spec(), WORDS, backend=ScriptedBackend()) as served,
-        program(
-            *("thread_app.py", served.url, "rows.jsonl"),
-            folder=tmp_path,
-            env={"FEDONE_TOKEN": served.token},
-            stdout=asyncio.subprocess.PIPE,
-        ) as process,
-    ):
-        out, _ = await process.communicate()
-        assert process.returncode == 0
-        assert served.run.result().status == "completed"
-    events = out.decode().split("\n")
-    assert events[0] == "enrolled"
-    assert events.count("scored 4/4") == events.count("updated") == 5
-    assert events[-2:] == ["ended", ""]
-
-
 async def test_thread_app_continues_where_it_was(tmp_path: Path) -> None:
     """Ctrl-C ends it during work; after a restart it is the same device with the same work."""
     write(tmp_path / "rows.jsonl")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -278,47 +276,3 @@ async def test_the_plan_includes_it() -> None:
     plan = await plan_run(federation, backend=backend)
     result = await simulate(federation, backend=backend)
     assert plan.evaluation.queries == result.evaluation.queries
-
-
-PROGRAM = """
-import asyncio, math, sys
-sys.modules["numpy"] = None  # importing it fails
-from fedone_sdk.client.examples import Minibatch
-from fedone_sdk.client.journal import Journal
-from fedone_sdk.client.work import Step, score_step
-from fedone_sdk.client.state import DeviceState
-from fedone_sdk.messages import Array
-from fedone_sdk.task import TaskSpec
-
-class Oracle:
-    async def ask(self, step, missing):
-        answers = [(-1.0, -2.0), None, *[(-1.0, -2.0)] * 4]
-        step.keep([([step.keys[at] for at in missing], answers)], "m")
-
-async def main():
-    task = TaskSpec(template="{prompt} {text}", labels={"0": " no", "1": " yes"})
-    labels = [0, 1, 1, 1, 0, 1]
-    rows = [{"text": str(number), "label": label} for number, label in enumerate(labels)]
-    batch = await Minibatch.of(task, rows, None)
-    step = Step(number=0, task=task, batch=batch, prompts=Array.pack([0, 1], (2, 1), "uint8"),
-                journal=Journal(DeviceState(None, "memory:"), "a"), on_scored=lambda count: None,
-                biases=Array.pack([0, 1, 0, -1], (2, 2), "float32"))
-    return await score_step(step, Oracle().ask, num_examples=6)
-
-found = asyncio.run(main())
-assert found.class_counts == (2, 3)
-assert found.by_class.shape == (2, 2, 4)
-for at, row in enumerate(zip(*[iter(found.by_class.values())] * 4)):
-    # The odds against " no" are exp(bias - 1).
-    odds = math.exp(0 if at < 2 else -2)
-    one = odds / (1 + odds)
-    wanted = (-math.log(one if at % 2 else 1 - one), 2 * one * (1 - one), 1 - one, one)
-    assert all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(row, wanted, strict=True)), row
-print("as by hand")
-"""
-
-
-def test_a_device_without_numpy_reports_them() -> None:
-    run = [sys.executable, "-W", "error", "-c", PROGRAM]
-    done = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "as by hand", done.stderr

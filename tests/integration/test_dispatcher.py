@@ -737,21 +737,3 @@ class TestEvaluation:
             await until(lambda: run.state.metric.before is not None)
             assert not run.state.evaluation.leases
             assert not store.failures
-
-
-async def test_not_found_for_what_is_another_s() -> None:
-    hub = Hub()
-    async with serving(hub.store(), hub.store()) as (one, two):
-        await one.add_run(spec_of(), WORDS)
-        mine, other = await enrol(one, 2)
-        await until(lambda: "run" in two.runs)
-        work = await work_of(one, mine)
-        for service in (one, two):
-            with pytest.raises(ProblemError) as excinfo:
-                await update(service, other, work)
-            assert excinfo.value.code == "not_found"
-        await two.steering.stop(await two.run("run"))
-        for service in (one, two):
-            with pytest.raises(ProblemError) as excinfo:
-                await update(service, mine, work)
-            assert excinfo.value.code == "assignment_expired"

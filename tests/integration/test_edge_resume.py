@@ -325,22 +325,6 @@ class TestPrivacy:
         return transport.updates[0]
 
 
-async def test_the_update_of_a_paused_run_is_accepted(tmp_path: Path) -> None:
-    """The device finishes with a model of its own what it has claimed before the pause."""
-    async with serving(spec_of("losses", rounds=2), None) as service:
-        run = service.runs["run"]
-
-        async def pause(query: Query) -> None:
-            await run.pause("the key was revoked")
-
-        own = ScriptedBackend(gate=pause)
-        async with client_of(service, tmp_path, backend=own) as client:
-            assert (await client.run_once()).outcome == "worked"
-        assert (run.state.paused, run.state.round) == (True, 1)
-        assert run.state.account.leases == {}
-    assert stored(tmp_path, "SELECT * FROM unsent") == []
-
-
 class FailingTransport(RecordingTransport):
     """Raise an error at the first call of one method, before the server gets it or after.
 

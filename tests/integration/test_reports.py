@@ -110,14 +110,6 @@ async def test_a_report_has_the_results_of_the_run() -> None:
     assert result.verdict.text[1:] in page.text[places[0] : page.text.index("One answer for")]
 
 
-async def test_a_price_that_is_not_known_is_not_0() -> None:
-    run = (await small()).run
-    for priced, usd in ((True, "0.0000"), (False, "unknown")):
-        result = run.result.model_copy(update={"priced": priced})
-        page = Page(html_report(replace(run, result=result)))
-        assert re.search(rf"US dollars\s*{usd}", page.text), usd
-
-
 async def test_its_numbers_are_those_of_the_run() -> None:
     done = await small()
     contents = contents_of(done.run)

@@ -135,17 +135,6 @@ def test_unchanged_arrays_stay_the_same_objects() -> None:
     assert all(arrays_of(later)[key] is value for key, value in arrays_of(state).items())
 
 
-def test_seats_keep_their_arrays_apart() -> None:
-    local = [State(alpha=np.full((2, 3), value, np.float32)) for value in (1, 2)]
-    crowded = tuple(
-        Seat(slot=slot, client=slot, phase="done", due=0.0, local=state)
-        for slot, state in zip((1, 10), local, strict=True)
-    )
-    state = dataclasses.replace(simple(), seats=crowded)
-    again = decode(json.loads(encode_document(state)), encode_arrays(arrays_of(state)))
-    assert [seat.local.alpha[0, 0] for seat in again.seats if seat.local] == [1, 2]
-
-
 @pytest.mark.parametrize(
     "damage",
     [

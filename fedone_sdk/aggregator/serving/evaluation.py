@@ -191,7 +191,7 @@ class Evaluation(Companion):
     async def _measure(
         self, shown: _ShownPrompt, examples: Sequence[Example]
     ) -> tuple[float, Prediction] | None:
-        """Measure a prompt: metric and predictions; None if the budget is exhausted or the model fails."""
+        """Measure a prompt: metric and predictions; None without budget or if the model fails."""
         run = self._run
         if run.state.paused:
             return None
