@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, cast
@@ -324,15 +324,12 @@ class ServeConfig(Spec):
     def _load_run(self, path: Path, folder: Path) -> RunToServe:
         try:
             spec = RunSpec.load(path).served()
+            if isinstance(spec.method, OwnMethodSpec):
+                from fedone_sdk.algorithms import load_method
+
+                load_method(spec.method, path.parent)
         except SpecError as exc:
             raise SpecError(exc.problems, source=str(path)) from exc
-        if isinstance(spec.method, OwnMethodSpec):
-            from fedone_sdk.algorithms import load_method
-
-            try:
-                load_method(spec.method, path.parent)
-            except SpecError as exc:
-                raise SpecError(exc.problems, source=str(path)) from exc
         if (
             self.backend is not None
             and "backend" in spec.model_fields_set
@@ -374,17 +371,12 @@ def _dev_rows(spec: RunSpec, path: Path) -> tuple[tuple[Example, ...], str | Non
     source = None if spec.data is None else spec.data.dev
     if source is None:
         return (), "RUN.yaml names no data.dev"
-    hub = source.startswith("hf:")
-    if not hub and not (path.parent / source).is_file():
+    if not source.startswith("hf:") and not (path.parent / source).is_file():
         return (), f"data.dev: there is no file {source}"
     try:
-        rows = load_examples(source if hub else path.parent / source, split="validation")
-        check_examples(spec.task, rows, source)
+        return tuple(_rows(spec, path, "dev", source)), None
     except MissingExtraError as exc:
         return (), f"data.dev: {exc}"
-    except DataError as exc:
-        raise SpecError(f"data.dev: {exc}", source=str(path)) from exc
-    return tuple(rows), None
 
 
 def _public_text(spec: RunSpec, path: Path) -> list[str]:
@@ -402,13 +394,23 @@ def _public_text(spec: RunSpec, path: Path) -> list[str]:
             f"{key}.kind: {kind} counts public text, so it needs data.train; file and list do not",
             source=str(path),
         )
-    source = spec.data.train
+    rows = _rows(spec, path, "train", spec.data.train)
+    return [str(row[name]) for row in rows for name in spec.task.fields]
+
+
+def _rows(
+    spec: RunSpec, path: Path, key: Literal["dev", "train"], source: str
+) -> Sequence[Example]:
+    """Return the rows of a key of `data`, which fit the task."""
     try:
-        rows = load_examples(source if source.startswith("hf:") else path.parent / source)
+        rows = load_examples(
+            source if source.startswith("hf:") else path.parent / source,
+            split="train" if key == "train" else "validation",
+        )
         check_examples(spec.task, rows, source)
     except DataError as exc:
-        raise SpecError(f"data.train: {exc}", source=str(path)) from exc
-    return [str(row[name]) for row in rows for name in spec.task.fields]
+        raise SpecError(f"data.{key}: {exc}", source=str(path)) from exc
+    return rows
 
 
 def _resolved(backend: BackendSpec, folder: Path) -> dict[str, Any]:
