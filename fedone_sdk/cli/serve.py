@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -111,6 +111,7 @@ async def _serve(
     from fedone_sdk.aggregator.config import host_and_port
 
     stopped = asyncio.Event()
+    _allow_connections()
     async with AsyncExitStack() as stack:
         stack.enter_context(stopping(stopped.set))
         observers = _observers(config, stack)
@@ -266,6 +267,18 @@ def _listening(key: str, address: str) -> Iterator[None]:
         yield
     except OSError as exc:
         raise SpecError(f"{key}: {address}: {exc.strerror or exc}") from exc
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files to its maximum.
+
+    A common default is 1,024, which idle connections of one unknown caller use up.
+    """
+    with suppress(ImportError, OSError, ValueError):  # Not on Windows; macOS has a lower maximum.
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def collect_rarely() -> None:
