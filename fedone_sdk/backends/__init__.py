@@ -39,18 +39,7 @@ if TYPE_CHECKING:
 else:
     # An edge device that uses the gateway imports no model library.
     __getattr__, __dir__ = lazy(
-        globals(),
-        {
-            "answers": "AnswerCache",
-            "build": "build_backend price_of",
-            "label_words": "usable_vocabulary",
-            "llama_cpp": "LlamaCppBackend",
-            "model_client": "ModelClient",
-            "onnx": "OnnxBackend",
-            "openai": "OpenAIBackend",
-            "transformers": "TransformersBackend",
-            "vllm": "VllmBackend",
-        },
+        globals(), "model_client onnx answers label_words build llama_cpp openai transformers vllm"
     )
 
 __all__ = [
