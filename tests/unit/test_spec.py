@@ -158,6 +158,13 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
         ({"method": {"name": "own", "object": "a:b", "options": {"own": {1}}}},
          ["method.options.own: input was not a valid JSON value"]),
         ({"onnx": 1}, ["onnx: unknown key (allowed: backend, "]),
+        ({"method": {"name": "random"}, "participation": {"exchange": "alpha"}},
+         ["participation.exchange: "]),
+        ({"method": {"name": "random", "local_steps": 2},
+          "participation": {"exchange": "losses", "clients_per_round": 2}},
+         ["participation.clients_per_round: "]),
+        ({"method": {"name": "random", "num_samples": 6, "race": 1}, "rounds": 8},
+         ["method.race: "]),
     ],
 )  # fmt: skip
 def test_a_line_has_the_whole_key(change: dict[str, Any], lines: list[str]) -> None:
