@@ -165,6 +165,16 @@ SLOTS = [{"name": "labels", "candidates": {"kind": "labels", "sets": 5}}, {"name
          ["participation.clients_per_round: "]),
         ({"method": {"name": "random", "num_samples": 6, "race": 1}, "rounds": 8},
          ["method.race: "]),
+        ({"defence": "strict"}, ["defence: "]),
+        ({"defence": {"outliers": 2}}, ["defence.outliers: needs kind standard"]),
+        ({"defence": {"trust_region": 0}}, ["defence.trust_region: unknown key"]),
+        ({"defence": "standard", "participation": {"selection": "proportional"}},
+         ["participation.selection: must be uniform"]),
+        ({"defence": "standard",
+          "participation": {"clients_per_round": 2, "aggregation": "examples"}},
+         ["participation.aggregation: must be plain"]),
+        ({"privacy": {"target": "alpha", "clip": 1, "noise_multiplier": 1},
+          "participation": {"exchange": "losses"}}, ["privacy.target: alpha needs"]),
     ],
 )  # fmt: skip
 def test_a_line_has_the_whole_key(change: dict[str, Any], lines: list[str]) -> None:
