@@ -358,13 +358,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     raw = await self._create(**self._body(query, prepared.contents[0]))
                 found = self._completion(raw)
             except openai.APIStatusError as exc:
-                self._adapt(exc, prepared.contents[0])
+                self._adapt(exc, prepared.contents[0], query.samples)
                 raise
         limits = rate_limits(raw.headers)
         choices = found.choices or []
         first = choices[0]
         if len(choices) < min(query.samples, self.at_once):
-            self._one_at_once()
+            self._give_at_once(len(choices))
         num_written = sum(1 for choice in choices if choice.written)
         if query.want == "text":
             counter = await self._loaded()
@@ -478,8 +478,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if self._continuing and content[-1][0] == "assistant":
             body["extra_body"] = self._continuing
         body[self._max_name] = max_tokens
-        if query.samples > 1 and self.at_once > 1:
-            body["n"] = query.samples
+        if (answers := min(query.samples, self.at_once)) > 1:
+            body["n"] = answers
         if labels:
             body |= {"logprobs": True, "top_logprobs": self._num_top}
         if self._reasoning_effort is not None:
@@ -492,7 +492,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             }
         return body
 
-    def _adapt(self, exc: openai.APIStatusError, content: Content) -> None:
+    def _adapt(self, exc: openai.APIStatusError, content: Content, samples: int) -> None:
         """Change the form of the next requests to what the server names, each part once.
 
         Raises:
@@ -529,8 +529,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             self._max_name = _OTHER_NAME[self._max_name]
             raise self._again(f"it expects {self._max_name}")
         if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
-            self._one_at_once()
-            raise self._again("one answer per request")
+            self._give_at_once(max(min(samples, self.at_once) // 2, 1))
+            raise self._again(f"at most {self.at_once} answers to one request")
         if names("temperature") and self._once("temperature"):
             raise self._again("without temperature, so written answers are random")
         if content[0][0] == "system" and names("system", "role") and self._once("system"):
@@ -548,9 +548,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 **facts,
             )
 
-    def _one_at_once(self) -> None:
-        self.at_once = 1
-        _log.warning("one request gives one answer", url=self._url, effect="samples cost requests")
+    def _give_at_once(self, answers: int) -> None:
+        self.at_once = answers
+        _log.warning("samples need more requests", url=self._url, answers_per_request=answers)
 
     def _once(self, change: str) -> bool:
         if (self._api == "completions" and change != "temperature") or change in self._changes:

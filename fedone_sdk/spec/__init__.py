@@ -22,19 +22,7 @@ if TYPE_CHECKING:
         PrivacySpec,
     )
 else:
-    __getattr__, __dir__ = lazy(
-        globals(),
-        {
-            "backends": "BackendKind BackendSpec LimitsSpec PricesSpec RetrySpec",
-            "base": "RunName Spec load_yaml validate_spec",
-            "methods": "GradientSpec MethodSpec OwnMethodSpec SearchSpec",
-            "prompt": "PromptSpec SlotSpec",
-            "run": "RunSpec load_backend",
-            "sections": (
-                "CalibrationSpec DataSpec DefenceSpec EvaluationSpec ParticipationSpec PrivacySpec"
-            ),
-        },
-    )
+    __getattr__, __dir__ = lazy(globals(), "base methods sections backends prompt run")
 
 __all__ = [
     "BackendKind",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from fedone_sdk.stores import ClientRecord
 from fedone_sdk.testing import ScriptedBackend
 from tests.attacks import Succeeded, attack
 from tests.by_hand import Device, claim, enrol, score, update
-from tests.integration.caller import served
+from tests.integration.caller import TOKEN, served
+from tests.processes import fetch, free_port
 from tests.runs import TASK, run_spec, serving
 
 LONG = tuple({"text": f"{number} " + "x" * 19_000} for number in range(2))
@@ -215,6 +218,36 @@ async def _unfinished(_: Path) -> str:
     if max(found) > 3:
         raise Succeeded(f"{max(found)} of 20 bodies of 31 MiB are read at once")
     return f"{max(found)} of 20 are read, the others get 429"
+
+
+@attack("silent connections of an unknown caller")
+async def _silent(folder: Path) -> str:
+    port, config = free_port(), folder / "config.yaml"
+    config.write_text(
+        f"listen: 127.0.0.1:{port}\nbackend: null\nauth: {{enrolment_tokens: [{TOKEN}]}}\n"
+    )
+    command = f"ulimit -Sn 256; exec {sys.executable} -m fedone_sdk.cli serve {config}"
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", command),
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    silent: list[asyncio.StreamWriter] = []
+    try:
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}/healthz") is None:
+                await asyncio.sleep(0.1)
+            for _ in range(400):
+                silent.append((await asyncio.open_connection("127.0.0.1", port))[1])
+        if await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}/healthz") is None:
+            raise Succeeded("400 silent connections stop a server that may open 256 files")
+    finally:
+        for writer in silent:
+            writer.close()
+        process.kill()
+        await process.wait()
+    return "the server raises its limit of open files, and answers"
 
 
 @attack("an outage of the model in which honest devices decline")

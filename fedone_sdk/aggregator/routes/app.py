@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import wraps
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,7 @@ def build_app(
     app.on_response_prepare.append(stamp)
     app.on_response_prepare.append(stamp_headers)
     pages.install(app)
-    app[DOCUMENT] = openapi_document(ROUTES)
+    app[DOCUMENT] = json.dumps(openapi_document(ROUTES)).encode()
     for route, handler in handlers:
         app.router.add_route(route.method, route.path, handler)
     return app

@@ -9,7 +9,7 @@ import structlog
 from aiohttp import web
 
 from fedone_sdk import __version__
-from fedone_sdk.aggregator.http.requests import answer
+from fedone_sdk.aggregator.http.requests import JSON, answer
 from fedone_sdk.aggregator.routes import dashboard
 from fedone_sdk.aggregator.routes.context import CONTEXT, DOCUMENT, METRICS, READINESS
 from fedone_sdk.aggregator.routes.route import RouteTable
@@ -134,4 +134,4 @@ async def metrics(request: web.Request) -> web.Response:
 @route("GET /openapi.json", "public", dict[str, Any])
 async def openapi(request: web.Request) -> web.Response:
     """Return this API's description as OpenAPI 3.1."""
-    return web.json_response(request.app[DOCUMENT])
+    return web.Response(body=request.app[DOCUMENT], content_type=JSON)

@@ -13,16 +13,18 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.backends import price_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
-from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
+from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
 from fedone_sdk.messages import (
     CacheReport,
     Cap,
     CensoringReport,
+    Compared,
     LostWork,
     PromptReport,
     RoundReport,
@@ -318,12 +320,22 @@ class RunView:
             empty=self._is_blank,
             measure=measure,
         )
-        return self._with_text(found)
+        method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
+        prompts: dict[Compared, TextPrompt] = {
+            "no_prompt": bare,
+            "no_prompt_biased": bare,
+            "untrained": self.shown(method.prompt(method.init()).tolist()),
+            "tuned": self._deployable,
+        }
+        return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend)))
+
+    @property
+    def _deployable(self) -> TextPrompt:
+        return self.shown(self.machine.method.prompt(self.state.method).tolist())
 
     @property
     def _is_blank(self) -> bool:
-        indices = self.machine.method.prompt(self.state.method).tolist()
-        return self.shown(indices) == no_prompt(self.spec.task, self.vocabulary)
+        return self._deployable == no_prompt(self.spec.task, self.vocabulary)
 
     def _verdict(self) -> Verdict | None:
         state = self.state
