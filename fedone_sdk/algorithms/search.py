@@ -327,11 +327,10 @@ class PromptSearch(ABC):
     def _revisited(self, known: Known, count: int) -> NDArray[np.int64]:
         """Rows to re-evaluate: the reference, the best prompts, then the challengers."""
         wanted = min(max(2, round(REVISITED * count)), count - 1) if count > 1 else count
-        number = min(wanted, np.count_nonzero(~known.answered))
-        reference = known.evaluator.reference
-        first = [] if reference is None or known.answered[reference] else [reference]
-        rows = np.flatnonzero(~known.answered).tolist()
-        others = [row for row in rows if row not in first]
+        open_rows: list[int] = np.flatnonzero(~known.answered).tolist()
+        number = min(wanted, len(open_rows))
+        first = [row for row in open_rows if row == known.evaluator.reference]
+        others = [row for row in open_rows if row not in first]
         best = others[: (number - len(first) + 1) // 2]
         rest = np.array(others[len(best) :], dtype=np.int64)
         challengers = rest[np.argsort(known.estimates.optimistic[rest], kind="stable")]
@@ -459,8 +458,9 @@ class PromptSearch(ABC):
         stages = max(1, math.ceil(math.log2(entered)))
         stage = int((asks - race_start) * stages / self.race) if self.race else 0
         running = max(2, entered >> min(stage, stages - 1))
-        rows = np.argsort(answered, kind="stable")[:running].tolist()
+        rows: list[int] = np.argsort(answered, kind="stable")[:running].tolist()
         reference = observed.row(self._space.reference)
         if reference is not None and not answered[reference] and reference not in rows:
             rows[-1] = reference
-        return observed.prompts[rows]
+        racers: NDArray[np.int64] = observed.prompts[rows]
+        return racers
