@@ -103,6 +103,15 @@ class MissingExtraError(FedOneError, ImportError):
 
 
 @contextmanager
+def system_errors(error: type[FedOneError], what: object) -> Iterator[None]:
+    """Raise errors of the operating system as `error`, after what they concern."""
+    try:
+        yield
+    except OSError as exc:
+        raise error(f"{what}: {exc.strerror or exc}") from exc
+
+
+@contextmanager
 def needs_extra(feature: str, extra: str) -> Iterator[None]:
     """Translate the failure of the body's imports."""
     try:

@@ -154,6 +154,7 @@ class TestWork:
         assert result["rounds"] == 1
         assert result["spent"]["queries"] == 4
         assert result["gateway"]["messages"] == 2
+        assert result["gateway"]["upload_bytes"] >= len(json.dumps(score))
         assert result["communication"]["messages"] == 2 + 2 + 3 * 2  # enrol, claim, updates
 
     async def test_another_client_s_assignment(self, server: Server) -> None:
