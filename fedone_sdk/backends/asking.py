@@ -47,6 +47,7 @@ failures."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
     "cross_entropy": ("labels",),
+    "brier": ("labels",),
     "hinge": ("labels",),
     # With log-probabilities, the most likely label is the one that the model would write.
     "zero_one": ("labels", "choice"),
