@@ -65,7 +65,7 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     if "choice" in answers:
         raise SpecError(
             f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "
-            "log_probs: {samples: 8} estimates them, and zero_one does without"
+            "zero_one does without, and log_probs: {samples: 8} estimates them"
         )
     others = "; kinds transformers and vllm do" if wanted == ("reference",) else ""
     raise SpecError(
