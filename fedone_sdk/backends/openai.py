@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -39,6 +40,7 @@ from fedone_sdk.errors import (
     FormChanged,
     LabelWordError,
 )
+from fedone_sdk.messages.base import SERVED_BY
 from fedone_sdk.task import Rendered
 
 if TYPE_CHECKING:
@@ -57,6 +59,12 @@ _OTHER_NAME = {
     "max_tokens": "max_completion_tokens",
     "max_completion_tokens": "max_tokens",
 }
+_UNKNOWN = re.compile("un(supported|recognized|known|expected)|not (support|permit|allow)|extra")
+_SYSTEM = (
+    *("system role", "system message", "system prompt", "system instruction", "'system'"),
+    *("developer instruction", "roles", ".role"),
+)
+_CODES = "take codes, such as ' A', with a slot of candidates: codes"
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _ONE_REQUEST = Usage(requests=1)
 _CONTINUING: Mapping[str, Mapping[str, Any]] = {
@@ -97,8 +105,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     that the server shows, whether it takes a temperature, and the form of its messages; such a
     refusal is a `FormChanged`. Each is detected once, and logged.
 
-    The arguments are keys of ``kind: openai``. Without `log_probs`, it answers ``choice`` instead
-    of ``labels``.
+    The arguments are keys of ``kind: openai``. A `model` in the form of a result's ``models``, with
+    its ``system_fingerprint``, refuses answers of another one. Without `log_probs`, it answers
+    ``choice`` instead of ``labels``.
     """
 
     bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -120,6 +129,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     ) -> None:
         if api == "completions" and not log_probs:
             raise ValueError("log_probs must be true for api completions")
+        model, _, pinned = model.partition(SERVED_BY)
+        self._pinned = pinned.removesuffix(")")
         server = ModelServer(model, base_url=base_url, api_key_env=api_key_env, timeout_s=timeout_s)
         super().__init__(server)
         # Resolved here: the attribute's import takes half a second, which would count as the
@@ -152,6 +163,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         # Extra fields of requests that continue an assistant message; None if the server is not
         # known to support that.
         self._continuing: Mapping[str, Any] | None = None
+        self._down: BackendError | None = None  # Why the list of models was not read.
         # Detected from the server's answers.
         self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
         self._changes: set[str] = set()
@@ -202,7 +214,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             for given, word in zip(label_words, words, strict=True):
                 spelled = {word, word.capitalize(), word.upper(), given.strip()}
                 if all(counter.count(space + one) != 1 for one in spelled for space in ("", " ")):
-                    raise LabelWordError(given, counter.tokens(given))
+                    raise LabelWordError(given, counter.tokens(given), _CODES)
         entry = await self._listed()
         if entry is not None:
             self._continuing = _CONTINUING.get(str(entry.get("owned_by")))
@@ -228,6 +240,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def _manner(self) -> str:
         """The fingerprint's suffix: settings that change scores and differ from the default."""
         asked = {
+            "system_fingerprint": self._pinned or None,
             "api": None if self._api == "chat" else self._api,
             "structured": None if self._structured or self._log_probs else "false",
             "reasoning_effort": self._reasoning_effort,
@@ -263,7 +276,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 "the task is a chat, which api: completions does not take: set api: chat"
             )
         if self._continuing is None and messages_of(parts)[-1].role == "assistant":
-            raise BackendError(
+            raise self._down or BackendError(
                 "the server is not known to continue an answer that the task begins: remove "
                 "task.chat.assistant (llama.cpp's server and vLLM support it)",
                 url=self._url,
@@ -336,6 +349,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
         usage = usage_of(found.usage, prepared.worst, least)
         model = found.version
+        if self._pinned and found.system_fingerprint != self._pinned:
+            raise BackendBlocked(
+                f"the answer is of {model!r}, the run asks for system_fingerprint {self._pinned}: "
+                "change model",
+                url=self._url,
+                usage=usage,
+            )
         row: tuple[float, ...] | None = None
         written: str | None = None
         censored = 0
@@ -459,12 +479,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 self._num_top = _SMALL_TOP
                 raise self._again(f"it shows at most {_SMALL_TOP} tokens")
             self._refuse_no_log_probs(_ONE_REQUEST)
-        if names(self._max_name) and "context" not in text and self._once("max_name"):
+        # Some servers name it in refusals of an input that is too long.
+        renamed = _OTHER_NAME[self._max_name] in text or _UNKNOWN.search(text)
+        if names(self._max_name) and renamed and "context" not in text and self._once("max_name"):
             self._max_name = _OTHER_NAME[self._max_name]
             raise self._again(f"it expects {self._max_name}")
         if names("temperature") and self._once("temperature"):
             raise self._again("without temperature, so written answers are random")
-        if content[0][0] == "system" and names("system", "role") and self._once("system"):
+        if content[0][0] == "system" and names(*_SYSTEM) and self._once("system"):
             raise self._again("the system message is the beginning of the user's")
         if names("array", "list") and names("content", "messages") and self._once("parts"):
             raise self._again("messages are lists of parts")
@@ -472,7 +494,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendBlocked(
                 f"model {self._model!r} offers no JSON schema: set structured: false", **facts
             )
-        if names("reasoning_effort"):
+        if self._reasoning_effort is not None and names("reasoning"):
             raise BackendBlocked(
                 f"model {self._model!r} does not take reasoning_effort "
                 f"{self._reasoning_effort!r}: change it or leave it out",
@@ -548,7 +570,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 except openai.APIStatusError as exc:
                     if exc.status_code == 401:
                         raise
-                    return None  # The list may be forbidden, or down; the first request decides.
+                    # The list may be forbidden, or down; the first request decides.
+                    self._down = self._server.failure(exc) if exc.status_code >= 500 else None
+                    return None
                 found = _object(listing.content).get("data")
         entries = found if isinstance(found, list) else []
         by_name = {
