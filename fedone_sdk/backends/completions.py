@@ -148,6 +148,7 @@ class Completion(BaseModel):
     choices: list[Choice] | None = None
     model: str | None = None
     system_fingerprint: str | None = None
+    service_tier: Any = None
     usage: Any = None
     error: Any = None
 
@@ -276,6 +277,9 @@ def _forms(text: str) -> Iterator[str]:
         if after and len(before.split()) <= _MOST_WORDS:
             yield after[0].strip(_EDGES)
 
+
+WITHOUT = "set log_probs: {samples: 8}, or log_probs: false with loss: zero_one"
+"""What to change for a model without log-probabilities."""
 
 NUM_WATCHED = 64
 """How many answers are counted for each set of label words."""
@@ -407,7 +411,7 @@ class LabelWatch:
             problem = (
                 f"none {answers} shows the label word {named}, and most show its beginning, so it "
                 "is several tokens: choose label words of one token, such as ' A', ' B' with a "
-                "slot of candidates: codes, or set log_probs: false with loss: zero_one"
+                f"slot of candidates: codes, or {WITHOUT}"
             )
         elif self._written:
             problem = (
@@ -420,7 +424,7 @@ class LabelWatch:
                 f"{count.unseen} {answers} show none of the label words {named} among the "
                 f"likeliest tokens, so their losses say nothing: choose label words that the model "
                 f"writes, {one_of}, ask a base model with api: completions and an instruct model "
-                "with api: chat, or set log_probs: false with loss: zero_one"
+                f"with api: chat, or {WITHOUT}"
             )
         return LabelsNotShown(
             problem,

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.calibration import class_means, loss_terms, num_groups
 from fedone_sdk.client.examples import Declining, Minibatch, reason_of
-from fedone_sdk.client.journal import Answers, Journal, Row, prompt_key
+from fedone_sdk.client.journal import Journal, Row, prompt_key
 from fedone_sdk.client.noise import private_losses, private_terms
 from fedone_sdk.client.options import Hooks
 from fedone_sdk.client.session import Session
@@ -91,7 +91,7 @@ class Step:
         model: str,
         spent: Usage | None = None,
     ) -> None:
-        """Compute losses from the model's answers, and add them to the journal.
+        """Add the model's answers to the journal, the losses of written texts instead of these.
 
         Args:
             rows: The keys of equal prompts, and the model's answer to them per example; None for
@@ -102,30 +102,29 @@ class Step:
         Raises:
             Declining: The user's score function is broken.
         """
-        losses: dict[str, Row] = {}
-        answers: dict[str, Answers] = {}
-        for keys, found in rows:
-            losses |= dict.fromkeys(keys, self._losses(found))
-            if self.biases is not None:
-                answers |= dict.fromkeys(keys, _log_probs(found))
-        charge = None if spent is None else (self.number, spent)
-        self.journal.keep(losses, model, charge, answers)
-        self.on_scored(len(losses))
+        found: dict[str, Row] = {}
+        for keys, answers in rows:
+            pairs = zip(answers, self.batch.examples, strict=True)
+            row = tuple(
+                self._loss(answer, example) if isinstance(answer, str) else answer and tuple(answer)
+                for answer, example in pairs
+            )
+            found |= dict.fromkeys(keys, row)
+        self.journal.keep(found, model, None if spent is None else (self.number, spent))
+        self.on_scored(len(found))
 
-    def has(self, key: str) -> bool:
-        """Return whether the journal has all that the step needs of a prompt."""
-        known = self.journal.row(key) is not None
-        return known and not (self.biases is not None and self.journal.answers(key) is None)
+    def losses(self, row: Row, kept: Sequence[int]) -> list[float]:
+        """Return the losses of a prompt on some examples, which the model has answered."""
+        found = ((row[index], self.batch.examples[index]) for index in kept)
+        return [
+            one if isinstance(one, float) else _bounded(example_loss(self.task, one, example))
+            for one, example in found
+            if one is not None
+        ]
 
-    def _losses(self, answers: Sequence[LogProbs | str | None]) -> Row:
-        pairs = zip(answers, self.batch.examples, strict=True)
-        return tuple(None if answer is None else self._loss(answer, row) for answer, row in pairs)
-
-    def _loss(self, answer: LogProbs | str, example: Example) -> float | None:
+    def _loss(self, text: str, example: Example) -> float | None:
         try:
-            loss = example_loss(self.task, answer, example, self.score)
-            # A hostile gateway's numbers can be huge for one label only.
-            return min(max(loss, -MAX_LOSS), MAX_LOSS)
+            return _bounded(example_loss(self.task, text, example, self.score))
         except SpecError as exc:
             _log.warning("score function failed", reason=str(exc))
             if self.batch.private:
@@ -140,8 +139,9 @@ class Step:
             ) from exc
 
 
-def _log_probs(found: Sequence[LogProbs | str | None]) -> Answers:
-    return tuple(None if row is None or isinstance(row, str) else tuple(row) for row in found)
+def _bounded(loss: float) -> float:
+    """Bound a loss: a hostile gateway's numbers can be huge for one label only."""
+    return min(max(loss, -MAX_LOSS), MAX_LOSS)
 
 
 Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
@@ -165,7 +165,7 @@ async def score_step(
         SpecError: The backend cannot answer what the task's loss needs.
     """
     keys = step.keys
-    missing = [place for place, key in enumerate(keys) if not step.has(key)]
+    missing = [place for place, key in enumerate(keys) if step.journal.row(key) is None]
     step.on_scored(len(keys) - len(missing))
     if missing:
         await ask(step, missing)
@@ -175,7 +175,8 @@ async def score_step(
         raise Declining("the model changed during the work")
     rows = [row for row, _ in found]
     # An example counts for all prompts or for none, so that all are compared on the same ones.
-    failed = frozenset(index for row in rows for index, loss in enumerate(row) if loss is None)
+    failed = frozenset(index for row in rows for index, one in enumerate(row) if one is None)
+    kept = [index for index in range(len(step.batch.examples)) if index not in failed]
     counts = step.batch.check(failed)
     noised = privacy if privacy is not None and privacy.target == "losses" else None
 
@@ -187,12 +188,9 @@ async def score_step(
 
     more: dict[str, Any] = {}
     if step.biases is not None:
-        values, more = _by_class(step, keys, failed, counts.scored, noised, released)
+        values, more = _by_class(step, rows, kept, counts.scored, noised, released)
     else:
-        losses = [
-            [loss for index, loss in enumerate(row) if index not in failed and loss is not None]
-            for row in rows
-        ]
+        losses = [step.losses(row, kept) for row in rows]
         if noised is not None:
             # An example without a loss counts as 0 for all prompts, so that neither the noise nor a
             # count depends on what became of it.
@@ -212,21 +210,22 @@ async def score_step(
 
 def _by_class(
     step: Step,
-    keys: Sequence[str],
-    failed: frozenset[int],
+    rows: Sequence[Row],
+    kept: Sequence[int],
     scored: int,
     privacy: PrivacySpec | None,
     released: Callable[[Callable[[], tuple[float, ...]]], tuple[float, ...]],
 ) -> tuple[tuple[float, ...], dict[str, Any]]:
     """Return the mean losses, and the part of the update for label biases."""
     assert step.biases is not None
-    kept = [index for index in range(len(step.batch.examples)) if index not in failed]
     targets = [int(target_of(step.task, step.batch.examples[index])) for index in kept]
     terms = []
-    for key, bias in zip(keys, step.biases.rows(), strict=True):
-        task, answers = step.task.with_bias(bias), step.journal.answers(key) or ()
-        found = [(answers[index], target) for index, target in zip(kept, targets, strict=True)]
-        terms.append([loss_terms(task, row, target) for row, target in found if row is not None])
+    for row, bias in zip(rows, step.biases.rows(), strict=True):
+        task, answers = step.task.with_bias(bias), [row[index] for index in kept]
+        pairs = zip(answers, targets, strict=True)
+        terms.append(
+            [loss_terms(task, one, label) for one, label in pairs if isinstance(one, tuple)]
+        )
     labels = len(step.task.labels)
     groups = num_groups(labels, private=privacy is not None)
     if privacy is not None:
@@ -235,7 +234,7 @@ def _by_class(
         terms = [[*own, *[[0.0] * (2 + labels)] * missing] for own in terms]
         targets += [-1] * missing
         numbers = released(partial(private_terms, terms, targets, privacy))
-        values, rest = numbers[: len(keys)], iter(numbers[len(keys) :])
+        values, rest = numbers[: len(rows)], iter(numbers[len(rows) :])
         # The largest trace stands for an unknown one.
         means = [[[loss, 1.0, *itertools.islice(rest, labels)]] for loss in values]
         counts = tuple(rest)
@@ -244,7 +243,7 @@ def _by_class(
         means = [class_means(own, targets, groups) for own in terms]
         counts = tuple(float(targets.count(label)) for label in range(labels))
     flat = itertools.chain.from_iterable(itertools.chain.from_iterable(means))
-    by_class = Array.pack(flat, (len(keys), groups, 2 + labels), "float32")
+    by_class = Array.pack(flat, (len(rows), groups, 2 + labels), "float32")
     return values, {"by_class": by_class, "class_counts": counts}
 
 
@@ -329,18 +328,10 @@ def _answers(
     Raises:
         Declining: The answer does not fit the request.
     """
-    rows: list[list[LogProbs | str | None]]
-    if scores.log_probs is None:
-        rows = [list(row) for row in scores.texts]
-    else:
-        if scores.log_probs.shape[1:] != (num_examples, num_values):
-            raise Declining("the server's answer does not fit what was asked")
-        flat = scores.log_probs.values().tolist()
-        width = num_examples * num_values
-        rows = [
-            [tuple(flat[at : at + num_values]) for at in range(start, start + width, num_values)]
-            for start in range(0, len(flat), width)
-        ]
+    rows: list[list[LogProbs | str | None]] = [list(row) for row in scores.texts]
+    shape = (num_prompts, num_examples, num_values)
+    if scores.log_probs is not None:
+        rows = scores.log_probs.rows() if scores.log_probs.shape == shape else []
     if len(rows) != num_prompts or any(len(row) != num_examples for row in rows):
         raise Declining("the server's answer does not fit what was asked")
     for prompt, example in scores.failed:
@@ -551,11 +542,7 @@ class Work:
             biases=biases,
         )
         return await score_step(
-            step,
-            self.ask,
-            self.run.privacy,
-            num_examples=self._num_examples,
-            charge=self.charge,
+            step, self.ask, self.run.privacy, num_examples=self._num_examples, charge=self.charge
         )
 
     def _scored(self, count: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -113,7 +113,6 @@ class ProposerSpec(Spec):
     are charged to the run's budget.
 
     Attributes:
-        kind: Kind of proposer.
         backend: The model, which must generate text.
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
@@ -129,7 +128,6 @@ class ProposerSpec(Spec):
     max_tokens: ClassVar[int] = 512
     """Tokens of an answer: some candidates of that length."""
 
-    kind: Literal["llm"] = "llm"
     backend: BackendSpec
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
@@ -148,6 +146,8 @@ class PromptSpec(Spec):
             position, probabilities of tokens, such as those of an earlier run's alpha. The rest of
             a position's probability is uniform over all candidates; positions without an entry
             start half blank. Null is a uniform start.
+        length_penalty: Added to the loss of a prompt for each of its tokens, which every call pays
+            for. A token is counted as 4 characters.
         proposer: A model that writes new candidates during the run; null is none.
     """
 
@@ -157,6 +157,7 @@ class PromptSpec(Spec):
         default=(), exclude_if=operator.not_
     )
     start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
+    length_penalty: Annotated[float, Field(ge=0, le=1)] = 0.0
     proposer: ProposerSpec | None = Field(default=None, exclude_if=operator.not_)
 
     @field_validator("start", mode="before")
@@ -193,7 +194,7 @@ class PromptSpec(Spec):
         if len(self.start) < self.length and not blank:
             raise ValueError(
                 f"start: has {len(self.start)} of {self.length} positions; for the others "
-                "vocabulary.blank must be true"
+                "vocabulary must have a blank"
             )
         for position, shares in enumerate(self.start):
             if sum(shares.values()) > 1.0 + _ROUNDING:

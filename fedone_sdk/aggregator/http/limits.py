@@ -116,8 +116,13 @@ class Limiter:
         self._by_client.take(index, now)
 
     def body(self, index: int, num_bytes: int) -> None:
-        """Count a client's body, whose parsing costs time in proportion to its size."""
-        self._by_client.take(index, self._now(), num_bytes // _BYTES_PER_REQUEST)
+        """Count a client's body before it is read, or refuse it (``rate_limited``).
+
+        It takes memory and time in proportion to its size.
+        """
+        now = self._now()
+        self._by_client.check(index, now)
+        self._by_client.take(index, now, num_bytes // _BYTES_PER_REQUEST)
 
     def enrolment(self, address: str) -> None:
         """Count an enrolment, or refuse it (``rate_limited``)."""

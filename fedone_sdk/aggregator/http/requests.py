@@ -153,7 +153,7 @@ async def body_of(request: web.Request, *, max_bytes: int | None = None) -> byte
         raise ProblemError(
             "request_timeout", f"the body did not arrive within {_READ_TIMEOUT_S:g} s"
         ) from None
-    except web.RequestPayloadError:
+    except (web.RequestPayloadError, ConnectionError):
         raise ProblemError("invalid_message", "the body ends early or is cut wrongly") from None
     request[_BODY] = found = bytes(body)
     return found

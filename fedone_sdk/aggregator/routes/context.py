@@ -47,7 +47,7 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
 READINESS: web.AppKey[Readiness] = web.AppKey("readiness")
 METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
-DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
+DOCUMENT: web.AppKey[bytes] = web.AppKey("document", bytes)
 
 T = TypeVar("T")
 
@@ -173,7 +173,7 @@ async def authorize(request: web.Request, route: Route) -> None:
         await service.wait_until_open()
         if "assignment_id" in request.match_info:
             work = request.match_info["assignment_id"]
-            context.set_run(service.traffic_run(assignment_id=work))
+            context.set_run(service.traffic_run(work=(client, work)))
 
 
 def person_of(request: web.Request) -> AdminToken:
@@ -203,13 +203,17 @@ async def run_of(request: web.Request) -> ServedRun:
 
 
 async def counted_body(request: web.Request) -> bytes:
-    """Return the raw body, which counts against the device's rate once."""
+    """Return the raw body, which counts against the device's rate once, before it is read.
+
+    One of unknown size counts as the longest.
+    """
     context = CONTEXT.get()
-    body = await body_of(
-        request, max_bytes=None if context.route is None else context.route.max_body
-    )
+    limit = request.client_max_size if context.route is None else context.route.max_body
     if context.client is not None and not context.upload:
-        request.app[LIMITER].body(context.client.index, len(body))
+        unknown = limit if request.can_read_body else 0
+        size = unknown if request.content_length is None else request.content_length
+        request.app[LIMITER].body(context.client.index, min(size, limit))
+    body = await body_of(request, max_bytes=limit)
     context.upload = len(body)
     return body
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import structlog
@@ -38,7 +38,6 @@ class Proposer:
         run: A run with a proposer.
         backend: The model that writes.
         model: The gateway's model, whose special tokens no candidate may hold.
-        replica: Returns the id of this replica.
 
     Raises:
         SpecError: The proposer writes no text.
@@ -50,7 +49,6 @@ class Proposer:
         backend: LLMBackend,
         *,
         model: LLMBackend | None,
-        replica: Callable[[], str],
     ) -> None:
         proposer, slot = run.spec.prompt.proposer, run.spec.prompt.proposed_slot
         if proposer is None or slot is None:
@@ -63,7 +61,6 @@ class Proposer:
         self._run = run
         self._backend = backend
         self._model = model or backend
-        self._replica = replica
         self._spec: ProposerSpec = proposer
         self._slot = slot
         self._task: asyncio.Task[None] | None = None
@@ -97,9 +94,7 @@ class Proposer:
         try:
             query = proposal_query(spec, self._slot, list(self._scored()))
             # Charged to evaluation, but not counted as an evaluation query.
-            (answer,) = await query_as_evaluation(
-                run, self._backend, [query], self._replica, counted=False
-            )
+            (answer,) = await query_as_evaluation(run, self._backend, [query], counted=False)
             texts = read_proposals(
                 (answer.texts[0] if answer.texts else None) or "",
                 known=run.vocabulary.candidates_of(self._slot),
