@@ -6,8 +6,7 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -16,7 +15,14 @@ import typer
 
 from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
-from fedone_sdk.errors import BackendUnavailable, FedOneError, SpecError, StoreUnavailable, one_line
+from fedone_sdk.errors import (
+    BackendUnavailable,
+    FedOneError,
+    SpecError,
+    StoreUnavailable,
+    one_line,
+    system_errors,
+)
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
@@ -137,7 +143,7 @@ async def _serve(
         for warning in config.warnings:
             _log.warning("check the configuration", reason=warning)
         # Listen first, so that probes and people get responses while stored runs are read.
-        with _listening("listen", config.listen):
+        with system_errors(SpecError, f"listen: {config.listen}"):
             host, port = config.address
             url = await aggregator.listen(
                 host=host,
@@ -145,7 +151,7 @@ async def _serve(
                 ssl_context=None if tls is None else tls.context,
             )
         if config.metrics.listen is not None:
-            with _listening("metrics.listen", config.metrics.listen):
+            with system_errors(SpecError, f"metrics.listen: {config.metrics.listen}"):
                 host, port = host_and_port(config.metrics.listen)
                 await aggregator.listen_metrics(host=host, port=port)
         await aggregator.service.wait_until_loaded()
@@ -260,14 +266,6 @@ def _traced(config: ServeConfig) -> bool:
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     return config.tracing is not None or any(map(os.environ.get, _TRACES_GO))
-
-
-@contextmanager
-def _listening(key: str, address: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise SpecError(f"{key}: {address}: {exc.strerror or exc}") from exc
 
 
 def _allow_connections() -> None:
