@@ -130,8 +130,6 @@ class BudgetExhausted(BudgetError):
     `unit`, `cap`, `held` and `asked` are None if the account is on a server.
 
     Attributes:
-        usage: What was spent before the refusal, if a server queried the model; None for
-            nothing.
         asked: The additional amount of the reservation.
     """
 
@@ -143,9 +141,7 @@ class BudgetExhausted(BudgetError):
         cap: object = None,
         held: object = None,
         asked: object = None,
-        usage: Usage | None = None,
     ) -> None:
-        self.usage = usage
         self.unit, self.cap, self.held, self.asked = unit, cap, held, asked
         super().__init__(
             message or f"budget of {cap} {unit} exhausted: {held} held, {asked} more asked"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
+import traceback
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import structlog
 
 from fedone_sdk.aggregator.rounds.lifecycle import propose
-from fedone_sdk.aggregator.serving.calls import query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import Companion, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.observations import standings
@@ -28,7 +28,7 @@ _SHOWN = 5
 """Number of best and of worst candidates in the proposer's prompt."""
 
 
-class Proposer:
+class Proposer(Companion):
     """Generates new candidates every few rounds.
 
     Its prompt has the task's description, templates and label words, and candidates with their mean
@@ -58,31 +58,17 @@ class Proposer:
                 f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
                 "llama_cpp, transformers and vllm do"
             )
-        self._run = run
+        super().__init__(run)
         self._backend = backend
         self._model = model or backend
         self._spec: ProposerSpec = proposer
         self._slot = slot
-        self._task: asyncio.Task[None] | None = None
 
     def on_change(self, change: Change) -> None:
         """Start a proposal after a round, if one is due."""
-        if change.finished is None:
-            return
-        busy = self._task is not None and not self._task.done()
-        if not busy and (change.finished.report.round + 1) % self._spec.every == 0 and self._room():
-            self._task = asyncio.create_task(self._propose(), name=f"proposer {self._run.run_id}")
-
-    async def wait_idle(self) -> None:
-        """Wait until a pending call is answered and charged."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
-    async def aclose(self) -> None:
-        """Cancel a pending call; it is charged in full."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        finished = change.finished
+        if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
+            self._begin(self._propose())
 
     def _room(self) -> bool:
         state = self._run.state
@@ -107,6 +93,9 @@ class Proposer:
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
+        except Exception:
+            # A bug in a backend: the run continues.
+            _log.error("the proposer failed", traceback=traceback.format_exc())
 
     def _scored(self) -> Iterator[ScoredCandidate]:
         run = self._run

@@ -10,7 +10,7 @@ import pytest
 
 from fedone_sdk.aggregator.rounds.lifecycle import resume, roll_back
 from fedone_sdk.aggregator.rounds.seats import fill, lift_quarantine
-from fedone_sdk.aggregator.routes.monitoring import client_influences
+from fedone_sdk.aggregator.routes.reports import client_influences
 from fedone_sdk.algorithms import State, aggregate, alpha_sha256
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.messages import AlphaAssignment, AlphaUpdate, LossesUpdate
