@@ -116,6 +116,7 @@ class Service:
             refresh=self.registry.refresh,
             on_finished=self.dispatcher.finish_work,
             gateway=self._gateway,
+            proposers=self._proposers,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
         self.replicas = Replicas(

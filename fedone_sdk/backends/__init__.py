@@ -15,6 +15,7 @@ from fedone_sdk.backends.asking import (
     rows_of,
     score_all,
     want_of,
+    written_query,
 )
 from fedone_sdk.backends.base import (
     LOG_ZERO,
@@ -75,6 +76,7 @@ __all__ = [
     "predict",
     "prediction_queries",
     "query_for",
+    "written_query",
     "rows_of",
     "score_all",
     "usable_vocabulary",

@@ -39,7 +39,14 @@ from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.client.transport import HttpTransport, Idle, Network
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import KnownRuns, Worker
-from fedone_sdk.errors import FedOneError, MessageError, ProblemError, TransportError, is_retryable
+from fedone_sdk.errors import (
+    ArgumentError,
+    FedOneError,
+    MessageError,
+    ProblemError,
+    TransportError,
+    is_retryable,
+)
 from fedone_sdk.messages import Claim
 from fedone_sdk.task import Example
 
@@ -75,6 +82,8 @@ class EdgeClient:
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
             is removed.
         backend: The device's own model; None scores through the gateway.
+        reflector: The model on the device that writes candidates, for `WorkPolicy.reflect`
+            ``local``; None is `backend`.
         state_dir: Folder of identity, unsent updates and paid losses, for one process at a time;
             None keeps them in memory.
         network: Proxy, trust, and how the device identifies itself.
@@ -96,6 +105,7 @@ class EdgeClient:
         fields: Collection[str] | None = None,
         token: str | None = None,
         backend: LLMBackend | None = None,
+        reflector: LLMBackend | None = None,
         state_dir: str | Path | None = None,
         policy: WorkPolicy | None = None,
         hooks: Hooks | None = None,
@@ -123,6 +133,8 @@ class EdgeClient:
         )
         self._capabilities = Capabilities(
             backend=backend,
+            reflector=_reflector(reflector or backend, policy),
+            reflect=policy.reflect,
             hooks=hooks,
             privacy=self._privacy,
             consent=Consent.of(label, fields, policy.labels, private=policy.privacy is not None),
@@ -360,3 +372,16 @@ class EdgeClient:
                 else:
                     found.append(self._capabilities.fit(run_id, run, held))
             return tuple(found)
+
+
+def _reflector(model: LLMBackend | None, policy: WorkPolicy) -> LLMBackend | None:
+    """Return the model on the device that writes candidates, if the policy allows one.
+
+    Raises:
+        SpecError: The policy needs one, and there is none that writes text.
+    """
+    if policy.reflect != "local":
+        return None
+    if model is None or "text" not in model.answers:
+        raise ArgumentError("policy.reflect: local needs a reflector that writes text")
+    return model

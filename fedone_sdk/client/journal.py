@@ -68,7 +68,7 @@ class Unsent:
 class Journal:
     """One assignment's losses, spending and noise, read again after a restart.
 
-    It has numbers and digests, no text. A damaged row is dropped.
+    It has numbers and digests, and the text that a reflection wrote. A damaged row is dropped.
     """
 
     def __init__(self, state: DeviceState, assignment_id: str) -> None:
@@ -78,6 +78,7 @@ class Journal:
         self._answers: dict[str, Answers] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
+        self.written: str | None = None
         query = f"SELECT kind, key, value FROM journal {_THIS}"
         found = state.read(query, assignment_id=assignment_id)
         self._is_new = not found
@@ -100,6 +101,8 @@ class Journal:
             self._rows[key] = row, str(value["model"])
         elif kind == "noised":
             self._released[key] = tuple(map(float, value))
+        elif kind == "written":
+            self.written = str(value)
         else:
             self._spent[int(key)] = Usage.model_validate(value)
 
@@ -137,6 +140,11 @@ class Journal:
         if spent is not None:
             changes.append(self._charge(*spent))
         self._write(*changes)
+
+    def keep_written(self, text: str) -> None:
+        """Keep what the reflection of the work wrote, so that a restart does not pay for it."""
+        self.written = text
+        self._write(self._entry("written", "", text))
 
     def charge(self, step: int, spent: Usage) -> None:
         """Set what a step has cost so far, including the bound of queries in progress."""

@@ -134,12 +134,16 @@ class Hooks:
         on_event: Receives a `ClientEvent` for each step of progress, in the client's thread; it
             should return at once. Its exceptions are logged.
         score: ``score(generated, example)`` from 0 to 1, for runs with loss ``score``.
+        before_propose: Gets a candidate that a model wrote from the device's rows, before it is
+            tried and sent. Returns it, or anything else to hold it back. Plain or async; an
+            exception holds it back.
     """
 
     before_send: BeforeSend | None = None
     only_when: OnlyWhen | None = None
     on_event: OnEvent | None = None
     score: ScoreFunction | None = None
+    before_propose: BeforeSend | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +160,17 @@ class WorkPolicy:
             client's `state_dir`. None is no cap.
         labels: Values of the label column, which a run has to cover; rows with another one take
             part in no run. None is those of the rows: whether a run fits then shows which occur.
+        reflect: Whether a model may write candidates from rows that a prompt got wrong. ``local``:
+            a model on the device reads them, and what it wrote leaves, after filters that are not
+            differential privacy. ``gateway``: the run's model may read them, with their labels.
+            None: neither.
     """
 
     run_id: str | None = None
     privacy: RequiredPrivacy | None = None
     budget: Budget | None = None
     labels: Collection[str] | None = None
+    reflect: Literal["local", "gateway"] | None = None
 
 
 def budget_guard(
@@ -235,9 +244,16 @@ class RunFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a device can do, requires of runs (`privacy`), and lets them use of its rows."""
+    """What a device can do, requires of runs (`privacy`), and lets them use of its rows.
+
+    Attributes:
+        reflector: The model on the device that writes candidates.
+        reflect: As in `WorkPolicy`.
+    """
 
     backend: LLMBackend | None
+    reflector: LLMBackend | None
+    reflect: Literal["local", "gateway"] | None
     hooks: Hooks
     privacy: PrivacyAccount | None
     consent: Consent

@@ -34,6 +34,8 @@ from fedone_sdk.messages import (
     Parse,
     Problem,
     Receipt,
+    Reflect,
+    Reflected,
     Renewal,
     Rotated,
     RunTask,
@@ -304,6 +306,9 @@ class Transport(Protocol):
     async def score(self, credential: str, message: Score) -> Scores:
         """Score prompts through the gateway."""
 
+    async def reflect(self, credential: str, message: Reflect) -> Reflected:
+        """Let the run's model write a candidate."""
+
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
@@ -384,6 +389,12 @@ class HttpTransport:
         limits: dict[str, Any] = {"extra_s": 600.0, "max_bytes": _MAX_ANSWER_BYTES}
         parse = Scores.model_validate_json
         return await self._call(parse, "POST", "/v1/score", credential, message, **limits)
+
+    async def reflect(self, credential: str, message: Reflect) -> Reflected:
+        """Let the run's model write a candidate."""
+        parse = Reflected.model_validate_json
+        limits: dict[str, Any] = {"extra_s": 600.0, "max_bytes": _MAX_ANSWER_BYTES}
+        return await self._call(parse, "POST", "/v1/reflect", credential, message, **limits)
 
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedone_sdk.messages import (
     Array,
     LossesAssignment,
     LossesUpdate,
+    Proposal,
     RunTask,
     Score,
     Scored,
@@ -65,6 +66,8 @@ class Step:
         prompts: Shape (P, n), candidate indices.
         on_scored: Called with the number of further prompts that have their losses.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
+        proposal: A text for the run's proposed slot, in place of the prompts' candidates.
+        answers: The model's answers by the prompts' keys, of this process.
     """
 
     number: int
@@ -75,11 +78,15 @@ class Step:
     on_scored: Callable[[int], None]
     score: ScoreFunction | None = None
     biases: Array | None = None
+    proposal: Proposal | None = None
+    answers: dict[str, Sequence[LogProbs | str | None]] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """The prompts' keys in the journal."""
         digest = self.batch.sha256
+        if self.proposal is not None:
+            digest = f"{digest} {self.proposal.text}"
         return tuple(
             prompt_key(self.number, position, row, digest)
             for position, row in enumerate(self.prompts.rows())
@@ -105,6 +112,7 @@ class Step:
         losses: dict[str, Row] = {}
         answers: dict[str, Answers] = {}
         for keys, found in rows:
+            self.answers.update(dict.fromkeys(keys, found))
             losses |= dict.fromkeys(keys, self._losses(found))
             if self.biases is not None:
                 answers |= dict.fromkeys(keys, _log_probs(found))
@@ -116,6 +124,18 @@ class Step:
         """Return whether the journal has all that the step needs of a prompt."""
         known = self.journal.row(key) is not None
         return known and not (self.biases is not None and self.journal.answers(key) is None)
+
+    def example_losses(self, place: int) -> Row:
+        """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
+        key = self.keys[place]
+        if self.biases is None:
+            return (self.journal.row(key) or ((), ""))[0]
+        task = self.task.with_bias(self.biases.rows()[place])
+        answers = self.journal.answers(key) or ()
+        return tuple(
+            None if row is None else example_loss(task, row, example)
+            for row, example in zip(answers, self.batch.examples, strict=False)
+        )
 
     def _losses(self, answers: Sequence[LogProbs | str | None]) -> Row:
         pairs = zip(answers, self.batch.examples, strict=True)
@@ -143,6 +163,9 @@ class Step:
 def _log_probs(found: Sequence[LogProbs | str | None]) -> Answers:
     return tuple(None if row is None or isinstance(row, str) else tuple(row) for row in found)
 
+
+Propose = Callable[["Step", LossesUpdate], Awaitable[Proposal | None]]
+"""Writes a candidate from a scored step, and tries it; None if none is better."""
 
 Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
 """Scores the prompts of a step at these positions; the journal gets the losses as they arrive. It
@@ -288,7 +311,7 @@ class GatewayOracle:
             await self._ready()
             raw = step.prompts.to_bytes()[part.start * size : part.stop * size]
             prompts = Array.from_bytes(raw, (len(part), length), step.prompts.dtype)
-            omitted = self._known and len(parts) == 1
+            omitted = step.proposal is not None or (self._known and len(parts) == 1)
             request = self._request(step, None if omitted else prompts)
             scores = await self._session.call(self._session.transport.score, request)
             num_values = max(len(step.task.labels), 1)
@@ -307,6 +330,7 @@ class GatewayOracle:
                 prompts=prompts,
                 examples=step.batch.texts,
                 references=step.batch.references,
+                proposal=step.proposal,
             )
         except ValidationError as exc:
             # Not chained: the cause quotes private text.
@@ -371,6 +395,7 @@ class Work:
         memory: The method's memory on this device; after the work, the one to keep.
         charge: Checks that noise is allowed, and returns what counts it.
         on_scored: Called with the number of prompts that have their losses, and of all.
+        propose: Writes a proposal from a scored step; None for a device that proposes nothing.
         charged: What counts the noise on alpha; it is stored with the update.
     """
 
@@ -383,6 +408,7 @@ class Work:
     memory: bytes
     charge: Callable[[], Sequence[Change]]
     on_scored: Callable[[int, int], None]
+    propose: Propose | None = None
     charged: Sequence[Change] = ()
     _num_scored: int = 0
 
@@ -457,7 +483,13 @@ class Work:
         if isinstance(self.assignment, LossesAssignment):
             self.memory = b""  # the memory is the server's
             given = self.assignment
-            return await self._losses(0, given.minibatch_seed, given.prompts, given.biases)
+            step = await self._step(0, given.minibatch_seed, given.prompts, given.biases)
+            update = await self._score(step)
+            if not given.reflect or self.propose is None or self.run.privacy is not None:
+                return update
+            proposal = await self.propose(step, update)
+            usage = self.journal.total  # With the trial.
+            return update.model_copy(update={"proposal": proposal, "usage": usage})
         return await self._alpha_update(self.assignment)
 
     async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
@@ -500,7 +532,7 @@ class Work:
             with _declining("no prompts can be drawn"):
                 candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
             prompts = prompts_to_wire(candidates.prompts, run.vocab_size)
-            scores = await self._losses(number, step.minibatch_seed, prompts, None)
+            scores = await self._score(await self._step(number, step.minibatch_seed, prompts))
             usage += scores.usage
             with _declining("the method cannot use the losses"):
                 clipped = clip_losses(np.array(scores.losses), run.loss_clip)
@@ -532,13 +564,13 @@ class Work:
         """The device's weight; private devices have the same."""
         return len(self.examples) if self.run.privacy is None else 1
 
-    async def _losses(
-        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None
-    ) -> LossesUpdate:
+    async def _step(
+        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None = None
+    ) -> Step:
         task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
         examples = [self.examples[index] for index in drawn]
-        step = Step(
+        return Step(
             number=number,
             task=task,
             batch=await Minibatch.of(
@@ -550,6 +582,8 @@ class Work:
             score=self.hooks.score,
             biases=biases,
         )
+
+    async def _score(self, step: Step) -> LossesUpdate:
         return await score_step(
             step,
             self.ask,

@@ -26,6 +26,8 @@ from fedone_sdk.messages import (
     Message,
     Problem,
     Receipt,
+    Reflect,
+    Reflected,
     Renewal,
     Rotated,
     RunEntry,
@@ -98,6 +100,14 @@ class MemoryTransport:
             Score.model_validate_json(body),
             hashlib.sha256(body).hexdigest(),
         )
+        run = self._service.traffic_run(assignment_id=message.assignment_id)
+        return await self._exchange(run, body, call, gateway=True)
+
+    async def reflect(self, credential: str, message: Reflect) -> Reflected:
+        """Let the run's model write a candidate."""
+        body = encode(message)
+        client = await self._service.access.client(credential)
+        call = self._service.work.reflect(client, Reflect.model_validate_json(body))
         run = self._service.traffic_run(assignment_id=message.assignment_id)
         return await self._exchange(run, body, call, gateway=True)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Assignment,
         Claim,
         LossesAssignment,
+        Reflection,
         Renewal,
         RunTask,
         Step,
@@ -60,7 +61,17 @@ if TYPE_CHECKING:
         UnfitDevices,
     )
     from fedone_sdk.messages.schema import json_schemas
-    from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
+    from fedone_sdk.messages.score import (
+        MAX_CASES,
+        MAX_TEXT_CHARS,
+        MAX_WRITTEN_CHARS,
+        Case,
+        Proposal,
+        Reflect,
+        Reflected,
+        Score,
+        Scores,
+    )
     from fedone_sdk.messages.steering import (
         About,
         Check,
@@ -98,8 +109,8 @@ else:
         {
             "array": "MAX_ELEMENTS Array",
             "assignment": (
-                "ASSIGNMENT AlphaAssignment Assignment Claim LossesAssignment Renewal RunTask "
-                "Step VocabularyList"
+                "ASSIGNMENT AlphaAssignment Assignment Claim LossesAssignment Reflection "
+                "Renewal RunTask Step VocabularyList"
             ),
             "base": (
                 "MAX_MODEL_CHARS PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
@@ -115,7 +126,10 @@ else:
                 "UnfitDevices"
             ),
             "schema": "json_schemas",
-            "score": "MAX_TEXT_CHARS MAX_WRITTEN_CHARS Score Scores",
+            "score": (
+                "MAX_CASES MAX_TEXT_CHARS MAX_WRITTEN_CHARS Case Proposal Reflect Reflected Score "
+                "Scores"
+            ),
             "steering": "About Check Health Quarantine Removal RollBack RunEntry RunSummary",
             "update": (
                 "MAX_LOSS MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored "
@@ -139,6 +153,7 @@ __all__ = [
     "COMPARED",
     "CacheReport",
     "Cap",
+    "Case",
     "CensoringReport",
     "Check",
     "Claim",
@@ -154,6 +169,7 @@ __all__ = [
     "LossesAssignment",
     "LossesUpdate",
     "LostWork",
+    "MAX_CASES",
     "MAX_ELEMENTS",
     "MAX_LOSS",
     "MAX_MODEL_CHARS",
@@ -171,8 +187,12 @@ __all__ = [
     "PrivacyReport",
     "Problem",
     "PromptReport",
+    "Proposal",
     "Quarantine",
     "Receipt",
+    "Reflect",
+    "Reflected",
+    "Reflection",
     "Removal",
     "Renewal",
     "RollBack",

@@ -31,6 +31,8 @@ from fedone_sdk.messages import (
     Enrolled,
     LossesAssignment,
     Receipt,
+    Reflect,
+    Reflected,
     Renewal,
     RunTask,
     Score,
@@ -125,6 +127,15 @@ async def score(request: web.Request) -> web.Response:
     return await in_thread_if_large(_size(scores.log_probs), answer, scores)
 
 
+async def reflect(request: web.Request) -> web.Response:
+    """Let the run's model write a candidate from examples, once per assignment."""
+    service, client = request.app[SERVICE], client_of(request)
+    await service.work.check_lease(client)
+    message, _ = await message_of(request, Reflect.model_validate)
+    CONTEXT.get().set_run(service.traffic_run(assignment_id=message.assignment_id))
+    return answer(await service.work.reflect(client, message))
+
+
 async def task(request: web.Request) -> web.Response:
     """Return the run's template, label words, loss and method, which do not change."""
     return answer((await run_of(request)).task)
@@ -199,6 +210,21 @@ DEVICE_ROUTES = tagged(
             "rate_limited",
             "backend_failed",
             "backend_unavailable",
+        ),
+    ),
+    Route(
+        "POST /v1/reflect",
+        reflect,
+        access="device",
+        request=Reflect,
+        max_body=MAX_BODY_BYTES,
+        answers={200: Reflected},
+        problems=(
+            "not_found",
+            "assignment_expired",
+            "budget_exhausted",
+            "lease_exhausted",
+            "backend_failed",
         ),
     ),
     Route("GET /v1/runs/{run_id}/task", task, access="member", answers={200: RunTask}),

@@ -21,6 +21,7 @@ from fedone_sdk.aggregator.rounds.spending import (
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget, Reservations
+from fedone_sdk.aggregator.serving.proposer import is_proposable
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
     Answer,
@@ -169,6 +170,12 @@ class ModelGateway:
     @staticmethod
     def _num_queries(run: ServedRun, seat: Seat, message: Score) -> int:
         """Check the shape of a request's prompts; return their number."""
+        if message.proposal is not None:
+            if message.prompts is not None or not seat.reflects:
+                raise ProblemError("invalid_message", "proposal: the assignment asks for none")
+            if message.proposal.parent >= seat.num_samples:
+                raise ProblemError("invalid_message", "proposal.parent: is no prompt of it")
+            return 1
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
                 raise ProblemError("invalid_message", "prompts: are required in this exchange")
@@ -208,7 +215,7 @@ class ModelGateway:
         return [
             query_for(
                 run.spec.task,
-                run.shown(row),
+                run.shown(row, None if message.proposal is None else message.proposal.text),
                 message.examples,
                 backend=self.backend,
                 references=message.references,
@@ -270,6 +277,10 @@ class ModelGateway:
             try:
                 with self._admitted(run, assignment_id, call, num_queries):
                     rows = await self._prompts(run, seat, message.prompts)
+                    if message.proposal is not None:
+                        if not await is_proposable(run, message.proposal.text, self.backend):
+                            raise ProblemError("invalid_message", "proposal.text: is no candidate")
+                        rows = [rows[message.proposal.parent]]
                     size = _rendered_size(run, message) * num_queries
                     queries = await in_thread_if_large(
                         size, self._queries, run, seat, message, rows
