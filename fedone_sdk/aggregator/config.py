@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode
 
-from fedone_sdk.aggregator.access.config import MAKE_A_TOKEN, AuthConfig, Token
+from fedone_sdk.aggregator.access.tokens import MAKE_A_TOKEN, AuthConfig, Token
 from fedone_sdk.aggregator.environment import load_settings
 from fedone_sdk.aggregator.http.cors import CorsConfig
 from fedone_sdk.aggregator.http.limits import Limits
@@ -162,24 +162,16 @@ class StoreConfig(Spec):
 
 
 class MetricsConfig(Spec):
-    """Access to ``/metrics``.
+    """Access to ``/metrics``, which needs a viewer's token on the main port.
 
     Attributes:
         enabled: Whether metrics are collected.
-        public: Whether they can be read without a token; else a viewer's token is required.
         listen: ``HOST:PORT`` of a separate port without tokens and TLS, for a network that only
             Prometheus reaches; null serves them on the main port.
     """
 
     enabled: bool = True
-    public: bool = False
     listen: Address | None = None
-
-    @model_validator(mode="after")
-    def _check_one_place(self) -> Self:
-        if self.listen is not None and self.public:
-            raise ValueError("listen and public exclude each other: with listen they are public")
-        return self
 
 
 class TracingConfig(Spec):

@@ -130,11 +130,6 @@ class Drain:
         self._started = False
         self._timeouts: set[asyncio.Timeout] = set()
 
-    @property
-    def started(self) -> bool:
-        """Whether the service is stopping."""
-        return self._started
-
     def start(self) -> None:
         """Cancel all current and future waits."""
         self._started = True

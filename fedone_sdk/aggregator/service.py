@@ -10,8 +10,7 @@ import structlog
 
 from fedone_sdk.aggregator.access.clients import Access
 from fedone_sdk.aggregator.access.tokens import Authority, may_see
-from fedone_sdk.aggregator.cluster.replicas import Replicas
-from fedone_sdk.aggregator.cluster.signals import RunAdded, RunRemoved, publish
+from fedone_sdk.aggregator.replicas import Replicas
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.runtime import in_thread, wait_pending
 from fedone_sdk.aggregator.serving.calls import query_as_evaluation
@@ -27,6 +26,7 @@ from fedone_sdk.aggregator.serving.registry import RunRegistry, StoredRun
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.serving.steering import Steering
+from fedone_sdk.aggregator.signals import RunsChanged, publish
 from fedone_sdk.backends import Answer, LLMBackend, ModelClient, Query, usable_vocabulary
 from fedone_sdk.clock import Clock
 from fedone_sdk.data import check_examples
@@ -89,7 +89,7 @@ class Service:
         self.clock = clock
         self._backend = backend = None if backend is None else _metered(backend)
         self._models = ModelChecks(backend)
-        self._gateway = None if backend is None else ModelGateway(backend, lambda: store.replica)
+        self._gateway = None if backend is None else ModelGateway(backend)
         self._evaluations: dict[str, Evaluation] = {}
         self._proposers: dict[str, Proposer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -112,9 +112,8 @@ class Service:
         )
         self.work = OpenWork(
             store=store,
-            runs=self.runs,
-            refresh=self.registry.refresh,
-            on_finished=self.dispatcher.finish_work,
+            registry=self.registry,
+            dispatcher=self.dispatcher,
             gateway=self._gateway,
             proposers=self._proposers,
         )
@@ -122,11 +121,9 @@ class Service:
         self.replicas = Replicas(
             store=store,
             clock=clock,
-            runs=self.runs,
+            registry=self.registry,
             dispatcher=self.dispatcher,
             access=self.access,
-            refresh=self.registry.refresh,
-            has_changes=self.registry.has_changes,
         )
         self.sweeper = Sweeper(
             retention,
@@ -272,7 +269,7 @@ class Service:
                 else:
                     # A refresh may have read it already.
                     run = self.runs.setdefault(run.run_id, run)
-                    await publish(self.store, RunAdded(run_id=run.run_id))
+                    await publish(self.store, RunsChanged())
             if not run.spec.is_same_run(spec) or not run.described.comes_from(vocabulary):
                 changed = ", ".join(run.spec.differences(spec)) or "candidates"
                 raise SpecError(
@@ -291,14 +288,11 @@ class Service:
                 dev,
                 score,
                 measure,
-                replica=lambda: self.store.replica,
                 is_leader=lambda: self.replicas.is_leader,
             )
             self._evaluate(run)
         if proposer is not None and run.run_id not in self._proposers:
-            self._proposers[run.run_id] = Proposer(
-                run, _metered(proposer), model=self._backend, replica=lambda: self.store.replica
-            )
+            self._proposers[run.run_id] = Proposer(run, _metered(proposer), model=self._backend)
         self.dispatcher.sync_run(run)
         self.dispatcher.wake()
         return run
@@ -344,7 +338,7 @@ class Service:
         """
         if self._backend is None:
             raise ProblemError("backend_unavailable", "this server has no model")
-        answers = await query_as_evaluation(run, self._backend, queries, lambda: self.store.replica)
+        answers = await query_as_evaluation(run, self._backend, queries)
         await run.record_answers(answers)
         return answers
 
@@ -377,7 +371,7 @@ class Service:
         await self.store.delete_run(run_id, version, self.clock.now())
         _log.info("run deleted", run_id=run_id)
         await self.registry.remove(run_id)
-        await publish(self.store, RunRemoved(run_id=run_id))
+        await publish(self.store, RunsChanged())
 
     async def _on_removed(self, run_id: str, run: ServedRun | None) -> None:
         if run is not None:
@@ -466,10 +460,13 @@ class Service:
         )
 
     def traffic_run(
-        self, *, run_id: str | None = None, assignment_id: str | None = None
+        self, *, run_id: str | None = None, work: tuple[ClientRecord, str] | None = None
     ) -> ServedRun | None:
-        """Return the run whose traffic includes a message: the named run, or the only run."""
-        held = None if assignment_id is None else self.work.seat_with(assignment_id)
+        """Return the run whose traffic includes a message: the named run, or the only run.
+
+        `work` is a client and the id of its open assignment.
+        """
+        held = None if work is None else self.work.seat_with(*work)
         if held is not None:
             return held[0]
         if run_id is None and len(self.runs) == 1 and not self.registry.stored:

@@ -114,6 +114,12 @@ class ClassLosses:
             biases=np.zeros((len(losses), 1)),
         )
 
+    def plus(self, more: NDArray[np.float64]) -> ClassLosses:
+        """Return the losses with a number added to those of each prompt, shape (I,)."""
+        means = self.means.copy()
+        means[..., 0] += more[:, None]
+        return replace(self, means=means)
+
     def clipped(self, highest: float | None) -> ClassLosses:
         """Return the losses clipped to [0, `highest`]; None does not clip."""
         means = self.means.copy()

@@ -66,7 +66,7 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     if "choice" in answers:
         raise SpecError(
             f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "
-            "zero_one does without"
+            "log_probs: {samples: 8} estimates them, and zero_one does without"
         )
     others = "; kinds transformers and vllm do" if wanted == ("reference",) else ""
     raise SpecError(

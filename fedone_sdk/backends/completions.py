@@ -142,6 +142,7 @@ class Completion(BaseModel):
     choices: list[Choice] | None = None
     model: str | None = None
     system_fingerprint: str | None = None
+    service_tier: Any = None
     usage: Any = None
     error: Any = None
 
@@ -259,6 +260,9 @@ def _forms(text: str) -> Iterator[str]:
         if after and len(before.split()) <= _MOST_WORDS:
             yield after[0].strip(_EDGES)
 
+
+WITHOUT = "set log_probs: {samples: 8}, or log_probs: false with loss: zero_one"
+"""What to change for a model without log-probabilities."""
 
 NUM_WATCHED = 64
 """How many answers are counted for each set of label words."""
@@ -389,8 +393,8 @@ class LabelWatch:
         if split:
             problem = (
                 f"none {answers} shows the label word {named}, and most show its beginning, so it "
-                "is several tokens: choose label words of one token, such as ' A', ' B', or set "
-                "log_probs: false with loss: zero_one"
+                "is several tokens: choose label words of one token, such as ' A', ' B', or "
+                f"{WITHOUT}"
             )
         elif self._written:
             problem = (
@@ -403,7 +407,7 @@ class LabelWatch:
                 f"{count.unseen} {answers} show none of the label words {named} among the "
                 f"likeliest tokens, so their losses say nothing: choose label words that the model "
                 f"writes, {one_of}, ask a base model with api: completions and an instruct model "
-                "with api: chat, or set log_probs: false with loss: zero_one"
+                f"with api: chat, or {WITHOUT}"
             )
         return LabelsNotShown(
             problem,

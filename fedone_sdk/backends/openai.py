@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from fedone_sdk.backends.base import Answer, Query, Want
 from fedone_sdk.backends.chat import Message, is_chat, messages_of
 from fedone_sdk.backends.completions import (
+    WITHOUT,
     Choice,
     Completion,
     LabelWatch,
@@ -22,7 +24,14 @@ from fedone_sdk.backends.completions import (
     label_log_probs,
     spellings,
 )
-from fedone_sdk.backends.openai_http import ModelServer, ServerBackend, rate_limits, usage_of
+from fedone_sdk.backends.openai_http import (
+    ModelServer,
+    ServerBackend,
+    cached_tokens,
+    rate_limits,
+    usage_of,
+)
+from fedone_sdk.backends.sampled import requests_of
 from fedone_sdk.backends.tokens import (
     CHAT_OVERHEAD,
     OPENAI_CHAT_OVERHEAD,
@@ -98,8 +107,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     that the server shows, whether it takes a temperature, and the form of its messages; such a
     refusal is a `FormChanged`. Each is detected once, and logged.
 
-    The arguments are keys of ``kind: openai``. Without `log_probs`, it answers ``choice`` instead
-    of ``labels``.
+    The arguments are keys of ``kind: openai``. Without `log_probs` it answers ``choice`` instead of
+    ``labels``, and with a number of samples ``counts``.
     """
 
     bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -112,14 +121,15 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         base_url: str | None = None,
         api_key_env: str | None = "OPENAI_API_KEY",
         api: Literal["chat", "completions"] = "chat",
-        log_probs: bool = True,
+        log_probs: bool | Mapping[Literal["samples"], int] = True,
         structured: bool = True,
         reasoning_effort: str | None = None,
+        service_tier: str | None = None,
         max_input_tokens: int = MAX_INPUT_TOKENS,
         tokenizer: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        if api == "completions" and not log_probs:
+        if api == "completions" and log_probs is not True:
             raise ValueError("log_probs must be true for api completions")
         server = ModelServer(
             model,
@@ -138,9 +148,12 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         )
         self._model, self._url = model, server.url
         self._api = api
-        self._log_probs = log_probs
+        self._log_probs = log_probs is True
+        self.samples = 0 if isinstance(log_probs, bool) else log_probs["samples"]
+        self.at_once = self.samples
         self._structured = structured
         self._reasoning_effort = reasoning_effort
+        self._service_tier = service_tier
         self._max_input_tokens = max_input_tokens
         self._host = urlsplit(self._url).netloc
         self._is_openai = self._host == "openai.com" or self._host.endswith(".openai.com")
@@ -151,8 +164,10 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if tokenizer is not None:
             find_tokenizer(tokenizer, model)  # Raises for a wrong path.
         self._tokenizer = tokenizer
-        self.answers = frozenset[Want]({"labels" if log_probs else "choice", "text"})
-        self.censors = log_probs
+        self.answers = frozenset[Want](
+            {"labels" if self._log_probs else "counts" if self.samples else "choice", "text"}
+        )
+        self.censors = self._log_probs
         self._counter: TokenCounter | None = None
         self._loading = asyncio.Lock()
         self._weights = ""  # Set by `check`.
@@ -164,7 +179,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         self._changes: set[str] = set()
         self._num_top = _TOP
         self._shows_labels = False
-        self._watch = LabelWatch(model=model, url=self._url, written=not log_probs)
+        self._watch = LabelWatch(model=model, url=self._url, written=not self._log_probs)
 
     @property
     def fingerprint(self) -> str:
@@ -179,8 +194,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     async def score(self, query: Query) -> Answer:
         """Send one request for a query of one input.
 
-        The answer is None if the provider filters the answer, the model refuses it, or the model
-        writes no label word (``choice``).
+        The answer is None if the provider filters the answer, the model refuses it, or it is empty.
+        With several samples, those count that are none of these.
 
         Raises:
             BackendError: The input has a mask, or is too long without its text fields.
@@ -196,7 +211,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if len(query.inputs) != 1:
             raise ValueError(f"one input at a time, not {len(query.inputs)}")
         words = spellings(query.label_words)
-        if query.want in ("labels", "choice"):
+        if query.want != "text":
             self._watch.admit(query.label_words)
         prepared = await self._prepared(query)
         return await self._asked(query, prepared, words)
@@ -218,13 +233,14 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             self._read_weights(entry)
 
     def worst_case(self, batch_size: int, max_tokens: int = 0) -> Usage:
-        """`batch_size` requests of the longest input."""
+        """`batch_size` inputs of the maximum length."""
+        scores: Want = "labels" if self._log_probs or self.samples else "choice"
+        written = self._written("text" if max_tokens else scores, max_tokens)
         return Usage(
             queries=1,
-            requests=batch_size,
-            prompt_tokens=batch_size * (self._max_input_tokens + self._overhead),
-            completion_tokens=batch_size
-            * (max_tokens or (1 if self._log_probs else _CHOICE_TOKENS)),
+            requests=batch_size * len(written),
+            prompt_tokens=batch_size * len(written) * (self._max_input_tokens + self._overhead),
+            completion_tokens=batch_size * sum(written),
         )
 
     def reset(self) -> None:
@@ -236,6 +252,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         """The fingerprint's suffix: settings that change scores and differ from the default."""
         asked = {
             "api": None if self._api == "chat" else self._api,
+            "samples": self.samples or None,
             "structured": None if self._structured or self._log_probs else "false",
             "reasoning_effort": self._reasoning_effort,
             "max_input_tokens": (
@@ -300,12 +317,21 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             )
             least.append(counter.least(num_tokens))
             shortened.append(None if fitted == texts else contents[-1])
+            written = self._written(query.want, query.max_tokens, query.samples)
             worst += Usage(
-                requests=1,
-                prompt_tokens=num_tokens + around + self._overhead,
-                completion_tokens=_most_written(query),
+                requests=len(written),
+                prompt_tokens=len(written) * (num_tokens + around + self._overhead),
+                completion_tokens=sum(written),
             )
         return _Prepared(contents, least, worst, shortened)
+
+    def _written(self, want: Want, max_tokens: int, samples: int = 1) -> list[int]:
+        """Return the largest number of tokens that each request of one input may write."""
+        if want == "text":
+            return [max_tokens]
+        if want == "labels" and self.samples:
+            return [_CHOICE_TOKENS * more for more in requests_of(self.samples, self.at_once)]
+        return [1 if want == "labels" else _CHOICE_TOKENS * samples]
 
     def _around(self, query: Query) -> int:
         """Upper bound on the tokens of the JSON schema, which counts as input."""
@@ -313,7 +339,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return 0 if schema is None else len(json.dumps(schema).encode())
 
     def _schema(self, query: Query) -> dict[str, Any] | None:
-        if query.want != "choice" or not self._structured:
+        if query.want == "text" or self._log_probs or not self._structured:
             return None
         words = [word.strip() for word in query.label_words]
         return {
@@ -332,49 +358,78 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                     raw = await self._create(**self._body(query, prepared.contents[0]))
                 found = self._completion(raw)
             except openai.APIStatusError as exc:
-                self._adapt(exc, prepared.contents[0])
+                self._adapt(exc, prepared.contents[0], query.samples)
                 raise
         limits = rate_limits(raw.headers)
-        choice = (found.choices or [])[0]
-        num_written = 1 if choice.written else 0
+        choices = found.choices or []
+        first = choices[0]
+        if len(choices) < min(query.samples, self.at_once):
+            self._give_at_once(len(choices))
+        num_written = sum(1 for choice in choices if choice.written)
         if query.want == "text":
             counter = await self._loaded()
-            num_written = counter.least(counter.count(choice.written or ""))
+            num_written = counter.least(counter.count(first.written or ""))
         least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
         usage = usage_of(found.usage, prepared.worst, least)
-        model = found.version
+        if found.service_tier not in (None, self._service_tier or found.service_tier):
+            raise BackendBlocked(
+                f"the answer is of service_tier {found.service_tier!r}, which costs more than "
+                f"{self._service_tier!r}: leave service_tier out",
+                url=self._url,
+                usage=usage,
+            )
         row: tuple[float, ...] | None = None
         written: str | None = None
         censored = 0
-        if not choice.withheld:
-            if query.want == "labels":
-                top = choice.top()
-                if top is None:
-                    # llama.cpp's server omits them if a token ends inside a character.
-                    self._refuse_no_log_probs(usage, shows=self._continuing is not None)
-                elif top:
-                    try:
-                        row, censored = label_log_probs(top, choice.first_token(), words)
-                    except ValueError as exc:
-                        raise BackendRefused(
-                            f"{exc}, so they are no probabilities: set log_probs: false with loss: "
-                            "zero_one, or take another server",
-                            url=self._url,
-                            usage=usage,
-                        ) from exc
-                    shown = [token.text for token in top]
-                    self._watch.note(query.label_words, shown, device=query.device)
-            else:
+        if query.want == "labels" and not first.withheld:
+            top = first.top()
+            if top is None:
+                # llama.cpp's server omits them if a token ends inside a character.
+                self._refuse_no_log_probs(usage, shows=self._continuing is not None)
+            elif top:
+                try:
+                    row, censored = label_log_probs(top, first.first_token(), words)
+                except ValueError as exc:
+                    raise BackendRefused(
+                        f"{exc}, so they are no probabilities: {WITHOUT}, or take another server",
+                        url=self._url,
+                        usage=usage,
+                    ) from exc
+                shown = [token.text for token in top]
+                self._watch.note(query.label_words, shown, device=query.device)
+            self._shows_labels |= row is not None
+        elif query.want != "labels":
+            answers = [choice for choice in choices if not choice.withheld]
+            for choice in answers:
                 self._refuse_only_reasoning(choice, found.usage, usage)
-                written = choice.written
-                if query.want == "choice" and written is not None:
-                    row = chosen_label(written, words)
-                    label = words[row.index(0.0)] if row and 0.0 in row else written
-                    self._watch.note(query.label_words, [label], device=query.device)
-            self._shows_labels |= row is not None and query.want == "labels"
+            if query.want == "text":
+                written = answers[0].written if answers else None
+            elif rows := [row for one in answers if (row := self._chosen(query, one, words))]:
+                row = rows[0]
+                if query.want == "counts":
+                    row = (
+                        *(float(column.count(0.0)) for column in zip(*rows, strict=True)),
+                        len(rows),
+                    )
         return _answer(
-            query.want, row, written, usage=usage, censored=censored, model=model, limits=limits
+            query.want,
+            row,
+            written,
+            usage=usage,
+            cached_tokens=cached_tokens(found.usage, usage.prompt_tokens),
+            censored=censored,
+            model=found.version,
+            limits=limits,
         )
+
+    def _chosen(
+        self, query: Query, choice: Choice, words: Sequence[str]
+    ) -> tuple[float, ...] | None:
+        row = None if choice.written is None else chosen_label(choice.written, words)
+        if row is not None:
+            label = words[row.index(0.0)] if 0.0 in row else choice.written or ""
+            self._watch.note(query.label_words, [label], device=query.device)
+        return row
 
     def _completion(self, raw: Any) -> Completion:
         """Parse an answer; an error in its place is raised as its HTTP status would be."""
@@ -399,16 +454,18 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         return found
 
     def _body(self, query: Query, content: Content) -> dict[str, Any]:
-        labels = query.want == "labels"
+        labels, max_tokens = query.want == "labels", self._written(query.want, query.max_tokens)[0]
         body: dict[str, Any] = {"model": self._model}
+        if self._service_tier is not None:
+            body["service_tier"] = self._service_tier
         if "temperature" not in self._changes:
             # Servers may scale log-probabilities by it; a written answer must not be random.
-            body["temperature"] = 1 if labels else 0
+            body["temperature"] = 0 if query.want in ("choice", "text") else 1
         if "system" in self._changes and content[0][0] == "system":
             (_, system), (role, text), *rest = content
             content = [(role, f"{system}\n\n{text}"), *rest]
         if self._api == "completions":
-            body |= {"prompt": content[0][1], "max_tokens": _most_written(query)}
+            body |= {"prompt": content[0][1], "max_tokens": max_tokens}
             body |= {"stop": list(query.stop)} if query.stop else {}
             return body | ({"logprobs": self._num_top} if labels else {})
         body["messages"] = [
@@ -420,7 +477,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         ]
         if self._continuing and content[-1][0] == "assistant":
             body["extra_body"] = self._continuing
-        body[self._max_name] = _most_written(query)
+        body[self._max_name] = max_tokens
+        if (answers := min(query.samples, self.at_once)) > 1:
+            body["n"] = answers
         if labels:
             body |= {"logprobs": True, "top_logprobs": self._num_top}
         if self._reasoning_effort is not None:
@@ -433,7 +492,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             }
         return body
 
-    def _adapt(self, exc: openai.APIStatusError, content: Content) -> None:
+    def _adapt(self, exc: openai.APIStatusError, content: Content, samples: int) -> None:
         """Change the form of the next requests to what the server names, each part once.
 
         Raises:
@@ -469,6 +528,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if names(self._max_name) and "context" not in text and self._once("max_name"):
             self._max_name = _OTHER_NAME[self._max_name]
             raise self._again(f"it expects {self._max_name}")
+        if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
+            self._give_at_once(max(min(samples, self.at_once) // 2, 1))
+            raise self._again(f"at most {self.at_once} answers to one request")
         if names("temperature") and self._once("temperature"):
             raise self._again("without temperature, so written answers are random")
         if content[0][0] == "system" and names("system", "role") and self._once("system"):
@@ -485,6 +547,10 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 f"{self._reasoning_effort!r}: change it or leave it out",
                 **facts,
             )
+
+    def _give_at_once(self, answers: int) -> None:
+        self.at_once = answers
+        _log.warning("samples need more requests", url=self._url, answers_per_request=answers)
 
     def _once(self, change: str) -> bool:
         if (self._api == "completions" and change != "temperature") or change in self._changes:
@@ -510,8 +576,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         if self._api == "chat" and self._reasoning_effort is None:
             effort = " (a reasoning model may show them with reasoning_effort: none)"
         raise BackendBlocked(
-            f"model {self._model!r} shows no log-probabilities: set log_probs: false "
-            f"with loss: zero_one, or take another model{effort}",
+            f"model {self._model!r} shows no log-probabilities: {WITHOUT}, or take another "
+            f"model{effort}",
             url=self._url,
             usage=usage,
         )
@@ -577,10 +643,6 @@ def _answer(
     if want == "text":
         return Answer(log_probs=(None if written is None else (),), texts=(written,), **rest)
     return Answer(log_probs=(row,), **rest)
-
-
-def _most_written(query: Query) -> int:
-    return {"labels": 1, "choice": _CHOICE_TOKENS}.get(query.want, query.max_tokens)
 
 
 def _object(content: bytes) -> Mapping[str, Any]:

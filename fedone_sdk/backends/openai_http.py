@@ -36,6 +36,9 @@ OPENAI_URL = "https://api.openai.com/v1"
 """URL of OpenAI's API."""
 
 _QUOTA_CODES = frozenset({"insufficient_quota", "billing_not_active", "billing_hard_limit_reached"})
+# Refusals of `service_tier: flex`, which are not billed.
+_NO_CAPACITY = frozenset({"resource_unavailable", "resource_unavailable_error"})
+_CAPACITY_S = 30.0
 _RETRYABLE = frozenset({408, 409, 425, 429})
 # Sent by proxies; the server behind one may have processed the request.
 _OUTCOME_UNKNOWN = frozenset({502, 504, *range(520, 528)})
@@ -181,7 +184,11 @@ class ModelServer:
             if status in _OUTCOME_UNKNOWN:
                 facts["usage"] = None
             wait_s = retry_after_s(exc.response.headers)
-            return BackendUnavailable(f"HTTP {status}", retry_after_s=wait_s, **facts)
+            problem = f"HTTP {status}"
+            if {str(exc.code), str(exc.type)} & _NO_CAPACITY:
+                wait_s = _CAPACITY_S if wait_s is None else wait_s
+                problem += ": service_tier flex has no capacity now; without it, calls cost more"
+            return BackendUnavailable(problem, retry_after_s=wait_s, **facts)
         if status == 403:
             problem = f"HTTP 403: the text is not allowed, or the key may not use model {model!r}"
             return BackendRefused(problem, key_env=self.key_env, **facts)
@@ -269,6 +276,13 @@ def usage_of(usage: object | None, quoted: Usage, least: Usage) -> Usage:
     if prompt is None or prompt < least.prompt_tokens:
         prompt = quoted.prompt_tokens
     return Usage(requests=1, prompt_tokens=prompt, completion_tokens=completion)
+
+
+def cached_tokens(usage: object | None, prompt_tokens: int) -> int:
+    """Return how many of a request's prompt tokens the provider says were in its cache."""
+    details = usage.get("prompt_tokens_details") if isinstance(usage, Mapping) else None
+    found = _tokens(details, "cached_tokens") or _tokens(usage, "prompt_cache_hit_tokens") or 0
+    return min(found, prompt_tokens)
 
 
 def read_key(env: str) -> str:

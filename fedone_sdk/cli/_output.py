@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from rich.console import Console
+from rich.filesize import decimal as size
 from rich.text import Text
 
 from fedone_sdk.errors import ArgumentError
@@ -147,18 +148,6 @@ def printable(text: str) -> str:
 def money(usage: Usage, *, priced: bool) -> str:
     """Return a cost in US dollars; ``unknown`` if the price is not known."""
     return f"{usage.usd:.4f}" if priced else "unknown"
-
-
-def size(num_bytes: int) -> str:
-    """Return a number of bytes in a readable unit."""
-    if num_bytes < 1000:
-        return f"{num_bytes} B"
-    value, unit = num_bytes / 1000, "kB"
-    for larger in ("MB", "GB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.1f} {unit}"
 
 
 def plural(count: int, noun: str) -> str:

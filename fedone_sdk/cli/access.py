@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.cli._options import JsonFile, Server, Token, call, command, group
+from fedone_sdk.cli._options import JsonFile, Server, Token, asked, call, command, group
 from fedone_sdk.cli._output import Output, moment
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
@@ -49,13 +49,13 @@ def create(
         expires_in (TIME): Its lifetime: 90m, 12h, 30d.
     """
     output = Output(json_file)
-    asked = {
+    given = {
         "name": name,
         "runs": tuple(run) if run else None,
         "uses": uses,
         "expires_in_s": _seconds(expires_in),
     }
-    message = validate_spec(NewToken, asked, source="arguments")
+    message = validate_spec(NewToken, given, source="arguments")
     made = call(server, token, lambda admin: admin.create_token(message))
     try:
         output.write_json(made)
@@ -71,9 +71,7 @@ def list_tokens(server: Server, token: Token, json_file: JsonFile = None) -> Non
 
     Example: fedone tokens list --server https://fedone.example
     """
-    output = Output(json_file)
-    found = call(server, token, AdminClient.tokens)
-    output.write_json(found)
+    output, found = asked(server, token, json_file, AdminClient.tokens)
     output.table(
         ["token", "runs", "uses left", "expires", "revoked"],
         ([one.name, *_token_facts(one).values()] for one in found),
@@ -86,9 +84,7 @@ def revoke_token(name: Name, server: Server, token: Token, json_file: JsonFile =
 
     Example: fedone tokens revoke fleet --server https://fedone.example
     """
-    output = Output(json_file)
-    revoked = call(server, token, lambda admin: admin.revoke_token(name))
-    output.write_json(revoked)
+    output, revoked = asked(server, token, json_file, lambda admin: admin.revoke_token(name))
     output.facts(_token_facts(revoked))
 
 
@@ -98,9 +94,7 @@ def list_clients(server: Server, token: Token, json_file: JsonFile = None) -> No
 
     Example: fedone clients list --server https://fedone.example
     """
-    output = Output(json_file)
-    found = call(server, token, AdminClient.clients)
-    output.write_json(found)
+    output, found = asked(server, token, json_file, AdminClient.clients)
     output.table(
         ["client", "name", "token", "runs", "enrolled", "revoked"],
         ([client.client_id, *_client_facts(client).values()] for client in found),
@@ -118,9 +112,7 @@ def revoke_client(
 
     Example: fedone clients revoke client-4f1d2c3b5a69 --server https://fedone.example
     """
-    output = Output(json_file)
-    revoked = call(server, token, lambda admin: admin.revoke_client(client_id))
-    output.write_json(revoked)
+    output, revoked = asked(server, token, json_file, lambda admin: admin.revoke_client(client_id))
     output.facts(_client_facts(revoked))
 
 

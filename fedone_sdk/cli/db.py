@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -192,16 +193,8 @@ def _stated(leases: list[OpenLease]) -> list[tuple[OpenLease, OwnerState]]:
 
 
 def _document(lease: OpenLease, state: OwnerState) -> dict[str, object]:
-    owner = lease.owner
-    return {
-        "lease_id": lease.lease_id,
-        "worst": lease.worst,
-        "state": state,
-        "host": owner.host,
-        "pid": owner.pid,
-        "program": owner.program,
-        "opened_at": owner.opened_at,
-    }
+    found = {"lease_id": lease.lease_id, "worst": lease.worst, "state": state}
+    return found | asdict(lease.owner)
 
 
 def _print(output: Output, leases: list[tuple[OpenLease, OwnerState]]) -> None:

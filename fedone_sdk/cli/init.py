@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal as size
 
 from fedone_sdk import assets
 from fedone_sdk.backends.local_models import LOCAL_MODELS, is_present
-from fedone_sdk.cli._output import Output, check_target, note, plural, size
+from fedone_sdk.cli._output import Output, check_target, note, plural
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile
 from fedone_sdk.data import (

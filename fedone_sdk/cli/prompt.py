@@ -7,9 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -40,10 +39,7 @@ if TYPE_CHECKING:
     from fedone_sdk.task import Example, TaskSpec
 
 
-app = group(
-    "Use a tuned prompt.",
-    example="fedone prompt use sst2.prompt.json --data texts.jsonl",
-)
+app = group("Use a tuned prompt.", example="fedone prompt use sst2.prompt.json --data texts.jsonl")
 
 Artefact = Annotated[
     Path,
@@ -53,20 +49,15 @@ Artefact = Annotated[
 ]
 
 
-class FormName(StrEnum):
-    """Forms in which a prompt is printed."""
-
-    text = "text"
-    template = "template"
-    python = "python"
-    mlflow = "mlflow"
+FormName = Literal["text", "template", "python", "mlflow"]
+"""Forms in which a prompt is printed."""
 
 
 @command(app)
 def use(
     path: Artefact,
     data: str | None = None,
-    form: Annotated[FormName, typer.Option("--as")] = FormName.template,
+    form: Annotated[FormName, typer.Option("--as")] = "template",
     backend_path: BackendFile = None,
     any_model: bool = False,
     target: Annotated[Path | None, typer.Option("--output", "-o")] = None,
@@ -97,7 +88,7 @@ def use(
     if target is not None:
         check_target("--output", target)
     if data is None:
-        if any_model or (backend_path is not None and form != FormName.python):
+        if any_model or (backend_path is not None and form != "python"):
             raise ArgumentError("--data: is required to use a model")
         with naming(str(path)):
             _say(_in_form(artefact, form, backend_path), target)
@@ -128,11 +119,11 @@ def _in_form(artefact: PromptArtefact, form: FormName, backend_path: Path | None
     from fedone_sdk.reports import mlflow_prompt, program_of, ready_text
     from fedone_sdk.spec import BackendSpec, load_backend
 
-    if form == FormName.text:
+    if form == "text":
         return artefact.prompt.text
-    if form == FormName.template:
+    if form == "template":
         return ready_text(artefact.task, artefact.prompt.prompt)
-    if form == FormName.mlflow:
+    if form == "mlflow":
         return json.dumps(mlflow_prompt(artefact), indent=2, ensure_ascii=False) + "\n"
     backend = BackendSpec() if backend_path is None else load_backend(backend_path)
     code, note = program_of(artefact.task, artefact.prompt, backend, artefact.model)

@@ -126,22 +126,14 @@ async def _plan(model: RunFile, move: Retuning) -> RunPlan:
 
 
 async def _retune(
-    model: RunFile,
-    move: Retuning,
-    estimate: RunPlan,
-    state: RunState,
-    kept: KeptRun,
-    fresh: bool,
+    model: RunFile, move: Retuning, estimate: RunPlan, state: RunState, kept: KeptRun, fresh: bool
 ) -> tuple[KnownRun | None, RunResult]:
     federation = move.federation
     state.make()
     async with model.backend(cache=state.answers) as backend:
         with naming(str(model.path)):
             known = await state.find(
-                federation.spec,
-                federation.vocabulary,
-                fresh=fresh,
-                model=backend.fingerprint,
+                federation.spec, federation.vocabulary, fresh=fresh, model=backend.fingerprint
             )
         # The estimate is printed before any request.
         expected, most = estimate.expected, estimate.most

@@ -8,14 +8,15 @@ from typing import Annotated
 
 import typer
 
-from fedone_sdk.budget import Budget
 from fedone_sdk.cli._options import (
     JsonFile,
+    Raised,
     RunId,
     Server,
     Token,
     Trackers,
-    call,
+    asked,
+    caps_of,
     command,
     group,
     tracking_of,
@@ -26,7 +27,6 @@ from fedone_sdk.cli.report import export_run
 from fedone_sdk.client import AdminClient
 from fedone_sdk.errors import ArgumentError
 from fedone_sdk.messages import ClientInfluence, RunResult, RunSummary
-from fedone_sdk.spec import validate_spec
 from fedone_sdk.trackers import TrackedRun, Tracking
 
 app = group(
@@ -51,19 +51,16 @@ def show(
         by_client: Show what each client has done to the run: those that its defences judged, that
             its privacy counts, or that are in quarantine.
     """
-    output = Output(json_file)
     if run_id is None:
         if by_client:
             raise ArgumentError("--clients: needs a RUN_ID")
-        runs = call(server, token, AdminClient.list)
-        output.write_json(runs)
+        output, runs = asked(server, token, json_file, AdminClient.list)
         output.table(_RUNS, map(_run_row, runs))
     elif by_client:
-        found = call(server, token, lambda admin: admin.clients_of(run_id))
-        output.write_json(found)
+        output, found = asked(server, token, json_file, lambda admin: admin.clients_of(run_id))
         output.table(_CLIENTS, map(_client_row, found))
     else:
-        _show(output, call(server, token, lambda admin: admin.get(run_id)))
+        print_result(*asked(server, token, json_file, lambda admin: admin.get(run_id)))
 
 
 _RUNS = ["run", "status", "rounds", "metric", "devices", "last update", "USD"]
@@ -109,36 +106,20 @@ def stop(run_id: RunId, server: Server, token: Token, json_file: JsonFile = None
 
     Example: fedone runs stop sst2 --server https://fedone.example
     """
-    _show(Output(json_file), call(server, token, lambda admin: admin.stop(run_id)))
+    print_result(*asked(server, token, json_file, lambda admin: admin.stop(run_id)))
 
 
 @command(app)
 def resume(
-    run_id: RunId,
-    server: Server,
-    token: Token,
-    queries: int | None = None,
-    requests: int | None = None,
-    tokens: int | None = None,
-    usd: float | None = None,
-    json_file: JsonFile = None,
+    run_id: RunId, server: Server, token: Token, raised: Raised = None, json_file: JsonFile = None
 ) -> None:
     """Let a stopped, paused or failed run go on, or raise the caps of a run.
 
     Values are the new caps, not increments. A run that ended at its budget continues under them.
 
-    Example: fedone runs resume sst2 --queries 600 --server https://fedone.example
-
-    Args:
-        queries (N): Training queries.
-        requests (N): Requests to the model.
-        tokens (N): Tokens of all kinds.
-        usd (X): US dollars.
+    Example: fedone runs resume sst2 --raise queries=600 --server https://fedone.example
     """
-    output = Output(json_file)
-    given = {"queries": queries, "requests": requests, "tokens": tokens, "usd": usd}
-    raised = {unit: cap for unit, cap in given.items() if cap is not None}
-    caps = validate_spec(Budget, raised, source="arguments") if raised else None
+    caps = caps_of("--raise", raised)
 
     async def go_on(admin: AdminClient) -> RunResult:
         if caps is not None:
@@ -147,7 +128,7 @@ def resume(
                 return result
         return await admin.resume(run_id)
 
-    _show(output, call(server, token, go_on))
+    print_result(*asked(server, token, json_file, go_on))
 
 
 @command(app)
@@ -168,10 +149,9 @@ def rollback(
         to_round (N): The round to do again first; later ones count as not done.
         reason (TEXT): For the log.
     """
-    output = Output(json_file)
-    if not 1 <= len(reason) <= 500:
-        raise ArgumentError("--reason: needs 1 to 500 characters")
-    _show(output, call(server, token, lambda admin: admin.roll_back(run_id, to_round, reason)))
+    print_result(
+        *asked(server, token, json_file, lambda admin: admin.roll_back(run_id, to_round, reason))
+    )
 
 
 command(app, "export")(export_run)
@@ -195,7 +175,8 @@ def watch(
         result = asyncio.run(_watch(output, server, token, run_id, tracking))
     if result is None:
         raise typer.Exit(130)
-    _show(output, result)
+    output.write_json(result)
+    print_result(output, result)
     # A stopped run is not a failure of this command.
     raise typer.Exit(int(result.status == "failed"))
 
@@ -226,8 +207,3 @@ async def _watch(
             return await following
         except asyncio.CancelledError:
             return None
-
-
-def _show(output: Output, result: RunResult) -> None:
-    output.write_json(result)
-    print_result(output, result)

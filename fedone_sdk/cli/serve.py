@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -15,13 +15,7 @@ import typer
 
 from fedone_sdk.cli._output import plural
 from fedone_sdk.cli._process import json_logs, naming, quiet_logs, stopping
-from fedone_sdk.errors import (
-    BackendUnavailable,
-    FedOneError,
-    SpecError,
-    StoreUnavailable,
-    one_line,
-)
+from fedone_sdk.errors import BackendUnavailable, FedOneError, SpecError, StoreUnavailable, one_line
 
 if TYPE_CHECKING:
     from fedone_sdk.aggregator import Aggregator
@@ -41,8 +35,7 @@ _NO_DEFENCE = "defence: is none, so that false updates of a few devices can deci
 
 
 def serve(
-    config_path: Annotated[Path | None, typer.Argument()] = None,
-    check: bool = False,
+    config_path: Annotated[Path | None, typer.Argument()] = None, check: bool = False
 ) -> None:
     """Serve tuning runs to edge clients, until SIGTERM or Ctrl-C.
 
@@ -118,6 +111,7 @@ async def _serve(
     from fedone_sdk.aggregator.config import host_and_port
 
     stopped = asyncio.Event()
+    _allow_connections()
     async with AsyncExitStack() as stack:
         stack.enter_context(stopping(stopped.set))
         observers = _observers(config, stack)
@@ -148,7 +142,6 @@ async def _serve(
                 host=host,
                 port=port,
                 ssl_context=None if tls is None else tls.context,
-                public_metrics=config.metrics.public,
             )
         if config.metrics.listen is not None:
             with _listening("metrics.listen", config.metrics.listen):
@@ -274,6 +267,18 @@ def _listening(key: str, address: str) -> Iterator[None]:
         yield
     except OSError as exc:
         raise SpecError(f"{key}: {address}: {exc.strerror or exc}") from exc
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files to its maximum.
+
+    A common default is 1,024, which idle connections of one unknown caller use up.
+    """
+    with suppress(ImportError, OSError, ValueError):  # Not on Windows; macOS has a lower maximum.
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def collect_rarely() -> None:

@@ -13,9 +13,11 @@ import typer
 from fedone_sdk.cli._options import (
     Cap,
     JsonFile,
+    Raised,
     RunPath,
     Seed,
     Trackers,
+    caps_of,
     tracking_of,
 )
 from fedone_sdk.cli._output import (
@@ -44,7 +46,7 @@ def tune(
     run_path: RunPath,
     seed: Seed = None,
     cap: Cap = None,
-    raised: Annotated[list[str] | None, typer.Option("--raise")] = None,
+    raised: Raised = None,
     store: Path | None = None,
     no_store: bool = False,
     fresh: bool = False,
@@ -61,8 +63,6 @@ def tune(
     Example: fedone tune run.yaml --cap 500 --report run.html
 
     Args:
-        raised (UNIT=N): Raise a cap of the kept run and continue it, as if RUN.yaml had the higher
-            number: queries=600, usd=5; repeatable.
         store (FILE): Keep the run in this SQLite file instead of .fedone/NAME.db next to RUN.yaml,
             its clients in FILE.fedone-clients, and answers in FILE.fedone-answers unless RUN.yaml
             names a cache.
@@ -84,12 +84,7 @@ def tune(
     if report is not None:
         check_report("--report", report)
     tracking = tracking_of(trackers)
-    run = RunFile.load(
-        run_path,
-        seed=seed,
-        cap=cap,
-        raised=_caps(raised or []),
-    )
+    run = RunFile.load(run_path, seed=seed, cap=cap, raised=caps_of("--raise", raised))
     federation = run.federation()
     state = known = None
     if not no_store:
@@ -112,14 +107,6 @@ def tune(
     raise typer.Exit(exit_code(result))
 
 
-def _caps(raised: list[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in raised]
-    for unit, mark, _ in pairs:
-        if not (unit and mark):
-            raise ArgumentError(f"--raise: {unit!r} must be UNIT=N, as queries=600")
-    return {unit: value for unit, _, value in pairs}
-
-
 def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | None) -> None:
     from fedone_sdk.reports import artefact_of
 
@@ -131,11 +118,7 @@ def _write(kept: KeptRun, run_id: str, artefact: Path | None, report: Path | Non
 
 
 async def _tune(
-    run: RunFile,
-    federation: Federation,
-    state: RunState | None,
-    kept: KeptRun,
-    tracking: Tracking,
+    run: RunFile, federation: Federation, state: RunState | None, kept: KeptRun, tracking: Tracking
 ) -> RunResult:
     if state is not None:
         state.make()

@@ -80,7 +80,7 @@ class BackendOracle:
         except (BackendError, BudgetError) as exc:
             _log.warning("the device's model failed", reason=str(exc))
             if step.batch.private and type(exc) is BackendError:  # Perhaps because of a text.
-                unanswered = [key for key in step.keys if not step.has(key)]
+                unanswered = [key for key in step.keys if step.journal.row(key) is None]
                 nothing = [None] * len(step.batch.texts)
                 step.keep([(unanswered, nothing)], self._backend.fingerprint)
                 return

@@ -22,7 +22,6 @@ from fedone_sdk.client.options import (
     WorkPolicy,
     budget_guard,
     check_arguments,
-    token_of,
 )
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.client.session import (
@@ -36,7 +35,7 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import DeviceState, Identity
-from fedone_sdk.client.transport import HttpTransport, Idle, Network
+from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import KnownRuns, Worker
 from fedone_sdk.errors import (

@@ -15,7 +15,7 @@ from fedone_sdk.client.consent import Admitted, Consent
 from fedone_sdk.client.examples import BeforeSend, Unfit
 from fedone_sdk.client.privacy import PrivacyAccount
 from fedone_sdk.errors import ArgumentError
-from fedone_sdk.messages import Claim, Enrol, RunTask, is_sendable
+from fedone_sdk.messages import Claim, Enrol, RunTask
 from fedone_sdk.spec import validate_spec
 from fedone_sdk.spec.sections import RequiredPrivacy
 from fedone_sdk.task import Example, ScoreFunction
@@ -206,21 +206,6 @@ def check_arguments(*, name: str | None, run_id: str | None, wait_s: float) -> N
     validate_spec(Enrol, {"name": name}, source="arguments")
     claim = {"num_examples": 1, "run_id": run_id, "wait_s": wait_s}
     validate_spec(Claim, claim, source="arguments")
-
-
-def token_of(given: str | None) -> str | None:
-    """Return the enrolment token without surrounding whitespace; None if it is empty.
-
-    Raises:
-        SpecError: It has characters that a header cannot carry; the error does not repeat it.
-    """
-    # Files with a secret often end with a newline, which a header cannot carry.
-    token = (given or "").strip()
-    if token and not is_sendable(token):
-        raise ArgumentError(
-            "token: has characters that a token cannot have; allowed is printable ASCII"
-        )
-    return token or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,7 @@ class Reflection:
             proposal=proposal,
             on_scored=lambda _: None,
         )
-        if not trial.has(trial.keys[0]):
+        if trial.journal.row(trial.keys[0]) is None:
             await self.ask(trial, [0])
         pairs = zip(step.example_losses(parent), trial.example_losses(0), strict=True)
         gains = [old - new for old, new in pairs if old is not None and new is not None]
@@ -117,25 +117,22 @@ class Reflection:
     def _cases(self, step: Step, parent: int) -> list[Case]:
         """Return the parent's worst examples and its best ones.
 
-        The answers are those of this process: after a restart there are none.
+        Written answers are those of this process: after a restart there are none.
         """
-        answers, losses = step.answers.get(step.keys[parent], ()), step.example_losses(parent)
-        task = step.task
-        if step.biases is not None:
-            task = task.with_bias(step.biases.rows()[parent])
+        answers, losses = step.answers(parent), step.example_losses(parent)
         by_loss = sorted(
-            (-loss, index, answer)
-            for index, (loss, answer) in enumerate(zip(losses, answers, strict=False))
-            if loss is not None and answer is not None
+            (-loss, index)
+            for index, (loss, answer) in enumerate(zip(losses, answers, strict=True))
+            if loss is not None and isinstance(answer, (str, tuple))
         )
         chosen = [*by_loss[:_FAILED], *by_loss[_FAILED:][-_GONE_WELL:]]
-        return [
-            Case(
-                example=step.batch.texts[index],
-                feedback=feedback(task, answer, step.batch.examples[index], self.score)[:_CHARS],
-            )
-            for _, index, answer in chosen
-        ]
+        return [self._case(step, parent, index) for _, index in chosen]
+
+    def _case(self, step: Step, parent: int, index: int) -> Case:
+        answer, example = step.answers(parent)[index], step.batch.examples[index]
+        assert isinstance(answer, (str, tuple))
+        said = feedback(step.task_at(parent), answer, example, self.score)
+        return Case(example=step.batch.texts[index], feedback=said[:_CHARS])
 
     async def _may_leave(self, text: str) -> bool:
         rows = (value for row in self.held for value in row.values() if isinstance(value, str))

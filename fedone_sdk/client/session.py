@@ -9,7 +9,6 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from typing import Concatenate, ParamSpec, TypeVar
 
 import structlog
@@ -179,10 +178,7 @@ class Session:
         return self.identity.credential or ""
 
     async def call(
-        self,
-        method: Callable[Concatenate[str, P], Awaitable[T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, method: Callable[Concatenate[str, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Call a method of the transport, which raises its errors, with the device's credential."""
         return await self._retried(lambda: method(self.credential, *args, **kwargs))
@@ -200,8 +196,15 @@ class Session:
             if token is None:
                 raise ArgumentError("token: is required until the device has enrolled")
             message = Enrol(name=self._name, nonce=self.identity.nonce())
-            with self._checked_url():
+            try:
                 enrolled = await self._retried(lambda: self.transport.enrol(token, message))
+            except ProblemError as exc:
+                if exc.code != "not_found":
+                    raise
+                raise ArgumentError(
+                    f"server: {self.identity.server} is not the base URL of an aggregator: "
+                    f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
+                ) from exc
             self.identity.enrolled(enrolled)
             self._events.emit("enrolled")
 
@@ -242,19 +245,6 @@ class Session:
             raise
         self._set_online()
         return result
-
-    @contextmanager
-    def _checked_url(self) -> Iterator[None]:
-        """Name the base URL in the error if an aggregator has no enrolment there."""
-        try:
-            yield
-        except ProblemError as exc:
-            if exc.code != "not_found":
-                raise
-            raise ArgumentError(
-                f"server: {self.identity.server} is not the base URL of an aggregator: "
-                f"{exc.detail}; allowed is http(s)://HOST[:PORT] and the path that a proxy adds"
-            ) from exc
 
 
 def retry_after_s(failure: BaseException | None) -> float:

@@ -187,9 +187,7 @@ class Worker:
             ProblemError: The server refuses for now, or does not know the device.
             TransportError: The server cannot be reached.
         """
-        log = _log.bind(run_id=assignment.run_id, round=assignment.round)
-        facts = _facts(assignment)
-        self._events.emit("assigned", **facts)
+        self._events.emit("assigned", **_facts(assignment))
         transport = self._session.transport
         run: RunTask | None = None
         try:
@@ -211,15 +209,24 @@ class Worker:
                     return await self._decline(assignment, exc, private=private)
                 return await self._send(unsent)
         except ProblemError as exc:
-            if is_retryable(exc) or exc.code == "unauthorized":
-                raise
-            log.warning("work refused", code=exc.code, detail=exc.detail)
-            if exc.code == "model_mismatch":
-                self._runs.forget()  # The run has another model than its cached task.
-            if exc.code != "run_conflict":
-                self._current.drop(assignment.assignment_id)
-            self._events.emit("refused", reason=str(exc), **facts)
-            return Turn(outcome="refused", reason=str(exc), **facts)
+            return self._refused(assignment, exc)
+
+    def _refused(self, work: Assigned | Unsent, refusal: ProblemError) -> Turn:
+        """Drop work that the server refuses for good, unless its run may be resumed.
+
+        Raises:
+            ProblemError: The server refuses for now, or does not know the device.
+        """
+        if is_retryable(refusal) or refusal.code == "unauthorized":
+            raise refusal
+        facts = _facts(work)
+        _log.warning("work refused", code=refusal.code, detail=refusal.detail, **facts)
+        if refusal.code == "model_mismatch":
+            self._runs.forget()  # The run has another model than its cached task.
+        if refusal.code != "run_conflict":
+            self._current.drop(work.assignment_id)
+        self._events.emit("refused", reason=str(refusal), **facts)
+        return Turn(outcome="refused", reason=str(refusal), **facts)
 
     async def _decline(
         self, work: Assigned | Unsent, failure: Exception, *, private: bool = False
@@ -386,17 +393,12 @@ class Worker:
             TransportError: The server cannot be reached; the update stays.
         """
         unsent = self._current.unsent
-        if unsent is None:
-            return
-        try:
-            await self._send(unsent)
-        except ProblemError as exc:
-            if is_retryable(exc) or exc.code == "unauthorized":
-                raise
-            if exc.code == "run_conflict":
-                return  # The run may be resumed, and then takes it.
-            self._current.drop(unsent.assignment_id)
-            self._events.emit("refused", reason=str(exc), **_facts(unsent))
+        if unsent is not None:
+            try:
+                await self._send(unsent)
+            except ProblemError as exc:
+                if exc.code != "run_conflict":  # The run may be resumed, and then takes it.
+                    self._refused(unsent, exc)
 
     async def _send(self, unsent: Unsent) -> Turn:
         """Send an update; sent again, it gets the same receipt.
@@ -435,8 +437,4 @@ def _is_kept(refusal: ProblemError) -> bool:
 
 def _facts(work: Assigned | Unsent) -> dict[str, Any]:
     """Return the names of the work."""
-    return {
-        "run_id": work.run_id,
-        "assignment_id": work.assignment_id,
-        "round": work.round,
-    }
+    return {"run_id": work.run_id, "assignment_id": work.assignment_id, "round": work.round}

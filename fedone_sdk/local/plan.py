@@ -33,6 +33,7 @@ from fedone_sdk.messages import Cap, Message
 from fedone_sdk.messages.bill import Bill, bill
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.task import Example, TaskSpec, TextPrompt, references_of
+from fedone_sdk.vocabulary import CHARS_PER_TOKEN
 
 _ONE = Usage(queries=1, requests=1)
 """The usage of a query without further information."""
@@ -45,9 +46,6 @@ _MOST_STEPS = 1000
 
 _QUOTED = 128
 """Queries whose tokens are counted: of the steps, and of each measurement."""
-
-_CHARS_PER_TOKEN = 4
-"""Characters of English text."""
 
 
 class EvaluationPlan(Message):
@@ -447,7 +445,7 @@ async def _proposals(
     shown = [ScoredCandidate(text=text, mean_loss=math.log(2)) for text in candidates]
     query = proposal_query(spec, slot, shown)
     text = proposer.count * (sum(map(len, candidates)) // max(len(candidates), 1))
-    written = min(math.ceil(text / _CHARS_PER_TOKEN) or 1, proposer.max_tokens)
+    written = min(math.ceil(text / CHARS_PER_TOKEN) or 1, proposer.max_tokens)
     try:
         each = await model.quote(replace(query, max_tokens=written))
         most = model.worst_case(1, proposer.max_tokens)

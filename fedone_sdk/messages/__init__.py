@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         PROTOCOL_HEADER,
         PROTOCOL_VERSION,
         Message,
-        Parse,
         Problem,
         check_protocol,
         encode,
@@ -105,42 +104,7 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__, __dir__ = lazy(
-        globals(),
-        {
-            "array": "MAX_ELEMENTS Array",
-            "assignment": (
-                "ASSIGNMENT AlphaAssignment Assignment Claim LossesAssignment Reflection "
-                "Renewal RunTask Step VocabularyList"
-            ),
-            "base": (
-                "MAX_MODEL_CHARS PROTOCOL_HEADER PROTOCOL_VERSION Message Parse "
-                "Problem check_protocol encode first_error is_sendable"
-            ),
-            "enrolment": (
-                "ClientInfo ClientList CreatedToken Enrol Enrolled NewToken Rotated TokenInfo "
-                "TokenList"
-            ),
-            "run": (
-                "CacheReport Cap CensoringReport ClientInfluence MetricReport PrivacyReport "
-                "PromptReport RoundReport RunDevices RunEvent RunResult RunStatus Traffic "
-                "UnfitDevices"
-            ),
-            "schema": "json_schemas",
-            "score": (
-                "MAX_CASES MAX_TEXT_CHARS MAX_WRITTEN_CHARS Case Proposal Reflect Reflected Score "
-                "Scores"
-            ),
-            "steering": "About Check Health Quarantine Removal RollBack RunEntry RunSummary",
-            "update": (
-                "MAX_LOSS MIN_SCORED_SHARE UPDATE AlphaUpdate Decline LossesUpdate Receipt Scored "
-                "Update"
-            ),
-            "verdict": "COMPARED Compared Spread Standing Verdict",
-            "watch": (
-                "LostWork Me PositionProbabilities SeatReport Seats TokenProbabilities "
-                "TokenProbability"
-            ),
-        },
+        globals(), "base array assignment enrolment score update run verdict steering watch schema"
     )
 
 __all__ = [
@@ -182,7 +146,6 @@ __all__ = [
     "NewToken",
     "PROTOCOL_HEADER",
     "PROTOCOL_VERSION",
-    "Parse",
     "PositionProbabilities",
     "PrivacyReport",
     "Problem",

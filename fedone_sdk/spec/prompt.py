@@ -160,6 +160,8 @@ class PromptSpec(Spec):
             position, probabilities of tokens, such as those of an earlier run's alpha. The rest of
             a position's probability is uniform over all candidates; positions without an entry
             start half blank. Null is a uniform start.
+        length_penalty: Added to the loss of a prompt for each of its tokens, which every call pays
+            for. A token is counted as 4 characters.
         proposer: A model that writes new candidates during the run; null is none.
     """
 
@@ -169,6 +171,7 @@ class PromptSpec(Spec):
         default=(), exclude_if=operator.not_
     )
     start: Annotated[tuple[Shares, ...], Field(min_length=1)] | None = None
+    length_penalty: Annotated[float, Field(ge=0, le=1)] = 0.0
     proposer: ProposerSpec | None = Field(default=None, exclude_if=operator.not_)
 
     @field_validator("start", mode="before")
@@ -205,7 +208,7 @@ class PromptSpec(Spec):
         if len(self.start) < self.length and not blank:
             raise ValueError(
                 f"start: has {len(self.start)} of {self.length} positions; for the others "
-                "vocabulary.blank must be true"
+                "vocabulary must have a blank"
             )
         for position, shares in enumerate(self.start):
             if sum(shares.values()) > 1.0 + _ROUNDING:

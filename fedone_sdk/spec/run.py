@@ -130,6 +130,8 @@ class RunSpec(Spec):
                 f"participation.exchange: must be losses for method {self.method.name}, "
                 "which the server runs"
             )
+        if self.prompt.length_penalty and self.participation.exchange == "alpha":
+            raise ValueError("prompt.length_penalty: needs participation.exchange losses")
         if self.method.pools:
             self.check_shared_memory(self.method.name, "pools")
         self._check_calibration()
@@ -231,8 +233,7 @@ class RunSpec(Spec):
             ``key OWN -> OTHER`` for short values, ``key`` for long ones.
         """
         yield from _differences(
-            self.model_dump(exclude={"backend"}),
-            other.model_dump(exclude={"backend"}),
+            self.model_dump(exclude={"backend"}), other.model_dump(exclude={"backend"})
         )
 
     @classmethod

@@ -31,25 +31,6 @@ backend:
 """
 
 
-PROPOSING = """\
-name: proposing
-task: {{template: "{{instruction}} {{text}} It was {{mask}}.", labels: {{0: " bad", 1: " good"}}}}
-data: {{train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}}
-prompt:
-  slots: [{{name: instruction, candidates: ["Judge:", "Decide:"]}}]
-  proposer:
-    every: 2
-    backend:
-      {{kind: openai, model: fake-1, base_url: "{url}", api_key_env: PAID_KEY,
-       prices: {{prompt: 1.0, completion: 2.0}}}}
-method: {{name: thompson, num_samples: 4, batch_size: 4}}
-budget: {{queries: 32}}
-rounds: 8
-evaluation: {{every: 0}}
-backend: {{kind: onnx}}
-"""
-
-
 @pytest.fixture
 def fedone(fedone: Fedone, monkeypatch: pytest.MonkeyPatch) -> Fedone:
     """With the key, which is never shown."""
@@ -194,7 +175,7 @@ class TestTroubles:
         run.write_text(run.read_text().replace("max_wait_s: 0.01", "max_wait_s: 60"))
         code, _, err = fedone("tune", run, "--store", folder / "run.db")
         assert code == 1
-        assert "set log_probs: false with loss: zero_one" in refused(err)
+        assert "log_probs: false with loss: zero_one" in refused(err)
         assert provider.received == 1
 
 
@@ -332,19 +313,6 @@ class TestPlan:
         assert plan["evaluation"]["queries"] == 3 * 4 + 2 * 4
         assert plan["warnings"][-1] == "backend: tokens and costs cannot be counted without it"
         assert "Traceback" not in out
-
-    def test_it_includes_the_proposer(
-        self, fedone: Fedone, folder: Path, provider: Provider
-    ) -> None:
-        run = folder / "run.yaml"
-        run.write_text(PROPOSING.format(url=provider.start()))
-        code, out, err = fedone("plan", run, "--no-probe", "--json", folder / "plan.json")
-        assert code == 0, err
-        plan = json.loads((folder / "plan.json").read_text())
-        assert plan["proposals"] == 3  # None after the last of eight rounds.
-        assert 0 < plan["expected"]["usd"] < plan["most"]["usd"]
-        assert "proposals" in out
-        assert provider.answered == 0
 
     def test_a_cap_in_money_without_a_price(
         self, fedone: Fedone, folder: Path, provider: Provider

@@ -34,7 +34,7 @@ task: {template: "{prompt} {text} It was {mask}.", labels: {0: " terrible", 1: "
 data: {train: train.jsonl, dev: dev.jsonl, num_clients: 4, shots: 3}
 prompt:
   length: 2
-  vocabulary: {kind: list, candidates: [" good", " bad", " really", " so"], blank: true}
+  vocabulary: {kind: list, candidates: ["", " good", " bad", " really", " so"]}
 method: {name: thompson, num_samples: 4, batch_size: 4}
 participation: {exchange: losses}
 budget: {queries: 16}
@@ -256,10 +256,7 @@ def test_one_process_at_a_time(compare: Fedone, folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--methods", "magic"], "arguments: --methods: 'magic' is not known; allowed: gs-bdpl, "),
-        (["--methods", "random,random"], "arguments: --methods: each name may occur only once"),
         (["--html", "c.pdf"], "arguments: --html: c.pdf must end in .html"),
-        (["--html", "absent/c.html"], "arguments: --html: there is no folder absent"),
-        (["--json", "absent/c.json"], "arguments: --json: there is no folder absent"),
         (["--only-report"], "arguments: there is nothing to report in .fedone/tiny.compare"),
     ],
 )
@@ -275,8 +272,6 @@ def test_mistakes_are_one_line(compare: Fedone, arguments: list[object], message
     ("old", "new", "message"),
     [
         (", dev: dev.jsonl", "", "run.yaml: data.dev: is required, with rows"),
-        ("name: thompson", "name: magic", "run.yaml: method.name: 'magic' is not one of"),
-        ("train.jsonl", "absent.jsonl", "run.yaml: data.train: absent.jsonl"),
         (
             "budget: {queries: 16}",
             "budget: {queries: 16, requests: 8}",

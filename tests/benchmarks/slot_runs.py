@@ -384,6 +384,8 @@ def trial(contestant: Contestant, federation: Federation, queries: int) -> dict[
         "spent": spent,
         "rows": asked_rows,
         "new_rows": len(known_rows),
+        "pairs": sorted(known_rows),
+        "bias": bias.tolist(),
         "loss": deployed.loss,
         "accuracy": deployed.accuracy,
         "best_loss": best.loss,

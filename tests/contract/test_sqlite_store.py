@@ -19,7 +19,7 @@ from sqlalchemy import Connection, event
 import fedone_sdk.stores
 from fedone_sdk.errors import FedOneError, SpecError, StoreUnavailable
 from fedone_sdk.stores import Commit, LogEntry, SqlStore, StoredMemory, VersionConflict
-from tests.contract.stores import RUN, TOKEN, WORK, device, enrol, everything, opened, until
+from tests.contract.stores import RUN, WORK, enrol, everything, opened, until
 
 MEMORY = StoredMemory(client_index=0, round=1, value=b"m")
 
@@ -59,18 +59,6 @@ class TestFile:
                 await two.commit("run-1", 0, everything(WORK))
             await two.commit("run-1", 1, Commit(document="two"))
             assert await one.run("run-1") == replace(RUN, document="two", version=2)
-
-    async def test_stores_on_one_file_share_the_enrolment(self, tmp_path: Path) -> None:
-        async with opened(tmp_path / "store.db") as store:
-            await store.put_token(TOKEN)
-        stores = [SqlStore.sqlite(tmp_path / "store.db", serving=False) for _ in range(4)]
-        await asyncio.gather(*(store.open() for store in stores))
-        added = await asyncio.gather(
-            *(stores[n % 4].enrol(device(n), TOKEN.token_sha256, 1.0) for n in range(40))
-        )
-        assert sorted(client.index for client in added) == list(range(40))
-        for store in stores:
-            await store.close()
 
     async def test_a_cancelled_write_completes(self, tmp_path: Path) -> None:
         began, go_on = threading.Event(), threading.Event()

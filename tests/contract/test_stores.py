@@ -87,14 +87,6 @@ class TestClients:
         ]
         assert await store.clients() == added
 
-    async def test_concurrent_enrolment_leaves_no_gap(self, store: Store) -> None:
-        await store.put_token(TOKEN)
-        added = await asyncio.gather(
-            *(store.enrol(device(number), TOKEN.token_sha256, 1.0) for number in range(50))
-        )
-        assert sorted(client.index for client in added) == list(range(50))
-        assert await store.clients() == sorted(added, key=lambda client: client.index)
-
     async def test_a_token_enrols_as_many_as_it_says(self, store: Store) -> None:
         await store.put_token(replace(TOKEN, uses_left=5))
         results = await asyncio.gather(

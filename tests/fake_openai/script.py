@@ -10,6 +10,7 @@ BEHAVIOURS: dict[str, str] = {
     "ok": "answers",
     "rate_limited": "429 with Retry-After in seconds (rate_limited:2 sets them)",
     "rate_limited_ms": "429 with retry-after-ms as well (rate_limited_ms:250)",
+    "no_capacity": "429 resource_unavailable, as service_tier flex does",
     "no_quota": "429 insufficient_quota",
     "bad_key": "401 that repeats the key",
     "forbidden": "403",

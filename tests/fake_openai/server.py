@@ -56,6 +56,9 @@ class FakeOpenAI:
         max_top: How many tokens it shows.
         log_probs: Whether the model shows log-probabilities: it does, leaves them out in silence,
             or refuses to be asked for them.
+        takes_n: Whether it gives several answers to one request, ignores that, or refuses it.
+        caches: How many prompt tokens of each request it reports as cached.
+        tier: The service tier that it reports; None is the one that was asked for.
         takes_schema: Whether it knows ``response_format: json_schema``.
         takes_system: Whether it takes a system message.
         takes_text: Whether a message's content may be a text; else it is a list of parts.
@@ -81,6 +84,9 @@ class FakeOpenAI:
         max_name: Literal["max_tokens", "max_completion_tokens"] | None = None,
         max_top: int = 20,
         log_probs: Literal["shown", "left_out", "forbidden", "unsupported"] = "shown",
+        takes_n: Literal["yes", "ignored", "refused"] = "yes",
+        caches: int = 0,
+        tier: str | None = None,
         takes_schema: bool = True,
         takes_system: bool = True,
         takes_text: bool = True,
@@ -101,6 +107,8 @@ class FakeOpenAI:
         self.max_name = max_name
         self.max_top = max_top
         self.log_probs = log_probs
+        self.takes_n = takes_n
+        self.caches, self.tier = caches, tier
         self.takes_schema = takes_schema
         self.takes_system = takes_system
         self.takes_text = takes_text
@@ -303,6 +311,8 @@ class FakeOpenAI:
                 f"this model. Only the default ({self.temperature}) value is supported.",
                 param="temperature",
             )
+        if body.get("n", 1) > 1 and self.takes_n == "refused":
+            raise _Refusal(400, "'n' : number must be at most 1", param="n")
         if "response_format" in body and not self.takes_schema:
             raise _Refusal(
                 400,
@@ -325,8 +335,10 @@ class FakeOpenAI:
             prompts = prompt if many else [prompt]
             most = body.get("max_tokens", 16)
         choices = [
-            self._choice(index, prompt, body, most, behaviour, chat=chat)
-            for index, prompt in enumerate(prompts)
+            self._choice(index, prompt, body, most, behaviour, number, chat=chat)
+            for index, prompt in enumerate(
+                prompts * (body.get("n", 1) if self.takes_n == "yes" else 1)
+            )
         ]
         prompt_tokens = sum(
             len(prompt) if isinstance(prompt, list) else self.model.count(prompt)
@@ -341,6 +353,8 @@ class FakeOpenAI:
             "completion_tokens": completion_tokens,
             "total_tokens": prompt_tokens + completion_tokens,
         }
+        if self.caches:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.caches}
         if behaviour == "reasons":
             usage["completion_tokens_details"] = {"reasoning_tokens": completion_tokens}
         return {
@@ -349,6 +363,7 @@ class FakeOpenAI:
             "created": 1_700_000_000,
             "model": f"{body['model']}-2026-01-01",
             "system_fingerprint": "fp_fake",
+            "service_tier": self.tier or body.get("service_tier", "default"),
             "choices": choices,
             "usage": usage,
         }
@@ -360,6 +375,7 @@ class FakeOpenAI:
         body: dict[str, Any],
         most: int,
         behaviour: str,
+        number: int,
         *,
         chat: bool,
     ) -> dict[str, Any]:
@@ -368,7 +384,8 @@ class FakeOpenAI:
         schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
         if schema is not None:
             (name, options) = next(iter(schema["properties"].items()))
-            written = json.dumps({name: self.model.choose(text, options["enum"])})
+            draw = f"{number}:{index}" if body.get("temperature") else ""
+            written = json.dumps({name: self.model.choose(text, options["enum"], draw)})
         silent = behaviour in ("filtered", "refused", "empty", "reasons")
         log_probs: dict[str, Any] | None = None
         if behaviour == "empty":
@@ -446,6 +463,8 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
         case "rate_limited_ms":
             headers = {"retry-after": "1", "retry-after-ms": argument or "250"}
             raise _rate_limited("tokens", headers)
+        case "no_capacity":
+            raise _Refusal(429, "Resource unavailable.", code="resource_unavailable")
         case "no_quota":
             raise _Refusal(
                 429,

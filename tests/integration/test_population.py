@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,23 +225,6 @@ class TestFaults:
         assert any(line.left == 0 for line in lines)
 
     @on_virtual_time
-    async def test_a_client_that_never_comes_loses_its_seat(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        clock_of_the_loop(monkeypatch)
-        federation = federation_of(clients=3, rounds=12)
-        lines: dict[int, Broken] = {}
-
-        def between(number: int, plain: Transport) -> Transport:
-            lines[number] = Broken(plain, call="claim", times=10**6 if number == 1 else 0)
-            return _as(lines[number])
-
-        result, seen = await run(federation, between=between)
-        assert result.status == "completed"
-        assert {client for round_ in seen.chosen for client in round_} == {0, 2}
-        assert lines[1].left < 10**6
-
-    @on_virtual_time
     async def test_an_error_of_a_client_ends_the_simulation(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -254,27 +237,6 @@ class TestFaults:
         with pytest.raises(ExceptionGroup) as caught:
             await run(federation_of(clients=3), between=lambda number, plain: _as(Refused(plain)))
         assert caught.group_contains(ProblemError, match="not you")
-
-    @on_virtual_time
-    async def test_a_client_that_must_enrol_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its credential is refused once: it comes back as another client, and works."""
-        clock_of_the_loop(monkeypatch)
-        refused: list[str] = []
-
-        class Forgotten(Line):
-            async def claim(self, credential: str, message: Claim) -> Any:
-                if not refused:
-                    refused.append(credential)
-                    raise ProblemError("unauthorized", "who are you?")
-                return await self.inner.claim(credential, message)
-
-        result, seen = await run(
-            federation_of(clients=2, rounds=12),
-            between=lambda number, plain: _as(Forgotten(plain)),
-        )
-        assert result.status == "completed"
-        assert refused
-        assert {client for round_ in seen.chosen for client in round_} >= {2}
 
     @on_virtual_time
     async def test_all_still_wait_after_hours(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,13 +299,6 @@ class TestStored:
         losses = [[one.mean_loss for one in of.history] for of in (result, undisturbed[0])]
         assert losses[0] == losses[1]
 
-    async def test_folders_of_another_store(self, tmp_path: Path) -> None:
-        """Clients with an unknown identity enrol again."""
-        federation = federation_of(clients=2, rounds=4)
-        first = await run(federation, state_dir=tmp_path)
-        again = await run(federation, state_dir=tmp_path)
-        assert first[0].status == again[0].status == "completed"
-
 
 def _at(number: int, wanted: int, event: asyncio.Event) -> None:
     if number == wanted:
@@ -371,26 +326,3 @@ async def test_a_stop_during_queries_costs_their_cost() -> None:
     # The first round's, and the second's, which were under way and count.
     assert (result.rounds, result.spent.queries, len(backend.asked)) == (2, 8, 8)
     assert result.spent.prompt_tokens == sum(len(query.inputs) for query in backend.asked)
-
-
-async def test_a_gathered_client_that_was_revoked(tmp_path: Path) -> None:
-    """It gets no seat, although it is registered as waiting."""
-    store = MemoryStore()
-    federation = federation_of(clients=3, rounds=9, min_clients=2)
-    stop = asyncio.Event()
-    await run(
-        federation,
-        store=store,
-        state_dir=tmp_path,
-        stop=stop,
-        seen=Seen(then=lambda number: _at(number, 1, stop)),
-    )
-    await store.revoke_client(1, 0.0)
-    result, seen = await run(federation, store=store, state_dir=tmp_path)
-    assert result.status == "completed"
-    assert 1 not in _all(seen.chosen)
-    assert {0, 2} <= _all(seen.chosen)
-
-
-def _all(rounds: Iterable[tuple[int, ...]]) -> set[int]:
-    return {client for round_ in rounds for client in round_}

@@ -71,7 +71,7 @@ async def server() -> AsyncIterator[Server]:
         store = server.store
         assert isinstance(store, Large)
         store.lengthen("run")
-        run.mark_stale()
+        run.may_be_stale = True
         await run.catch_up()
         yield server
 

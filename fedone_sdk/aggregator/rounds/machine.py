@@ -37,7 +37,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, SearchSpec
 from fedone_sdk.task import Bias
-from fedone_sdk.vocabulary import Layout, Vocabulary
+from fedone_sdk.vocabulary import CHARS_PER_TOKEN, Layout, Vocabulary
 
 MIN_SAMPLES = 2
 """Minimal number of prompts per step: the variance-reduced estimator divides by I - 1."""
@@ -118,6 +118,7 @@ class RoundMachine:
         blank: int | None = None,
         layout: Layout = (),
         start: Start | None = None,
+        vocabulary: Vocabulary | None = None,
         planned: int | None = None,
         worst_query: Usage = ONE_QUERY,
         gateway_model: str | None = None,
@@ -127,6 +128,7 @@ class RoundMachine:
         self.layout = layout
         self._blank = blank
         self._start = start
+        self._vocabulary = vocabulary
         self._planned = planned
         self._proposed: tuple[tuple[str, str], ...] = ()
         self._base: Any = self  # A type checker takes no Self here.
@@ -199,6 +201,7 @@ class RoundMachine:
             blank=vocabulary.blank,
             layout=vocabulary.layout(spec.prompt.length) if vocabulary.slots else (),
             start=spec.prompt.warm_start(vocabulary),
+            vocabulary=vocabulary,
             **options,
         )
 
@@ -226,6 +229,7 @@ class RoundMachine:
                 blank=None if state.proposed else self._blank,
                 layout=layout,
                 start=self._start,
+                vocabulary=self._vocabulary,
                 planned=state.planned,
                 worst_query=self.worst_query,
                 gateway_model=self.gateway_model,
@@ -475,15 +479,26 @@ class RoundMachine:
         self, candidates: Candidates, losses: Sequence[float], by_class: ByClass | None
     ) -> NDArray[np.float64] | ClassLosses:
         """Return losses as the input of the method's `tell` (losses exchange)."""
+        price = self._length_price(candidates)
         if by_class is None or candidates.biases is None:
-            return self.clipped(losses)
+            return self.clipped(losses) + price
         privacy, noise = self.spec.privacy, None
         if privacy is not None:
             size = self.spec.method.batch_size
             noise = probability_noise(privacy.noise_multiplier, len(losses), size)
-        return by_class.class_losses(
+        found = by_class.class_losses(
             candidates.biases, self.loss_clip, groups=self.num_groups, noise=noise
         )
+        return found.plus(price)
+
+    def _length_price(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Return what the length of each prompt adds to its loss (`PromptSpec.length_penalty`)."""
+        penalty = self.spec.prompt.length_penalty
+        if not penalty or self._vocabulary is None:
+            return np.zeros(len(candidates.prompts))
+        words = self._vocabulary.with_candidates(self._proposed)
+        lengths = [words.length(row) for row in candidates.prompts.tolist()]
+        return penalty * np.array(lengths) / CHARS_PER_TOKEN
 
     def clipped(self, losses: ArrayLike) -> NDArray[np.float64]:
         """Return losses clipped to ``defence.loss_clip`` (losses exchange)."""

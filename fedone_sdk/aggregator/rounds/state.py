@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+from decimal import Decimal
+from functools import cache
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_type_hints
+
+from pydantic import BaseModel, TypeAdapter
 
 from fedone_sdk.aggregator.rounds.by_class import ByClass
 from fedone_sdk.algorithms import Memory, State, dump_memory, load_memory
-from fedone_sdk.budget import NOTHING, Account, Budget, Usage
+from fedone_sdk.budget import NOTHING, Account, Usage
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import MetricReport, Receipt, RoundReport, RunStatus, Verdict
 
 T = TypeVar("T")
 R = TypeVar("R")
+D = TypeVar("D")
 
 _NOTHING: Any = None
 
@@ -319,6 +324,8 @@ def offers(before: RunState, after: RunState) -> tuple[int, ...]:
 # Codec: a JSON document and a block of arrays
 
 _METHOD, _DEFENCE = "method", "defence"
+_ARRAYS = (_METHOD, _DEFENCE, "local")
+"""Fields of a state and its seats that the block of arrays holds."""
 
 
 def arrays_of(state: RunState) -> dict[str, Any]:
@@ -349,37 +356,9 @@ def encode_arrays(arrays: Memory) -> bytes:
     return dump_memory(arrays)
 
 
-def encode_document(state: RunState) -> dict[str, Any]:
-    """Return the state without its arrays, as JSON values."""
-    return {
-        "status": state.status,
-        "reason": state.reason,
-        "round": state.round,
-        "account": _account(state.account),
-        "evaluation": _account(state.evaluation),
-        "seats": [_seat(seat) for seat in state.seats],
-        "passed": sorted(state.passed),
-        "lost": state.lost,
-        "last_lost": state.last_lost,
-        "strikes": [[client, *strikes] for client, strikes in state.strikes.items()],
-        "fills": state.fills,
-        "rollbacks": state.rollbacks,
-        "quarantined": sorted(state.quarantined),
-        "releases": sorted(state.releases.items()),
-        "paused": state.paused,
-        "model": state.model,
-        "models": state.models,
-        "started_at": state.started_at,
-        "ended_at": state.ended_at,
-        "metric": state.metric.model_dump(),
-        "summary": state.summary,
-        "planned": state.planned,
-        "verdict": state.verdict and state.verdict.model_dump(mode="json"),
-        "unfit": list(state.unfit.items()),
-        "proposed": state.proposed,
-        "waiting": state.waiting,
-        "lineage": state.lineage,
-    }
+def encode_document(state: RunState, **more: object) -> str:
+    """Return the state without its arrays as JSON, with `more` values."""
+    return json.dumps({**_fields(state), **more}, default=_plain, separators=(",", ":"))
 
 
 def decode(document: dict[str, Any], arrays: bytes) -> RunState:
@@ -389,41 +368,56 @@ def decode(document: dict[str, Any], arrays: bytes) -> RunState:
         method = _unnamed(_METHOD, loaded)
         if method is None:
             raise ValueError("the run's alpha is missing")
-        return RunState(
-            **{
-                **document,
-                "method": method,
-                "account": _load_account(document["account"]),
-                "evaluation": _load_account(document["evaluation"]),
-                "seats": tuple(
-                    _load_seat(seat, _unnamed(f"seat{seat['slot']}", loaded))
-                    for seat in document["seats"]
-                ),
-                "passed": frozenset(document["passed"]),
-                "quarantined": frozenset(document["quarantined"]),
-                "releases": dict(document["releases"]),
-                "defence": _below(_DEFENCE, loaded),
-                "models": tuple(document["models"]),
-                "unfit": dict(document["unfit"]),
-                "last_lost": tuple(document["last_lost"]),
-                "strikes": {client: Strikes(*rest) for client, *rest in document["strikes"]},
-                "metric": MetricReport.model_validate(document["metric"]),
-                "verdict": _load_verdict(document["verdict"]),
-                "proposed": _load_candidates(document["proposed"]),
-                "waiting": _load_candidates(document["waiting"]),
-                "lineage": tuple(Lineage(*origin) for origin in document["lineage"]),
-            }
+        seats = tuple(
+            _loaded(Seat, seat, local=_unnamed(f"seat{seat['slot']}", loaded))
+            for seat in document["seats"]
         )
+        defence = _below(_DEFENCE, loaded)
+        return _loaded(RunState, {**document, "seats": seats}, method=method, defence=defence)
     except (ArithmeticError, AttributeError, KeyError, TypeError) as exc:
         raise ValueError(f"not a run's state: {exc}") from exc
 
 
-def _load_verdict(document: dict[str, Any] | None) -> Verdict | None:
-    return None if document is None else Verdict.model_validate_json(json.dumps(document))
+def _fields(record: Any) -> dict[str, Any]:
+    return {
+        field.name: getattr(record, field.name)
+        for field in fields(record)
+        if field.name not in _ARRAYS
+    }
 
 
-def _load_candidates(document: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((str(slot), str(text)) for slot, text in document)
+def _plain(value: Any) -> object:
+    """Return a value as JSON has it; money is text, which is exact."""
+    match value:
+        case Usage():
+            return value.exact()
+        case BaseModel():
+            return value.model_dump()
+        case frozenset():
+            return sorted(value)
+        case Decimal():
+            return str(value)
+    return _fields(value)
+
+
+def _loaded(record: Callable[..., D], document: dict[str, Any], **arrays: Any) -> D:
+    readers = _readers(record)
+    if document.keys() != readers.keys():
+        raise ValueError(f"not a run's state: {sorted(document.keys() ^ readers.keys())}")
+    values = {name: read(document[name]) for name, read in readers.items()}
+    return record(**values, **arrays)
+
+
+@cache
+def _readers(record: Any) -> dict[str, Callable[[Any], Any]]:
+    """Return the validators of a record's fields."""
+    hints = get_type_hints(record)
+    return {
+        # The seats are loaded already.
+        name: tuple if name == "seats" else TypeAdapter(hint).validate_python
+        for name, hint in hints.items()
+        if name not in _ARRAYS
+    }
 
 
 def _named(prefix: str, state: State) -> dict[str, Any]:
@@ -441,49 +435,3 @@ def _below(prefix: str, arrays: Memory) -> dict[str, Any]:
     return {
         key.removeprefix(start): value for key, value in arrays.items() if key.startswith(start)
     }
-
-
-def _account(account: Account) -> dict[str, Any]:
-    cap = account.cap
-    return {
-        "cap": cap and {**cap.model_dump(), "usd": None if cap.usd is None else str(cap.usd)},
-        "spent": account.spent.exact(),
-        "leases": {key: value.exact() for key, value in account.leases.items()},
-    }
-
-
-def _load_account(document: dict[str, Any]) -> Account:
-    cap = document["cap"]
-    return Account(
-        cap=None if cap is None else Budget.model_validate(cap),
-        spent=Usage.model_validate(document["spent"]),
-        leases={key: Usage.model_validate(value) for key, value in document["leases"].items()},
-    )
-
-
-def _seat(seat: Seat) -> dict[str, Any]:
-    plain = {field.name: getattr(seat, field.name) for field in fields(seat)}
-    del plain["local"]
-    return {
-        **plain,
-        "calls": sorted(seat.calls),
-        "sent": {attempt: worst.exact() for attempt, worst in seat.sent.items()},
-        "used": seat.used.exact(),
-        "by_class": [one.dump() for one in seat.by_class],
-    }
-
-
-def _load_seat(document: dict[str, Any], local: State | None) -> Seat:
-    return Seat(
-        **{
-            **document,
-            "calls": frozenset(document["calls"]),
-            "sent": {
-                attempt: Usage.model_validate(worst) for attempt, worst in document["sent"].items()
-            },
-            "used": Usage.model_validate(document["used"]),
-            "losses": tuple(tuple(losses) for losses in document["losses"]),
-            "by_class": tuple(map(ByClass.load, document["by_class"])),
-            "local": local,
-        }
-    )

@@ -47,7 +47,7 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 DRAIN: web.AppKey[Drain] = web.AppKey("drain", Drain)
 READINESS: web.AppKey[Readiness] = web.AppKey("readiness")
 METRICS: web.AppKey[Metrics | None] = web.AppKey("metrics")
-DOCUMENT: web.AppKey[dict[str, Any]] = web.AppKey("document", dict)
+DOCUMENT: web.AppKey[bytes] = web.AppKey("document", bytes)
 
 T = TypeVar("T")
 
@@ -173,7 +173,7 @@ async def authorize(request: web.Request, route: Route) -> None:
         await service.wait_until_open()
         if "assignment_id" in request.match_info:
             work = request.match_info["assignment_id"]
-            context.set_run(service.traffic_run(assignment_id=work))
+            context.set_run(service.traffic_run(work=(client, work)))
 
 
 def person_of(request: web.Request) -> AdminToken:

@@ -14,7 +14,7 @@ from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState
 from fedone_sdk.aggregator.routes.context import SERVICE, person_of, run_of
 from fedone_sdk.aggregator.routes.reports import lost_work_of
-from fedone_sdk.aggregator.routes.route import Route, tagged
+from fedone_sdk.aggregator.routes.route import RouteTable
 from fedone_sdk.aggregator.runtime import in_thread
 from fedone_sdk.algorithms.defence import ledger
 from fedone_sdk.errors import ProblemError
@@ -28,11 +28,14 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.vocabulary import Vocabulary
 
+route = RouteTable("runs")
+
 _INFLUENCES: TypeAdapter[list[ClientInfluence]] = TypeAdapter(list[ClientInfluence])
 _MOST_TOKENS = 32
 _TOKENS = 8
 
 
+@route("GET /v1/runs/{run_id}/seats", "viewer", Seats)
 async def seats(request: web.Request) -> web.Response:
     """Return the seats of the current round, the waiting clients, and the newest lost work."""
     run = await run_of(request)
@@ -61,6 +64,12 @@ async def seats(request: web.Request) -> web.Response:
     )
 
 
+@route(
+    "GET /v1/runs/{run_id}/probabilities",
+    "viewer",
+    TokenProbabilities,
+    query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},
+)
 async def probabilities(request: web.Request) -> web.Response:
     """Return the most probable tokens of each position of a run."""
     given = request.query.get("top", str(_TOKENS))
@@ -108,6 +117,7 @@ def likeliest(
     return tuple(positions)
 
 
+@route("GET /v1/runs/{run_id}/clients", "viewer", list[ClientInfluence])
 async def run_clients(request: web.Request) -> web.Response:
     """Return each client's influence on a run, by its defences and privacy accounting."""
     run = await run_of(request)
@@ -150,23 +160,3 @@ def client_influences(machine: RoundMachine, state: RunState) -> dict[int, Clien
             }
         )
     return found
-
-
-MONITORING_ROUTES = tagged(
-    "runs",
-    Route("GET /v1/runs/{run_id}/seats", seats, access="viewer", answers={200: Seats}),
-    Route(
-        "GET /v1/runs/{run_id}/clients",
-        run_clients,
-        access="viewer",
-        answers={200: list[ClientInfluence]},
-    ),
-    Route(
-        "GET /v1/runs/{run_id}/probabilities",
-        probabilities,
-        access="viewer",
-        answers={200: TokenProbabilities},
-        problems=("invalid_message",),
-        query={"top": {"type": "integer", "minimum": 1, "maximum": _MOST_TOKENS}},
-    ),
-)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from fedone_sdk.aggregator.http.requests import Handler
@@ -37,6 +37,7 @@ class Route:
     Attributes:
         handler: The handler; its docstring is the description.
         answers: HTTP status -> message type, media type, a tuple of these, or None for no body.
+        tag: Group in the documentation.
         request: Message type or media type of the body, or None.
         max_body: Maximal size of the body, bytes.
         problems: Problem codes specific to this route; those of its access, path and body are
@@ -44,7 +45,6 @@ class Route:
         headers: HTTP status -> response header -> description.
         waits: Whether the handler is cancelled when the caller disconnects. Other handlers that
             change state run to completion.
-        tag: Group in the documentation.
         query: Query parameters: name -> JSON Schema.
     """
 
@@ -53,12 +53,12 @@ class Route:
     _: KW_ONLY
     access: Access
     answers: Mapping[int, Any]
+    tag: str
     request: Any = None
     max_body: int = SMALL_BODY_BYTES
     problems: tuple[str, ...] = ()
     headers: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     waits: bool = False
-    tag: str = "machines"
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
@@ -97,6 +97,39 @@ class Route:
         return tuple(code for code in PROBLEMS if code in codes)
 
 
-def tagged(tag: str, *routes: Route) -> tuple[Route, ...]:
-    """Return routes of one group."""
-    return tuple(replace(route, tag=tag) for route in routes)
+class RouteTable:
+    """The routes of one group. As a decorator, it adds a route to the function below.
+
+    Example:
+        ```python
+        @route("GET /v1/me", "viewer", Me)
+        async def me(request): ...
+        ```
+    """
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self.routes: list[Route] = []
+
+    def __call__(
+        self, endpoint: str, access: Access, answers: Any, **options: Any
+    ) -> Callable[[Handler], Handler]:
+        """Return the decorator of a handler.
+
+        Args:
+            endpoint: Method and path.
+            access: As in `Route`.
+            answers: As in `Route`, or only that of status 200.
+            options: Other fields of `Route`.
+        """
+        if not isinstance(answers, Mapping):
+            answers = {200: answers}
+
+        def add(handler: Handler) -> Handler:
+            route = Route(
+                endpoint, handler, access=access, answers=answers, tag=self._tag, **options
+            )
+            self.routes.append(route)
+            return handler
+
+        return add

@@ -20,7 +20,7 @@ from fedone_sdk.aggregator.routes.context import (
     run_of,
 )
 from fedone_sdk.aggregator.routes.reports import listed, result_of
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, tagged
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, RouteTable
 from fedone_sdk.aggregator.serving.feed import Feed
 from fedone_sdk.budget import Budget
 from fedone_sdk.candidates import InstructionsSource, LabelsSource
@@ -38,16 +38,28 @@ from fedone_sdk.messages import (
 from fedone_sdk.spec import OwnMethodSpec, RunSpec, validate_spec
 from fedone_sdk.vocabulary import ListVocabulary
 
+route = RouteTable("runs")
+
 _JSON: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _LISTED: TypeAdapter[Sequence[RunSummary | RunEntry]] = TypeAdapter(Sequence[RunSummary | RunEntry])
 
 _POSTED = (ListVocabulary, InstructionsSource, LabelsSource)
 """Sources of candidates that read neither files nor texts."""
 
+_RESUMING = ("run_conflict", "backend_blocked", "backend_unavailable")
 _KEEPALIVE_S = 15.0
 """Comment that prevents proxies from closing an idle stream."""
 
 
+@route(
+    "POST /v1/runs",
+    "operator",
+    {201: RunResult},
+    request=RunSpec,
+    max_body=MAX_BODY_BYTES,
+    headers={201: {"Location": "Path of the run"}},
+    problems=("invalid_run", "run_conflict"),
+)
 async def add_run(request: web.Request) -> web.Response:
     """Start a run. Its vocabulary must be a list; its backend is the server's."""
     service = request.app[SERVICE]
@@ -84,6 +96,7 @@ async def add_run(request: web.Request) -> web.Response:
     return response
 
 
+@route("GET /v1/runs", "member", list[RunSummary | RunEntry])
 async def runs(request: web.Request) -> web.Response:
     """List the runs that the caller may access, in order of creation.
 
@@ -93,6 +106,12 @@ async def runs(request: web.Request) -> web.Response:
     return web.Response(body=_LISTED.dump_json(found), content_type="application/json")
 
 
+@route(
+    "GET /v1/runs/{run_id}",
+    "viewer",
+    RunResult,
+    query={"history": {"type": "boolean", "default": True}},
+)
 async def run(request: web.Request) -> web.Response:
     """Return the current or final result of a run.
 
@@ -104,17 +123,20 @@ async def run(request: web.Request) -> web.Response:
     return answer(result if history else result.model_copy(update={"history": ()}))
 
 
+@route("GET /v1/runs/{run_id}/prompt", "member", PromptReport)
 async def prompt(request: web.Request) -> web.Response:
     """Return the current deployable prompt."""
     return answer((await run_of(request)).prompt())
 
 
+@route("GET /v1/runs/{run_id}/log", "operator", "application/jsonl")
 async def log(request: web.Request) -> web.StreamResponse:
     """Return a run as JSON lines: its description, its log from the oldest line on, its result."""
     pieces = export_run(request.app[SERVICE].store, await run_of(request))
     return await streamed(request, pieces, content_type="application/jsonl")
 
 
+@route("GET /v1/runs/{run_id}/events", "viewer", "text/event-stream")
 async def events(request: web.Request) -> web.StreamResponse:
     """Stream a run as server-sent events: `round` for every past and future round, then `end`.
 
@@ -147,6 +169,7 @@ async def _event(response: web.StreamResponse, name: str, message: Message) -> N
     await response.write(f"event: {name}\ndata: {message.model_dump_json()}\n\n".encode())
 
 
+@route("POST /v1/runs/{run_id}/stop", "operator", RunResult, problems=("run_conflict",))
 async def stop(request: web.Request) -> web.Response:
     """Stop a run and keep its result."""
     stopped = await run_of(request)
@@ -154,6 +177,7 @@ async def stop(request: web.Request) -> web.Response:
     return answer(stopped.result())
 
 
+@route("POST /v1/runs/{run_id}/resume", "operator", RunResult, problems=_RESUMING)
 async def resume(request: web.Request) -> web.Response:
     """Resume a stopped or paused run, with the current model."""
     resumed = await run_of(request)
@@ -161,6 +185,7 @@ async def resume(request: web.Request) -> web.Response:
     return answer(resumed.result())
 
 
+@route("POST /v1/runs/{run_id}/budget", "operator", RunResult, request=Budget, problems=_RESUMING)
 async def raise_caps(request: web.Request) -> web.Response:
     """Raise caps of a run; a run with an exhausted budget continues.
 
@@ -172,6 +197,13 @@ async def raise_caps(request: web.Request) -> web.Response:
     return answer(raised.result())
 
 
+@route(
+    "DELETE /v1/runs/{run_id}",
+    "admin",
+    Removal,
+    query={"dry_run": {"type": "boolean", "default": False}},
+    problems=("run_conflict",),
+)
 async def delete_run(request: web.Request) -> web.Response:
     """Delete an ended run with its log and all its data.
 
@@ -190,6 +222,13 @@ def _flag(request: web.Request, name: str, *, default: bool) -> bool:
     return given == "true"
 
 
+@route(
+    "POST /v1/runs/{run_id}/rollback",
+    "operator",
+    RunResult,
+    request=RollBack,
+    problems=("run_conflict",),
+)
 async def roll_back(request: web.Request) -> web.Response:
     """Roll a run back to an earlier round. Spending of later rounds stays counted."""
     rolled = await run_of(request)
@@ -198,6 +237,13 @@ async def roll_back(request: web.Request) -> web.Response:
     return answer(rolled.result())
 
 
+@route(
+    "POST /v1/runs/{run_id}/clients/{client_id}/quarantine",
+    "operator",
+    {204: None},
+    request=Quarantine,
+    problems=("run_conflict",),
+)
 async def quarantine(request: web.Request) -> web.Response:
     """Put a client of a run in quarantine: it gets no seats and its open work is discarded."""
     watched = await run_of(request)
@@ -207,102 +253,14 @@ async def quarantine(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
+@route(
+    "POST /v1/runs/{run_id}/clients/{client_id}/release",
+    "operator",
+    {204: None},
+    problems=("run_conflict",),
+)
 async def release(request: web.Request) -> web.Response:
     """Release a client from quarantine."""
     client_id = request.match_info["client_id"]
     await request.app[SERVICE].steering.release(await run_of(request), client_id)
     return web.Response(status=204)
-
-
-RUN_ROUTES = tagged(
-    "runs",
-    Route(
-        "POST /v1/runs",
-        add_run,
-        access="operator",
-        request=RunSpec,
-        max_body=MAX_BODY_BYTES,
-        answers={201: RunResult},
-        headers={201: {"Location": "Path of the run"}},
-        problems=("invalid_run", "run_conflict"),
-    ),
-    Route("GET /v1/runs", runs, access="member", answers={200: list[RunSummary | RunEntry]}),
-    Route(
-        "GET /v1/runs/{run_id}",
-        run,
-        access="viewer",
-        answers={200: RunResult},
-        query={"history": {"type": "boolean", "default": True}},
-    ),
-    Route(
-        "DELETE /v1/runs/{run_id}",
-        delete_run,
-        access="admin",
-        answers={200: Removal},
-        query={"dry_run": {"type": "boolean", "default": False}},
-        problems=("run_conflict", "invalid_message"),
-    ),
-    Route(
-        "GET /v1/runs/{run_id}/prompt",
-        prompt,
-        access="member",
-        answers={200: PromptReport},
-    ),
-    Route(
-        "GET /v1/runs/{run_id}/log",
-        log,
-        access="operator",
-        answers={200: "application/jsonl"},
-    ),
-    Route(
-        "GET /v1/runs/{run_id}/events",
-        events,
-        access="viewer",
-        answers={200: "text/event-stream"},
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/stop",
-        stop,
-        access="operator",
-        answers={200: RunResult},
-        problems=("run_conflict",),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/resume",
-        resume,
-        access="operator",
-        answers={200: RunResult},
-        problems=("run_conflict", "backend_blocked", "backend_unavailable"),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/budget",
-        raise_caps,
-        access="operator",
-        request=Budget,
-        answers={200: RunResult},
-        problems=("run_conflict", "backend_blocked", "backend_unavailable"),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/rollback",
-        roll_back,
-        access="operator",
-        request=RollBack,
-        answers={200: RunResult},
-        problems=("run_conflict",),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/clients/{client_id}/quarantine",
-        quarantine,
-        access="operator",
-        request=Quarantine,
-        answers={204: None},
-        problems=("run_conflict",),
-    ),
-    Route(
-        "POST /v1/runs/{run_id}/clients/{client_id}/release",
-        release,
-        access="operator",
-        answers={204: None},
-        problems=("run_conflict",),
-    ),
-)

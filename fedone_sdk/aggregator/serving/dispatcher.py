@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fedone_sdk.aggregator.cluster.signals import (
-    MAX_NAMED,
-    MemberJoined,
-    MembersLeft,
-    encode_signals,
-)
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.registry import StoredRun
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.signals import (
+    MAX_NAMED,
+    MemberJoined,
+    MembersLeft,
+    encode_signals,
+)
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -37,39 +37,6 @@ _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
 _RETRY_NOW = RetryLater(retry_after_s=0.0)
 """No other client waits for the place: retry immediately."""
-
-
-class _Offers:
-    """The runs that may have a seat for a client, and the clients of each run.
-
-    An offer may outlive its seat; the state of the run decides.
-    """
-
-    def __init__(self) -> None:
-        self._runs: dict[int, set[str]] = {}
-        self._clients: dict[str, set[int]] = {}
-
-    def add(self, client: int, run_id: str) -> None:
-        """Record that a run may have a seat for a client."""
-        self._runs.setdefault(client, set()).add(run_id)
-        self._clients.setdefault(run_id, set()).add(client)
-
-    def remove(self, run_id: str, clients: Iterable[int]) -> None:
-        """Remove the offers of a run to some clients."""
-        for client in tuple(clients):
-            runs = self._runs.get(client, set())
-            runs.discard(run_id)
-            if not runs:
-                self._runs.pop(client, None)
-            self._clients.get(run_id, set()).discard(client)
-
-    def runs_of(self, client: int) -> tuple[str, ...]:
-        """Return the ids of the runs that may have a seat for a client."""
-        return tuple(self._runs.get(client, ()))
-
-    def clients_of(self, run_id: str) -> frozenset[int]:
-        """Return the enrolment indices of the clients that a run may have a seat for."""
-        return frozenset(self._clients.get(run_id, ()))
 
 
 class _Poll:
@@ -99,7 +66,9 @@ class Dispatcher:
         self._runs = runs
         self._prepare = prepare
         self._polls: dict[int, _Poll] = {}
-        self._offers = _Offers()
+        # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
+        # state of the run decides.
+        self._offers: dict[int, set[str]] = {}
         self._draining = False
         self._closing: set[str] = set()
         self._rotation = 0
@@ -129,7 +98,7 @@ class Dispatcher:
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
             for run in [run for run in self._runs.values() if client.index in run.state.unfit]:
-                with self._may_end(run):
+                with self._may_end():
                     await run.apply(clear_unfit, client=client.index)
         with self._polling(client.index) as poll:
             while True:
@@ -190,7 +159,7 @@ class Dispatcher:
         if entered is not None:
             await run_shielded(self._join_or_leave(entered), of=self._store)
         for run in self._vacant(runs):
-            with self._may_end(run):
+            with self._may_end():
                 assignment = await self._claim_seat(run, client.index, message)
                 if assignment is not None:
                     return assignment
@@ -215,17 +184,12 @@ class Dispatcher:
             await self._join(member)
             self.add_member(member, client)
         for run in self._vacant(list(self._runs.values())):
-            with self._may_end(run):
+            with self._may_end():
                 await run.seat()
 
     async def _join(self, member: Member) -> None:
-        joined = MemberJoined(
-            client_index=member.client_index,
-            num_examples=member.num_examples,
-            run_id=member.run_id,
-            until=member.until,
-        )
-        await self._store.join(member, encode_signals(self._store, joined))
+        signals = encode_signals(self._store, MemberJoined(member=member))
+        await self._store.join(member, signals)
 
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
         """Return the runs with vacant seats, in the order in which they may draw clients."""
@@ -235,25 +199,21 @@ class Dispatcher:
         first = self._rotation % max(len(vacant), 1)
         return [*vacant[first:], *vacant[:first]]
 
+    @staticmethod
     @contextmanager
-    def _may_end(self, run: ServedRun) -> Iterator[None]:
+    def _may_end() -> Iterator[None]:
         """Context in which a run that is deleted, or fails meanwhile, is passed over."""
         try:
             yield
         except ProblemError as exc:
             if exc.code not in ("not_found", "run_conflict"):
                 raise
-            self._offers.remove(run.run_id, self._offers.clients_of(run.run_id))
 
     async def _claim_offer(
         self, client: int, message: Claim
     ) -> AlphaAssignment | LossesAssignment | None:
-        for run_id in self._offers.runs_of(client):
-            run = self._runs.get(run_id)
-            if run is None:
-                self._offers.remove(run_id, [client])
-                continue
-            with self._may_end(run):
+        for run in self.runs_of(client):
+            with self._may_end():
                 assignment = await self._claim_seat(run, client, message)
                 if assignment is not None:
                     return assignment
@@ -268,7 +228,7 @@ class Dispatcher:
             return None
         seat = run.state.seat_of(client)
         if seat is None and not run.machine.needs_seating(run.state):
-            self._offers.remove(run.run_id, [client])
+            self._offers.get(client, set()).discard(run.run_id)
             return None
         if not run.state.running:
             return None  # Paused: the seat is kept.
@@ -405,13 +365,19 @@ class Dispatcher:
         """Remove a deleted run."""
         if self.pool.is_open(run.run_id):
             self.pool.close(run.run_id)
-        self._offers.remove(run.run_id, self._offers.clients_of(run.run_id))
+        self._withdraw(run)
         self.wake()
+
+    def runs_of(self, client: int) -> list[ServedRun]:
+        """Return the runs that may have a seat for a client."""
+        return [
+            self._runs[run_id] for run_id in self._offers.get(client, ()) if run_id in self._runs
+        ]
 
     def offer(self, run_id: str, clients: Sequence[int]) -> None:
         """Record that a run may have seats for clients, and wake their polls."""
         for client in clients:
-            self._offers.add(client, run_id)
+            self._offers.setdefault(client, set()).add(run_id)
             poll = self._polls.get(client)
             if poll is not None:
                 poll.changed.set()
@@ -421,7 +387,14 @@ class Dispatcher:
         if run.is_stale:
             return  # An announced seat may be missing from this copy of the state.
         seated = {seat.client for seat in run.state.seats if seat.phase != "done"}
-        self._offers.remove(run.run_id, self._offers.clients_of(run.run_id) - seated)
+        self._withdraw(run, keep=seated)
+
+    def _withdraw(self, run: ServedRun, keep: Set[int] = frozenset()) -> None:
+        """Remove the offers of a run, and clients without any."""
+        for client in self._offers.keys() - keep:
+            self._offers[client].discard(run.run_id)
+            if not self._offers[client]:
+                del self._offers[client]
 
     def wake(self) -> None:
         """Wake all polls."""

@@ -81,10 +81,9 @@ class Evaluation:
         score: ScoreFunction | None = None,
         measure: MetricFunction | None = None,
         *,
-        replica: Callable[[], str],
         is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._replica, self._is_leader = replica, is_leader
+        self._is_leader = is_leader
         self._run = run
         self._backend = backend
         self._examples = examples
@@ -215,7 +214,7 @@ class Evaluation:
             queries = prediction_queries(
                 self._backend, task, prompt, examples, run.spec.method.batch_size
             )
-            answers = await query_as_evaluation(run, self._backend, queries, self._replica)
+            answers = await query_as_evaluation(run, self._backend, queries)
             await run.record_answers(answers)
             found = Prediction.of(
                 task, queries, answers, examples, score=self._score, measure=self._metric

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 import structlog
 
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.proposer import Proposer, is_proposable
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
 from fedone_sdk.messages import (
@@ -39,16 +41,14 @@ class OpenWork:
         self,
         *,
         store: Store,
-        runs: Mapping[str, ServedRun],
-        refresh: Callable[[], Awaitable[None]],
-        on_finished: Callable[[int], Awaitable[None]],
+        registry: RunRegistry,
+        dispatcher: Dispatcher,
         gateway: ModelGateway | None,
         proposers: Mapping[str, Proposer],
     ) -> None:
         self._store = store
-        self._runs = runs
-        self._refresh = refresh
-        self._on_finished = on_finished
+        self._registry = registry
+        self._dispatcher = dispatcher
         self._gateway = gateway
         self._proposers = proposers
 
@@ -68,7 +68,9 @@ class OpenWork:
         """
         refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None and self._store.shared:
-            await self._refresh()  # Another replica may have closed that work and assigned new one.
+            await (
+                self._registry.refresh()
+            )  # Another replica may have closed that work and assigned new one.
             refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None:
             raise refusal
@@ -86,7 +88,7 @@ class OpenWork:
     def _held(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
         return [
             (run, seat)
-            for run in self._runs.values()
+            for run in self._dispatcher.runs_of(client.index)
             for seat in run.state.seats
             if (seat.client, seat.phase) == (client.index, "working")
         ]
@@ -118,7 +120,7 @@ class OpenWork:
                     raise
                 # Closed while this request waited for the lock, perhaps by the same update.
             else:
-                await self._on_finished(client.index)
+                await self._dispatcher.finish_work(client.index)
                 return receipt
         closed = await self._closed(client, assignment_id)
         if closed.receipt is None:
@@ -195,22 +197,21 @@ class OpenWork:
             raise ProblemError("not_found", f"you have no assignment {assignment_id}")
         return closed
 
-    def seat_with(self, assignment_id: str) -> tuple[ServedRun, Seat] | None:
-        """Return the run and the seat of an open assignment of any client."""
-        for run in self._runs.values():
-            seat = run.state.seat_with(assignment_id)
-            if seat is not None:
+    def seat_with(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat] | None:
+        """Return the run and the seat of a client's open assignment."""
+        for run, seat in self._held(client):
+            if seat.assignment_id == assignment_id:
                 return run, seat
         return None
 
     async def _find_open(
         self, client: ClientRecord, assignment_id: str
     ) -> tuple[ServedRun, Seat] | None:
-        found = self.seat_with(assignment_id)
+        found = self.seat_with(client, assignment_id)
         if found is None and self._store.shared:
-            await self._refresh()  # Another replica may just have assigned it.
-            found = self.seat_with(assignment_id)
+            await self._registry.refresh()  # Another replica may just have assigned it.
+            found = self.seat_with(client, assignment_id)
         if found is not None and not found[0].model_checked.is_set():
             await found[0].model_checked.wait()
-            found = self.seat_with(assignment_id)
-        return found if found is not None and found[1].client == client.index else None
+            found = self.seat_with(client, assignment_id)
+        return found

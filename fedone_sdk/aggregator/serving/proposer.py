@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,6 @@ class Proposer:
         run: A run with a proposer.
         backend: The model that writes.
         model: The gateway's model, whose special tokens no candidate may hold.
-        replica: Returns the id of this replica.
 
     Raises:
         SpecError: The proposer writes no text.
@@ -71,7 +70,6 @@ class Proposer:
         backend: LLMBackend,
         *,
         model: LLMBackend | None,
-        replica: Callable[[], str],
     ) -> None:
         proposer, slot = run.spec.prompt.proposer, run.spec.prompt.proposed_slot
         if proposer is None or slot is None:
@@ -84,7 +82,6 @@ class Proposer:
         self._run = run
         self._backend = backend
         self._model = model or backend
-        self._replica = replica
         self._spec: ProposerSpec = proposer
         self._slot = slot
         self._task: asyncio.Task[None] | None = None
@@ -140,9 +137,7 @@ class Proposer:
         messages = reflection_messages(run.spec.task, self._slot, current, cases)
         query = written_query(messages, self._spec.max_tokens)
         try:
-            (answer,) = await query_as_evaluation(
-                run, self._backend, [query], self._replica, counted=False
-            )
+            (answer,) = await query_as_evaluation(run, self._backend, [query], counted=False)
         except (BackendError, BudgetExhausted) as exc:
             _log.warning("no reflection", run_id=run.run_id, reason=str(exc))
             raise ProblemError("backend_failed", "the run's proposer failed") from exc
@@ -158,9 +153,7 @@ class Proposer:
         try:
             query = proposal_query(spec, self._slot, list(self._scored()))
             # Charged to evaluation, but not counted as an evaluation query.
-            (answer,) = await query_as_evaluation(
-                run, self._backend, [query], self._replica, counted=False
-            )
+            (answer,) = await query_as_evaluation(run, self._backend, [query], counted=False)
             texts = read_proposals(
                 (answer.texts[0] if answer.texts else None) or "",
                 known=run.vocabulary.candidates_of(self._slot),

@@ -63,7 +63,7 @@ class StoredRun:
                     [
                         *(seat["client"] for seat in document["seats"]),
                         *document["quarantined"],
-                        *(client for client, _ in document["releases"]),
+                        *map(int, document["releases"]),
                     ]
                 ),
                 summary=RunSummary(

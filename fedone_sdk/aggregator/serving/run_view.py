@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
 
 from fedone_sdk.aggregator.rounds import RoundMachine
 from fedone_sdk.aggregator.rounds.state import RunState, decode
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.algorithms import alpha_sha256
+from fedone_sdk.backends import price_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
 from fedone_sdk.clock import Clock
 from fedone_sdk.errors import BackendError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
-from fedone_sdk.evaluation.verdict import judge, not_measured, sentence
+from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
 from fedone_sdk.messages import (
     CacheReport,
     Cap,
     CensoringReport,
+    Compared,
     LostWork,
     PromptReport,
     Reflection,
@@ -69,18 +72,8 @@ class Counters:
             **{name: getattr(self, name) + getattr(other, name) for name in names},
         )
 
-    def dump(self) -> dict[str, Any]:
-        """Return the counters as JSON values."""
-        traffic = {"communication": self.communication, "gateway": self.gateway}
-        return {**asdict(self), **{name: one.model_dump() for name, one in traffic.items()}}
 
-    @classmethod
-    def load(cls, document: Mapping[str, Any]) -> Counters:
-        """Return the counters of a `dump`."""
-        traffic = {
-            name: Traffic.model_validate(document[name]) for name in ("communication", "gateway")
-        }
-        return cls(**{**document, **traffic})
+_COUNTERS = TypeAdapter(Counters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +116,24 @@ class RunView:
     """A copy of a run, and the reports that are made from it.
 
     Attributes:
+        base: The machine of the run's initial candidates. Another one of the same run replaces it
+            once the gateway's model is known.
+        described: The initial candidates, as the run's file describes them.
+        vocabulary: The current candidates.
+        state: This replica's copy of the state.
+        version: Version of the copy.
         history: One report per round.
         lost: The newest lost assignments, oldest first.
     """
 
     def __init__(self, machine: RoundMachine, vocabulary: Vocabulary, clock: Clock) -> None:
-        self._base = machine
-        self._vocabulary = vocabulary
+        self.base = machine
+        self.described = vocabulary
         self._proposed: tuple[tuple[str, str], ...] = ()
-        self._current_vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._clock = clock
-        self._state = machine.initial_state()
-        self._version = 0
+        self.state = machine.initial_state()
+        self.version = 0
         self._stored_counters = Counters()
         self._logged = -1
         self._created_at: float | None = None
@@ -153,45 +152,16 @@ class RunView:
         return self.base.spec
 
     @property
-    def base(self) -> RoundMachine:
-        """The machine of the run's initial candidates."""
-        return self._base
-
-    @property
     def machine(self) -> RoundMachine:
         """The machine of the current candidates."""
-        return self._base.at(self._state)
-
-    def use_machine(self, machine: RoundMachine) -> None:
-        """Replace the machine by one of the same run, after the gateway's model is known."""
-        self._base = machine
-
-    @property
-    def described(self) -> Vocabulary:
-        """The initial candidates, as the run's file describes them."""
-        return self._vocabulary
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The current candidates."""
-        return self._current_vocabulary
-
-    @property
-    def state(self) -> RunState:
-        """This replica's copy of the state."""
-        return self._state
+        return self.base.at(self.state)
 
     @property
     def live(self) -> bool:
         """Whether the run must be served: it is running or paused, or has open work."""
-        state = self._state
+        state = self.state
         open_work = state.seats or state.account.leases or state.evaluation.leases
         return state.running or state.paused or bool(open_work)
-
-    @property
-    def version(self) -> int:
-        """Version of this replica's copy."""
-        return self._version
 
     @property
     def counters(self) -> Counters:
@@ -206,17 +176,17 @@ class RunView:
             page = [entry for entry in page if entry.version <= record.version]
             lines += await in_thread_if_large(_total_size(page), _parse_lines, page)
         document = json.loads(record.document)
-        counters = Counters.load(document.pop("counters"))
+        counters = _COUNTERS.validate_python(document.pop("counters"))
         state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
-        self._stored_counters, self._state = counters, state
-        self._version, self._created_at = record.version, record.created_at
+        self._stored_counters, self.state = counters, state
+        self.version, self._created_at = record.version, record.created_at
         self._on_new_state()
         self._add_lines(lines)
 
     def _on_new_state(self) -> None:
-        if self._proposed != self._state.proposed:
-            self._proposed = self._state.proposed
-            self._current_vocabulary = self._vocabulary.with_candidates(self._proposed)
+        if self._proposed != self.state.proposed:
+            self._proposed = self.state.proposed
+            self.vocabulary = self.described.with_candidates(self._proposed)
 
     def _add_lines(self, lines: Iterable[_Line]) -> None:
         for version, line in lines:
@@ -240,7 +210,7 @@ class RunView:
     @property
     def summary(self) -> RunSummary:
         """Summary of the run."""
-        state = self._state
+        state = self.state
         return RunSummary(
             run_id=self.run_id,
             status=state.status,
@@ -258,10 +228,10 @@ class RunView:
 
     @property
     def _newest_metric(self) -> float | None:
-        if self._state.metric.after is not None:
-            return self._state.metric.after
+        if self.state.metric.after is not None:
+            return self.state.metric.after
         measured = (r.metric for r in reversed(self.history) if r.metric is not None)
-        return next(measured, self._state.metric.before)
+        return next(measured, self.state.metric.before)
 
     @property
     def task(self) -> RunTask:
@@ -278,9 +248,9 @@ class RunView:
             blank=self.vocabulary.blank,
             layout=self.machine.layout,
             vocabulary_sha256=self.vocabulary.sha256,
-            vocabulary_version=len(self._state.proposed),
+            vocabulary_version=len(self.state.proposed),
             gateway=self.machine.gateway_model is not None,
-            model=self._state.model,
+            model=self.state.model,
             loss_clip=self.machine.loss_clip,
             privacy=self.spec.privacy,
             calibration=self.spec.calibration,
@@ -296,7 +266,7 @@ class RunView:
 
     def vocabulary_list(self, after: int = 0) -> VocabularyList:
         """Return all candidates, or only those added after a version."""
-        proposed = self._state.proposed
+        proposed = self.state.proposed
         if after:
             return VocabularyList(appended=proposed[after:], version=len(proposed))
         found = self.vocabulary
@@ -304,7 +274,7 @@ class RunView:
 
     def prompt(self, state: RunState | None = None) -> PromptReport:
         """Return the deployable prompt of a state, by default the current one."""
-        state = state or self._state
+        state = state or self.state
         bias = self.machine.bias(state)
         indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
@@ -316,7 +286,7 @@ class RunView:
 
     def result(self) -> RunResult:
         """Return the current or final result of the run."""
-        state, counters = self._state, self.counters
+        state, counters = self.state, self.counters
         # What open work has sent to the gateway is spent, though its lease is not closed.
         asked = sum(
             (one.used + one.max_pending for one in state.seats if one.phase == "working"), NOTHING
@@ -358,19 +328,29 @@ class RunView:
         found = judge(
             self.spec.task,
             outcomes,
-            plain_bias=self.machine.plain_bias(self._state),
+            plain_bias=self.machine.plain_bias(self.state),
             empty=self._is_blank,
             measure=measure,
         )
-        return self._with_text(found)
+        method, bare = self.machine.method, no_prompt(self.spec.task, self.vocabulary)
+        prompts: dict[Compared, TextPrompt] = {
+            "no_prompt": bare,
+            "no_prompt_biased": bare,
+            "untrained": self.shown(method.prompt(method.init()).tolist()),
+            "tuned": self._deployable,
+        }
+        return self._with_text(with_lengths(found, prompts, price_of(self.spec.backend)))
+
+    @property
+    def _deployable(self) -> TextPrompt:
+        return self.shown(self.machine.method.prompt(self.state.method).tolist())
 
     @property
     def _is_blank(self) -> bool:
-        indices = self.machine.method.prompt(self._state.method).tolist()
-        return self.shown(indices) == no_prompt(self.spec.task, self.vocabulary)
+        return self._deployable == no_prompt(self.spec.task, self.vocabulary)
 
     def _verdict(self) -> Verdict | None:
-        state = self._state
+        state = self.state
         if state.verdict is not None:
             return self._with_text(state.verdict)
         if state.running or state.paused or state.metric.after is not None:
@@ -382,7 +362,7 @@ class RunView:
         return not_measured("the final prompt is not evaluated yet")
 
     def _with_text(self, verdict: Verdict) -> Verdict:
-        state, priced = self._state, not self.counters.unpriced
+        state, priced = self.state, not self.counters.unpriced
         text = sentence(verdict, state.metric.name, state.account.spent, priced=priced)
         return verdict.model_copy(update={"text": text})
 

@@ -101,13 +101,6 @@ def test_an_attacker_is_held_back_and_quarantined_and_the_others_continue(exchan
 
 
 @both
-def test_honest_clients_are_left_alone(exchange: str) -> None:
-    game = Game(defended(exchange))
-    play(game)
-    assert game.state.quarantined == frozenset()
-
-
-@both
 def test_what_is_held_back_moves_nothing(exchange: str) -> None:
     game = Game(defended(exchange))
     play(game, attackers=(ATTACKER,))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -421,8 +420,10 @@ async def test_a_replica_looks_again_before_it_refuses_a_call() -> None:
     async def refresh() -> None:
         run.state = game.state
 
-    parts: Any = {"store": SimpleNamespace(shared=True), "runs": {"run": run}}
-    work = OpenWork(**parts, refresh=refresh, on_finished=AsyncMock(), gateway=None)
+    registry = SimpleNamespace(refresh=refresh)
+    dispatcher = SimpleNamespace(runs_of=lambda client: [run])
+    parts: Any = {"store": SimpleNamespace(shared=True), "registry": registry}
+    work = OpenWork(**parts, dispatcher=dispatcher, gateway=None)
     first = game.take([0])
     await work.check_lease(client, "a")
     game.gateway(first, SAMPLES)

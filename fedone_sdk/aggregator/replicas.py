@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 from pydantic import ValidationError
 
 from fedone_sdk.aggregator.access.clients import Access
-from fedone_sdk.aggregator.cluster.signals import (
-    SIGNAL,
-    ClientChanged,
-    MemberJoined,
-    MembersLeft,
-    PoolLoad,
-    RunAdded,
-    RunChanged,
-    RunRemoved,
-    Signal,
-    publish,
-)
 from fedone_sdk.aggregator.rounds.lifecycle import charge_lost_replicas
 from fedone_sdk.aggregator.rounds.seats import expire
 from fedone_sdk.aggregator.rounds.spending import has_lost_calls
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
+from fedone_sdk.aggregator.signals import (
+    SIGNAL,
+    ClientChanged,
+    MemberJoined,
+    MembersLeft,
+    PoolLoad,
+    RunChanged,
+    RunsChanged,
+    Signal,
+    publish,
+)
 from fedone_sdk.clock import Clock
 from fedone_sdk.stores import Member, Store
 
@@ -44,6 +44,9 @@ class Replicas:
 
     Every replica follows the commits of the others. The leader applies deadlines and charges the
     pending calls of replicas that have exited.
+
+    Attributes:
+        is_leader: Whether this replica holds the leader lock.
     """
 
     def __init__(
@@ -51,24 +54,21 @@ class Replicas:
         *,
         store: Store,
         clock: Clock,
-        runs: Mapping[str, ServedRun],
+        registry: RunRegistry,
         dispatcher: Dispatcher,
         access: Access,
-        refresh: Callable[[], Awaitable[None]],
-        has_changes: Callable[[Mapping[str, int]], bool],
     ) -> None:
         self._store = store
         self._clock = clock
-        self._runs = runs
+        self._runs = registry.served
+        self._registry = registry
         self._dispatcher = dispatcher
         self._access = access
-        self._refresh = refresh
-        self._has_changes = has_changes
         self._signals: asyncio.Queue[str | None] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._alive: frozenset[str] = frozenset()
-        self._is_leader = self._down = False
+        self.is_leader = self._down = False
         self._polled_at = -_POLL_S
         self._published_load = (0, 0.0)
 
@@ -77,18 +77,13 @@ class Replicas:
         """Number of replicas that serve the store, as of the last check."""
         return max(len(self._alive), 1)
 
-    @property
-    def is_leader(self) -> bool:
-        """Whether this replica holds the leader lock."""
-        return self._is_leader
-
     async def start(self) -> None:
         """Start to listen for signals. The caller then loads the runs and calls `restore`."""
         self._store.listen(self._enqueue)
         self._alive = await self._store.alive()
         # Every replica tries to acquire the leader lock on start. Only the first one after downtime
         # gets it: a replica that already serves holds it.
-        self._is_leader = self._down = await self._store.lead()
+        self.is_leader = self._down = await self._store.lead()
 
     async def restore(self) -> None:
         """Restore waiting clients and charge lost calls of runs.
@@ -139,8 +134,8 @@ class Replicas:
 
     async def _apply_deadlines(self) -> None:
         if not self._store.shared:
-            self._is_leader = await self._store.lead()
-        if self._is_leader:
+            self.is_leader = await self._store.lead()
+        if self.is_leader:
             await self._apply_all_due()
 
     async def _apply_all_due(self) -> None:
@@ -176,11 +171,11 @@ class Replicas:
         if not self._store.shared or now < self._polled_at + _POLL_S:
             return
         self._polled_at = now
-        self._is_leader = await self._store.lead()
+        self.is_leader = await self._store.lead()
         await self._update_alive()
         versions = await self._store.versions()
-        if self._has_changes(versions):
-            await self._refresh()
+        if self._registry.has_changes(versions):
+            await self._registry.refresh()
         for run_id, version in versions.items():
             if run_id in self._runs:
                 self._runs[run_id].on_remote_version(version)
@@ -192,14 +187,14 @@ class Replicas:
         if before - self._alive:
             # Their last commits may lack a signal, so the copies here may be stale.
             for run in self._runs.values():
-                run.mark_stale()
+                run.may_be_stale = True
             await self._access.reload()
 
     async def _check_run(self, run: ServedRun) -> None:
         # A replica can exit between a commit and its signal, and signals can be lost.
         if run.may_be_stale:
             await run.catch_up()
-        if self._is_leader and has_lost_calls(run.state, self._alive):
+        if self.is_leader and has_lost_calls(run.state, self._alive):
             await run.apply(charge_lost_replicas, alive=self._alive, down=False)
 
     async def _publish_load(self) -> None:
@@ -221,7 +216,7 @@ class Replicas:
             if not all(tried):
                 await asyncio.sleep(1)
                 continue
-            wait = self._until_due() if self._is_leader else None
+            wait = self._until_due() if self.is_leader else None
             if self._store.shared:
                 wait = _POLL_S if wait is None else min(wait, _POLL_S)
             try:
@@ -275,20 +270,10 @@ class Replicas:
         match signal:
             case RunChanged():
                 await self._on_run_changed(signal)
-            case RunAdded():
-                await self._refresh()
-                await self._access.update_count()  # An imported run may have added clients.
-            case RunRemoved():
-                await self._refresh()
+            case RunsChanged():
+                await self._registry.refresh()
             case MemberJoined():
-                await self._add_member(
-                    Member(
-                        client_index=signal.client_index,
-                        num_examples=signal.num_examples,
-                        run_id=signal.run_id,
-                        until=signal.until,
-                    )
-                )
+                await self._add_member(signal.member)
             case MembersLeft():
                 self._dispatcher.on_members_left(signal.client_indices)
             case PoolLoad():
@@ -301,7 +286,7 @@ class Replicas:
     async def _on_run_changed(self, changed: RunChanged) -> None:
         run = self._runs.get(changed.run_id)
         if run is None:
-            await self._refresh()
+            await self._registry.refresh()
             return
         run.on_remote_commit(changed)
         self._changed.set()
@@ -320,10 +305,10 @@ class Replicas:
 
     async def _reload_all(self) -> None:
         for run in self._runs.values():
-            run.mark_stale()  # First: a later check reloads them if the store fails now.
+            run.may_be_stale = True  # First: a later check reloads them if the store fails now.
         try:
             await self._access.reload()
-            await self._refresh()
+            await self._registry.refresh()
             for member in await self._store.members():
                 await self._add_member(member)
         finally:
