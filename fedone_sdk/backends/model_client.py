@@ -263,8 +263,8 @@ class ModelClient(Wrapper):
                 if exc.usage is not None:
                     settle(leases, exc.usage)
                 raise
-            except BudgetExhausted as exc:  # From another account, behind this model.
-                settle(leases, exc.usage or NOTHING)
+            except BudgetExhausted:  # From another account, behind this model.
+                settle(leases, NOTHING)
                 raise
             return replace(answer, usage=settle(leases, answer.usage, answer.cached_tokens))
 

@@ -81,6 +81,12 @@ class Price(_Priced):
         }
         return frozenset(unit for unit, usd in costs.items() if usd)
 
+    @property
+    def text(self) -> str:
+        """The prices of short prompts as text, for people."""
+        cached = "" if self.cached is None else f" ({self.cached:f} if cached)"
+        return f"USD {self.prompt:f} per million prompt tokens{cached}, {self.completion:f} written"
+
     def in_flex(self) -> Price | None:
         """Return the prices of ``service_tier: flex``, if there is such a tier."""
         if self.flex is None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.filesize import decimal as size
 from rich.text import Text
 
-from fedone_sdk.errors import ArgumentError
+from fedone_sdk.errors import ArgumentError, system_errors
 from fedone_sdk.files import replace_file
 from fedone_sdk.messages import COMPARED
 from fedone_sdk.metrics import metric_text
@@ -117,13 +117,11 @@ def write_file(option: str, target: Path, data: bytes | str, *, mode: int = 0o66
     """
     content = data.encode() if isinstance(data, str) else data
     place = _place(target)
-    try:
+    with system_errors(ArgumentError, f"{option}: {target}"):
         if _is_special(place):
             place.write_bytes(content)
         else:
             replace_file(place, content, mode=mode)
-    except OSError as exc:
-        raise ArgumentError(f"{option}: {target}: {exc.strerror or exc}") from exc
 
 
 def _place(target: Path) -> Path:

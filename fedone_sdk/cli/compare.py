@@ -19,7 +19,7 @@ from fedone_sdk.cli._process import interruptible, naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, RunState
 from fedone_sdk.cli._tuning import same_command, shown
 from fedone_sdk.cli.report import check_report
-from fedone_sdk.errors import ArgumentError, FedOneError
+from fedone_sdk.errors import ArgumentError, FedOneError, system_errors
 
 if TYPE_CHECKING:
     from fedone_sdk.evaluation.engine import Session, Trial
@@ -135,10 +135,8 @@ def _locked(state: RunState, folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     state.make()
-    try:
+    with system_errors(ArgumentError, f"{folder}: cannot be created"):
         folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as exc:
-        raise ArgumentError(f"{folder}: cannot be created: {exc.strerror}") from exc
     try:
         lock = FileLock(folder / "lock").acquire(timeout=0)
     except Timeout:

@@ -27,7 +27,7 @@ from fedone_sdk.cli._output import (
 from fedone_sdk.cli._process import naming, quiet_logs
 from fedone_sdk.cli._run_file import RunFile, backend_of
 from fedone_sdk.data import check_examples, load_examples
-from fedone_sdk.errors import ArgumentError, DataError, SpecError
+from fedone_sdk.errors import ArgumentError, DataError, SpecError, system_errors
 from fedone_sdk.messages.bill import bill
 from fedone_sdk.metrics import metric_text
 from fedone_sdk.task import MAX_BIAS, Filling, TaskSpec, TextPrompt, form_of, words_of
@@ -146,11 +146,8 @@ def _examples(data: str, task: TaskSpec) -> list[Example]:
     if data == "-":
         examples = [*_lines(sys.stdin.buffer, source, task)]
     elif data.endswith(".txt"):
-        try:
-            with open(data, "rb") as file:
-                examples = [*_lines(file, data, task)]
-        except OSError as exc:
-            raise DataError(f"{data}: cannot be read: {exc}") from exc
+        with system_errors(DataError, f"{data}: cannot be read"), open(data, "rb") as file:
+            examples = [*_lines(file, data, task)]
     else:
         examples = [*load_examples(data, split="test")]
     for number, example in enumerate(examples, 1):

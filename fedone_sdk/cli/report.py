@@ -130,10 +130,10 @@ def stored_run(
 
 async def exported_from(store: Store, run_id: str) -> bytes:
     """Return the export of a run of an open store."""
-    from fedone_sdk.aggregator import export
+    from fedone_sdk.aggregator.serving import run_view
 
-    run = await export.open_run(store, run_id)
-    return b"".join([piece async for piece in export.export_run(store, run)])
+    run = await run_view.open_run(store, run_id)
+    return b"".join([piece async for piece in run_view.export_run(store, run)])
 
 
 def _exported(

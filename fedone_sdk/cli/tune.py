@@ -208,6 +208,7 @@ def print_plan(output: Output, plan: RunPlan, time_taken: str = "") -> None:
         "money": f"about USD {expected.usd:.4f}, {most.usd:.4f} at most"
         if plan.priced
         else "unknown: name the model's price in backend.prices",
+        "prices": (plan.prices or "") if expected.usd else "",
         "time": time_taken,
         "smallest useful cap": f"{smallest.queries} queries, {smallest.requests} requests, "
         f"{smallest.prompt_tokens + smallest.completion_tokens} tokens, "

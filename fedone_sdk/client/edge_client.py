@@ -39,7 +39,6 @@ from fedone_sdk.client.transport import HttpTransport, Idle, Network, token_of
 from fedone_sdk.client.work import Assigned
 from fedone_sdk.client.worker import KnownRuns, Worker
 from fedone_sdk.errors import (
-    ArgumentError,
     FedOneError,
     MessageError,
     ProblemError,
@@ -81,8 +80,6 @@ class EdgeClient:
         token: Enrolment token, required until the device has an identity. Surrounding whitespace
             is removed.
         backend: The device's own model; None scores through the gateway.
-        reflector: The model on the device that writes candidates, for `WorkPolicy.reflect`
-            ``local``; None is `backend`.
         state_dir: Folder of identity, unsent updates and paid losses, for one process at a time;
             None keeps them in memory.
         network: Proxy, trust, and how the device identifies itself.
@@ -104,7 +101,6 @@ class EdgeClient:
         fields: Collection[str] | None = None,
         token: str | None = None,
         backend: LLMBackend | None = None,
-        reflector: LLMBackend | None = None,
         state_dir: str | Path | None = None,
         policy: WorkPolicy | None = None,
         hooks: Hooks | None = None,
@@ -132,8 +128,7 @@ class EdgeClient:
         )
         self._capabilities = Capabilities(
             backend=backend,
-            reflector=_reflector(reflector or backend, policy),
-            reflect=policy.reflect,
+            reflect=policy.checked_reflect(),
             hooks=hooks,
             privacy=self._privacy,
             consent=Consent.of(label, fields, policy.labels, private=policy.privacy is not None),
@@ -371,16 +366,3 @@ class EdgeClient:
                 else:
                     found.append(self._capabilities.fit(run_id, run, held))
             return tuple(found)
-
-
-def _reflector(model: LLMBackend | None, policy: WorkPolicy) -> LLMBackend | None:
-    """Return the model on the device that writes candidates, if the policy allows one.
-
-    Raises:
-        SpecError: The policy needs one, and there is none that writes text.
-    """
-    if policy.reflect != "local":
-        return None
-    if model is None or "text" not in model.answers:
-        raise ArgumentError("policy.reflect: local needs a reflector that writes text")
-    return model

@@ -160,17 +160,27 @@ class WorkPolicy:
             client's `state_dir`. None is no cap.
         labels: Values of the label column, which a run has to cover; rows with another one take
             part in no run. None is those of the rows: whether a run fits then shows which occur.
-        reflect: Whether a model may write candidates from rows that a prompt got wrong. ``local``:
-            a model on the device reads them, and what it wrote leaves, after filters that are not
-            differential privacy. ``gateway``: the run's model may read them, with their labels.
-            None: neither.
+        reflect: What may write candidates from rows that a prompt got wrong: a model on the device,
+            whose text leaves after filters that are not differential privacy; or ``gateway``, the
+            run's model, which reads these rows with their labels. None: nothing may.
     """
 
     run_id: str | None = None
     privacy: RequiredPrivacy | None = None
     budget: Budget | None = None
     labels: Collection[str] | None = None
-    reflect: Literal["local", "gateway"] | None = None
+    reflect: LLMBackend | Literal["gateway"] | None = None
+
+    def checked_reflect(self) -> LLMBackend | Literal["gateway"] | None:
+        """Return `reflect`.
+
+        Raises:
+            SpecError: It can write no candidates.
+        """
+        writes = isinstance(self.reflect, LLMBackend) and "text" in self.reflect.answers
+        if not writes and self.reflect not in ("gateway", None):
+            raise ArgumentError("policy.reflect: must be 'gateway' or a backend that writes text")
+        return self.reflect
 
 
 def budget_guard(
@@ -232,13 +242,11 @@ class Capabilities:
     """What a device can do, requires of runs (`privacy`), and lets them use of its rows.
 
     Attributes:
-        reflector: The model on the device that writes candidates.
         reflect: As in `WorkPolicy`.
     """
 
     backend: LLMBackend | None
-    reflector: LLMBackend | None
-    reflect: Literal["local", "gateway"] | None
+    reflect: LLMBackend | Literal["gateway"] | None
     hooks: Hooks
     privacy: PrivacyAccount | None
     consent: Consent

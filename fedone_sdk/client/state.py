@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from fedone_sdk.errors import DataError
+from fedone_sdk.errors import DataError, system_errors
 from fedone_sdk.files import erase_log, sync_path
 from fedone_sdk.messages import Enrolled, is_sendable
 
@@ -100,10 +100,8 @@ class DeviceState:
         if self.file is None:
             return
         folder = self.file.parent
-        try:
+        with system_errors(DataError, f"{folder}: cannot be used as a state folder"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as exc:
-            raise DataError(f"{folder}: cannot be used as a state folder: {exc}") from exc
         with suppress(OSError):  # A disk that fails is reported with the file.
             sync_path(folder.parent)  # the folder's name
 

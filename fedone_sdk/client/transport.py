@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 import structlog
@@ -304,10 +304,11 @@ class Idle(Message):
     retry_after_s: float
 
 
-_ASSIGNMENT: Any = Assignment
+_ASSIGNMENT: Any = Assignment  # a union is no class for mypy
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Call:
     """A call of the protocol.
 
     Attributes:
@@ -318,7 +319,7 @@ class Call(NamedTuple):
     """
 
     name: str
-    secret: str
+    secret: str = field(repr=False)
     message: Message | None = None
     of: str = ""
     after: int = 0

@@ -344,12 +344,13 @@ class Worker:
     ) -> Propose | None:
         """Return what writes and tries a candidate, if the assignment and the policy allow one."""
         asked = isinstance(assignment, LossesAssignment) and assignment.reflect
-        model, about = self._capabilities.reflector, run.reflection
-        through_gateway = self._capabilities.reflect == "gateway"
-        if not asked or about is None or not (model or (through_gateway and about.gateway)):
+        model, about = self._capabilities.reflect, run.reflection
+        if not asked or about is None or model is None:
+            return None
+        if model == "gateway" and not about.gateway:
             return None
         # Imported here: few devices need it.
-        from fedone_sdk.client.reflection import Reflection, writing
+        from fedone_sdk.client.reflection import Reflection, Write, writing
 
         async def write_by_gateway(parent: int, _: str, cases: Sequence[Case]) -> str:
             message = Reflect(
@@ -357,7 +358,10 @@ class Worker:
             )
             return (await self._session.call(self._session.transport.reflect, message)).text
 
-        write = write_by_gateway if model is None else writing(model, run, about.slot, self._budget)
+        if model == "gateway":
+            write: Write = write_by_gateway
+        else:
+            write = writing(model, run, about.slot, self._budget)
         return Reflection(
             run=run,
             slot=about.slot,

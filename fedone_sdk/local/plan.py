@@ -20,6 +20,7 @@ from fedone_sdk.backends import (
     Query,
     Wrapper,
     prediction_queries,
+    price_of,
     query_for,
     usable_vocabulary,
 )
@@ -80,6 +81,7 @@ class RunPlan(Message):
         duration: Estimated duration; null without a probe or a rate limit.
         sufficient: Whether the caps cover all planned rounds in the worst case.
         warnings: Likely problems.
+        prices: The model's prices, those of its service tier; null if they are not known.
         priced: Whether all prices are known; else `usd` is null in JSON.
     """
 
@@ -103,6 +105,7 @@ class RunPlan(Message):
     duration: Duration | None
     sufficient: bool
     warnings: tuple[str, ...]
+    prices: str | None = None
     priced: bool = Field(default=True, exclude=True)
 
     @field_serializer("per_query", "expected", "most", "smallest_cap", when_used="json")
@@ -207,6 +210,7 @@ async def plan_run(
         duration=duration,
         sufficient=affordable >= planned,
         warnings=(*troubles, *_warnings(federation, per_round, affordable, planned)),
+        prices=None if (price := price_of(spec.backend)) is None else price.text,
         priced=all("usd" in model.bounds for model in (backend, proposer) if model is not None),
     )
 

@@ -18,7 +18,7 @@ from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.client import EdgeClient, Hooks, Network, Transport, WorkPolicy
 from fedone_sdk.client.state import DeviceState, Identity
-from fedone_sdk.errors import DataError, ProblemError
+from fedone_sdk.errors import DataError, ProblemError, system_errors
 from fedone_sdk.files import replace_file
 from fedone_sdk.local.memory_transport import MemoryTransport
 from fedone_sdk.messages import Enrol, Enrolled
@@ -99,13 +99,11 @@ class Devices:
 
 def _secret(folder: Path) -> bytes:
     file = folder / _SECRET
-    try:
+    with system_errors(DataError, f"{folder}: cannot be used as a state folder"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists() or not file.read_bytes():
             replace_file(file, secrets.token_bytes(32), mode=0o600)
         return file.read_bytes()
-    except OSError as exc:
-        raise DataError(f"{folder}: cannot be used as a state folder: {exc}") from exc
 
 
 _BATCH = 128

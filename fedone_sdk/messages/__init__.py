@@ -10,7 +10,6 @@ from fedone_sdk._lazy import lazy
 if TYPE_CHECKING:
     from fedone_sdk.messages.array import MAX_ELEMENTS, Array
     from fedone_sdk.messages.assignment import (
-        ASSIGNMENT,
         AlphaAssignment,
         Assignment,
         Claim,
@@ -108,7 +107,6 @@ else:
     )
 
 __all__ = [
-    "ASSIGNMENT",
     "About",
     "AlphaAssignment",
     "AlphaUpdate",

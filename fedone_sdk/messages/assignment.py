@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field
 
 from fedone_sdk.messages.array import Array
 from fedone_sdk.messages.base import Id, Message, Seed, is_none
@@ -94,9 +94,6 @@ class LossesAssignment(_Assignment):
 
 
 Assignment = Annotated[AlphaAssignment | LossesAssignment, Field(discriminator="exchange")]
-ASSIGNMENT: TypeAdapter[AlphaAssignment | LossesAssignment] = TypeAdapter(
-    Assignment, config=ConfigDict(defer_build=True)
-)
 
 
 class Renewal(Message):

@@ -123,11 +123,13 @@ class ProposerSpec(Spec):
             to models on devices.
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
-        count: With ``scores``, candidates per proposal.
     """
 
     max_candidates: ClassVar[int] = 32
     """Added candidates: more than a run of some hundred queries can distinguish."""
+
+    count: ClassVar[int] = 4
+    """Candidates per call, with ``scores``."""
 
     max_tokens: ClassVar[int] = 512
     """Tokens of an answer: some candidates of that length."""
@@ -139,7 +141,6 @@ class ProposerSpec(Spec):
     backend: BackendSpec | None = None
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
-    count: Annotated[int, Field(ge=1, le=32)] = 4
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:

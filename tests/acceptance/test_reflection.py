@@ -137,7 +137,7 @@ async def test_rules_from_failures_reach_the_deployed_prompt() -> None:
 
 async def test_a_model_on_the_device_reads_the_rows_and_only_its_text_leaves() -> None:
     reflector = ScriptedBackend(write=rules)
-    run, lines = await tuned(spec_of(backend=False), reflector=reflector, reflect="local")
+    run, lines = await tuned(spec_of(backend=False), reflect=reflector)
     assert reflector.asked
     for topic in TOPICS:
         assert f"{topic} cases" in run.result().prompt.text
@@ -145,10 +145,10 @@ async def test_a_model_on_the_device_reads_the_rows_and_only_its_text_leaves() -
     assert not re.search(r"c\d (refund|invoice|parcel) no", "".join(sent))
 
 
-@pytest.mark.parametrize("reflect", [None, "local"])
-async def test_no_row_is_read_without_consent(reflect: str | None) -> None:
-    proposer, reflector = ScriptedBackend(write=rules), ScriptedBackend(write=lambda *_: "[]")
-    run, _ = await tuned(spec_of(), proposer=proposer, reflect=reflect, reflector=reflector)
+@pytest.mark.parametrize("reflect", [None, ScriptedBackend(write=lambda *_: "[]")])
+async def test_no_row_is_read_without_consent(reflect: ScriptedBackend | None) -> None:
+    proposer = ScriptedBackend(write=rules)
+    run, _ = await tuned(spec_of(), proposer=proposer, reflect=reflect)
     assert not proposer.asked
     assert not run.state.lineage
     assert run.result().status == "completed"
@@ -170,8 +170,7 @@ async def test_a_text_that_quotes_a_row_stays_on_the_device(text: str) -> None:
     reflector = ScriptedBackend(write=lambda *_: json.dumps([text]))
     _, lines = await tuned(
         spec_of(backend=False),
-        reflector=reflector,
-        reflect="local",
+        reflect=reflector,
     )
     assert reflector.asked
     assert not any(update.proposal for line in lines for update in line.updates)
@@ -186,8 +185,7 @@ async def test_the_app_can_hold_a_candidate_back() -> None:
 
     run, _ = await tuned(
         spec_of(backend=False),
-        reflector=reflector,
-        reflect="local",
+        reflect=reflector,
         before_propose=held_back,
     )
     assert seen
@@ -227,9 +225,10 @@ def test_a_private_run_takes_no_reflection() -> None:
         ProposerSpec(kind="scores")
 
 
-def test_a_device_without_a_writing_model_cannot_reflect_locally() -> None:
-    with pytest.raises(SpecError, match=r"policy\.reflect: local needs a reflector"):
-        EdgeClient("http://x", data=rows_of(0), token="t", policy=WorkPolicy(reflect="local"))
+@pytest.mark.parametrize("reflect", ["local", ScriptedBackend(answers=["labels"])])
+def test_what_cannot_write_does_not_reflect(reflect: Any) -> None:
+    with pytest.raises(SpecError, match=r"policy\.reflect: must be 'gateway' or a backend that"):
+        EdgeClient("http://x", data=rows_of(0), token="t", policy=WorkPolicy(reflect=reflect))
 
 
 class Dying(RecordingTransport):
@@ -252,8 +251,7 @@ async def test_a_kill_pays_for_no_reflection_twice(tmp_path: Path) -> None:
         run = await service.add_run(spec, spec.prompt.build(spec.task))
         options: dict[str, Any] = {
             "data": rows_of(0),
-            "reflector": reflector,
-            "reflect": "local",
+            "reflect": reflector,
             "state_dir": tmp_path,
         }
         Dying.died = False

@@ -202,7 +202,10 @@ async def _unfinished(_: Path) -> str:
         await asyncio.gather(*(server.claim(one, wait_s=5) for one in credentials))
         sizes = (f"Content-Length: {31 * 2**20}", "Transfer-Encoding: chunked")
         for credential, size in zip(credentials, sizes, strict=True):
-            head = f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {credential}"
+            head = (
+                f"POST /v1/score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {credential}\r\n"
+                "Content-Type: application/json"
+            )
             read = 0
             for _ in range(20):
                 reader, writer = await asyncio.open_connection(*address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator
 
@@ -355,28 +354,6 @@ async def test_numbers_of_rounds_agree(chromium: Chromium, stage: Stage) -> None
         await expect(rounds.nth(1)).to_contain_text("Round 7")
         await expect(rounds.nth(0)).to_contain_text("Round 8 under way")
         await expect(tile(page, "Rounds")).to_contain_text("7of 60")
-
-
-async def test_axes_have_titles(chromium: Chromium, stage: Stage) -> None:
-    await stage.add_run()
-    stage.start_devices(2)
-    await stage.reach(6)
-    async with chromium.watching(stage.url) as watcher:
-        await watcher.page.add_init_script(
-            """window.drawn = new Set();
-            const plain = CanvasRenderingContext2D.prototype.fillText;
-            CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
-                window.drawn.add(text);
-                return plain.call(this, text, ...rest);
-            };"""
-        )
-        await watcher.sign_in(VIEWER, "#/runs/sentiment")
-        titles = ("Queries", "Mean loss", "Metric on the dev split", "Rounds done", "Queries left")
-        for title in titles:
-            # Not `wait_for_function`: the page's content security policy forbids its `eval`.
-            async with asyncio.timeout(15):
-                while not await watcher.page.evaluate("title => window.drawn.has(title)", title):
-                    await asyncio.sleep(0.05)
 
 
 async def test_a_phone_has_room_for_header_and_dialog(chromium: Chromium, stage: Stage) -> None:

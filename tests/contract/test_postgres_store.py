@@ -26,7 +26,6 @@ from fedone_sdk.stores import (
     LogEntry,
     Member,
     SqlStore,
-    StoredMemory,
     TokenRefused,
     VersionConflict,
 )
@@ -78,27 +77,6 @@ class TestReplicas:
             assert sorted(client.index for client in enrolled) == list(range(5))
             assert sum(isinstance(result, TokenRefused) for result in results) == 45
             assert (await stores[1].tokens())[0].uses_left == 0
-
-    async def test_of_rivals_one_wins_each_version(self, url: str) -> None:
-        async with replicas(url, 3) as stores:
-            await stores[0].add_run(RUN)
-            wins = []
-
-            async def compete(number: int) -> None:
-                for version in range(20):
-                    commit = Commit(document="", log=line(f"{number} {version}"))
-                    try:
-                        await stores[number % 3].commit("run-1", version, commit)
-                    except VersionConflict:
-                        # The loser waits for the winner's commit.
-                        assert (await stores[number % 3].versions())["run-1"] > version
-                    else:
-                        wins.append(f"{number} {version}")
-
-            await asyncio.gather(*(compete(number) for number in range(9)))
-            log = await stores[0].log("run-1")
-        assert [entry.version for entry in log] == list(range(1, 21))
-        assert sorted(entry.body for entry in log) == sorted(wins)
 
     async def test_signals_reach_the_others(self, url: str) -> None:
         async with replicas(url, 3) as stores:
@@ -505,26 +483,6 @@ class TestLostAnswers:
         async with opened(url) as store:
             await store.add_run(RUN)
             yield store
-
-    async def test_commit_that_did_not_arrive(self, store: SqlStore, proxy: Proxy) -> None:
-        proxy.lose_question.add(b"marked")
-        await store.commit("run-1", 0, Commit(document="marked", log=line(0)))
-        assert proxy.lost == 1
-        assert await store.versions() == {"run-1": 1}
-        assert len(await store.log("run-1")) == 1
-
-    async def test_commit_whose_answer_is_lost(self, store: SqlStore, proxy: Proxy) -> None:
-        proxy.lose_answer.add(b"marked")
-        commit = Commit(
-            document="marked",
-            log=line(0),
-            closed=(WORK,),
-            memories=(StoredMemory(client_index=0, round=1, value=b"m"),),
-        )
-        await store.commit("run-1", 0, commit)
-        assert proxy.lost == 1
-        assert await store.versions() == {"run-1": 1}
-        assert len(await store.log("run-1")) == 1
 
     async def test_lost_commit_that_another_overtook(
         self, store: SqlStore, proxy: Proxy, url: str

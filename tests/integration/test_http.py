@@ -16,7 +16,7 @@ from openapi_spec_validator import validate
 from fedone_sdk.aggregator import Aggregator
 from fedone_sdk.aggregator.access.tokens import AdminToken, Role, digest
 from fedone_sdk.aggregator.routes import MAX_BODY_BYTES, ROUTES, build_app
-from fedone_sdk.aggregator.routes.openapi import openapi_document
+from fedone_sdk.aggregator.routes.route import openapi_document
 from fedone_sdk.backends import Answer, ModelClient, Query
 from fedone_sdk.errors import BackendBlocked, FedOneError, StoreUnavailable
 from fedone_sdk.spec import RetrySpec, RunSpec
@@ -154,6 +154,7 @@ class TestWork:
         assert result["rounds"] == 1
         assert result["spent"]["queries"] == 4
         assert result["gateway"]["messages"] == 2
+        assert result["gateway"]["upload_bytes"] >= len(json.dumps(score))
         assert result["communication"]["messages"] == 2 + 2 + 3 * 2  # enrol, claim, updates
 
     async def test_another_client_s_assignment(self, server: Server) -> None:

@@ -387,13 +387,9 @@ class Held(MemoryStore):
     async def close(self) -> None:
         self.closed = True
 
-    async def revoke_client(self, *arguments: Any) -> None:
-        await super().revoke_client(*arguments)
-        await self._hold("revoke_client")
-
-    async def set_credential(self, *arguments: Any) -> None:
-        await super().set_credential(*arguments)
-        await self._hold("set_credential")
+    async def change_client(self, index: int, **changes: Any) -> None:
+        await super().change_client(index, **changes)
+        await self._hold("change_client")
 
     async def commit(self, *arguments: Any) -> None:
         await super().commit(*arguments)
@@ -426,7 +422,7 @@ class TestHangingUp:
         return store
 
     async def test_the_store_stays_open_for_it(self) -> None:
-        async with serving(store=Held("revoke_client")) as server:
+        async with serving(store=Held("change_client")) as server:
             client_id, credential = await server.enrol(FLEET)
             store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
             stopping = asyncio.create_task(server.aggregator.service.stop())
@@ -439,7 +435,7 @@ class TestHangingUp:
             assert not server.aggregator.service.access.is_cached(credential)
 
     async def test_a_client_that_is_revoked_is_shut_out(self) -> None:
-        async with serving(store=Held("revoke_client")) as server:
+        async with serving(store=Held("change_client")) as server:
             client_id, credential = await server.enrol(FLEET)
             await server.ok("POST", "/v1/assignments/claim", CLAIM, token=credential)
             store = await self.hang_up(server, f"POST /v1/clients/{client_id}/revoke", ROOT)
@@ -451,7 +447,7 @@ class TestHangingUp:
             await until(lambda: 0 not in pool)
 
     async def test_a_secret_that_was_replaced_is_shut_out(self) -> None:
-        async with serving(store=Held("set_credential")) as server:
+        async with serving(store=Held("change_client")) as server:
             _, old = await server.enrol(FLEET)
             path = "/v1/clients/me/credential"
             new = (await server.ok("POST", path, token=old))["credential"]

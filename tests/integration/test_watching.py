@@ -15,8 +15,8 @@ import pytest
 from fedone_sdk import EdgeClient
 from fedone_sdk.aggregator.access.tokens import AdminToken, digest
 from fedone_sdk.aggregator.routes.dashboard import FILES
-from fedone_sdk.aggregator.routes.monitoring import likeliest
-from fedone_sdk.messages import Me, RoundReport, RunSummary, Seats, TokenProbabilities
+from fedone_sdk.aggregator.routes.reports import likeliest
+from fedone_sdk.messages import Me, RoundReport, Seats, TokenProbabilities
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.stores import SqlStore
 from fedone_sdk.vocabulary import Vocabulary
@@ -69,13 +69,6 @@ async def server() -> AsyncIterator[Server]:
 async def test_who_asks(server: Server, token: str, expected: Me) -> None:
     status, document, _ = await server.call("GET", "/v1/me", token=token)
     assert (status, Me.model_validate(document)) == (200, expected)
-
-
-async def test_a_summary_has_the_progress(server: Server) -> None:
-    _, documents, _ = await server.call("GET", "/v1/runs", token=LOOK)
-    (summary,) = [RunSummary.model_validate(document) for document in documents]
-    assert (summary.round, summary.rounds, summary.cap.queries) == (0, 3, 100)
-    assert summary.spent.queries == 0
 
 
 async def test_a_result_without_its_rounds(server: Server) -> None:

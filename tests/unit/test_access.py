@@ -143,16 +143,6 @@ class TestConfiguredTokens:
         access = await access_of(store, "another")
         await access.enrol(secret, Enrol())
 
-    async def test_an_expired_token_enrols_no_client(self) -> None:
-        clock = ManualClock()
-        token = EnrolmentToken(token_sha256=digest("t"), expires_at=clock.now() + 10)
-        access = await access_of(None, token, clock=clock)
-        await access.enrol("t", Enrol())
-        clock.advance(10)
-        with pytest.raises(ProblemError, match="has expired") as caught:
-            await access.enrol("t", Enrol())
-        assert caught.value.code == "unauthorized"
-
     @pytest.mark.parametrize(
         "tokens",
         [

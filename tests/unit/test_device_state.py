@@ -63,7 +63,7 @@ class TestPowerCuts:
         death = Death()
         with Disk(tmp_path, death) as disk:
             state = DeviceState(tmp_path / "state", SERVER)
-            Identity(state).begin("nonce")
+            Identity(state).reset("nonce")
             death.comes_at = "before fsync state.sqlite3-wal"
             assert not state.write(COUNT)
             state.close()
@@ -115,7 +115,7 @@ class TestTransactions:
     def test_servers_share_a_file_and_no_rows(self, tmp_path: Path) -> None:
         states = [DeviceState(tmp_path, server) for server in ("a", "b")]
         for number, state in enumerate(states):
-            Identity(state).begin(f"nonce {number}")
+            Identity(state).reset(f"nonce {number}")
             Journal(state, "same").keep({"key": (float(number),)}, "m")
         CurrentWork(states[0]).forget()
         assert Journal(states[0], "same").row("key") is None

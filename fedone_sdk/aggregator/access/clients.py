@@ -238,7 +238,9 @@ class Access:
             # The second of two concurrent rotations would lock the first caller out.
             if now is None or secret_sha256 not in (now.credential_sha256, now.previous_sha256):
                 raise ProblemError("unauthorized", "this credential was replaced by another one")
-            await self._store.set_credential(client.index, digest(secret), secret_sha256)
+            await self._store.change_client(
+                client.index, credential_sha256=digest(secret), previous_sha256=secret_sha256
+            )
         await self._on_changed(client.index)
         _log.info("credential rotated", client_id=client.client_id)
         return Rotated(credential=secret)
@@ -250,7 +252,8 @@ class Access:
     async def revoke_client(self, client_id: str) -> ClientRecord:
         """Revoke a client permanently. Unknown: ``not_found``."""
         client = await self.by_name(client_id)
-        await self._store.revoke_client(client.index, self._clock.now())
+        if client.revoked_at is None:
+            await self._store.change_client(client.index, revoked_at=self._clock.now())
         await self._on_changed(client.index)
         client = await self.by_name(client_id)
         self._notify_revoked(client)
@@ -330,7 +333,7 @@ class Access:
 
     async def _record_seen(self, client: ClientRecord) -> None:
         now = self._clock.now()
-        await self._store.see_client(client.index, now)
+        await self._store.change_client(client.index, seen_at=now)
         if self._records.get(client.index) is client:
             self._cache(replace(client, seen_at=now))
 
@@ -339,7 +342,9 @@ class Access:
             now = await self._store.client_at(index)
             if now is None or now.previous_sha256 is None or now.credential_sha256 != secret_sha256:
                 return  # Already done by a concurrent request.
-            await self._store.set_credential(index, secret_sha256, None)
+            await self._store.change_client(
+                index, credential_sha256=secret_sha256, previous_sha256=None
+            )
         await self._on_changed(index)
 
     async def _on_changed(self, index: int) -> None:

@@ -47,7 +47,7 @@ async def create_token(request: web.Request) -> web.Response:
 
     The response contains its secret, of which the server only stores a digest.
     """
-    message, _ = await message_of(request, NewToken.model_validate)
+    message = await message_of(request, NewToken.model_validate)
     record, secret = await request.app[SERVICE].access.create_token(message)
     return answer(CreatedToken.model_validate({**_facts(record), "token": secret}), status=201)
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from fedone_sdk.aggregator.http.cors import NO_PAGES, Cors, CorsConfig
 from fedone_sdk.aggregator.http.limits import LIMITER, NO_LIMITS, Limiter, Limits, guarding
 from fedone_sdk.aggregator.http.requests import Handler, bearer_token, problems, stamp_headers
-from fedone_sdk.aggregator.routes import access, devices, monitoring, runs, system
+from fedone_sdk.aggregator.routes import access, devices, runs, system
 from fedone_sdk.aggregator.routes.context import (
     CONTEXT,
     DOCUMENT,
@@ -23,8 +23,7 @@ from fedone_sdk.aggregator.routes.context import (
     observing,
     stamp,
 )
-from fedone_sdk.aggregator.routes.openapi import openapi_document
-from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route
+from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, Route, openapi_document
 from fedone_sdk.aggregator.routes.system import Readiness
 from fedone_sdk.aggregator.runtime import Drain, run_shielded
 from fedone_sdk.aggregator.service import Service
@@ -37,7 +36,7 @@ _PROBES = ("/healthz", "/readyz")
 
 
 ROUTES: tuple[Route, ...] = tuple(
-    route for group in (devices, runs, monitoring, access, system) for route in group.route.routes
+    route for group in (devices, runs, access, system) for route in group.route.routes
 )
 """All routes of the server."""
 

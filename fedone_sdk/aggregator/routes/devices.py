@@ -12,8 +12,8 @@ from fedone_sdk.aggregator.routes.context import (
     CONTEXT,
     SERVICE,
     client_of,
-    counted_body,
     message_of,
+    raw_body,
     run_of,
 )
 from fedone_sdk.aggregator.routes.route import MAX_BODY_BYTES, RouteTable
@@ -52,7 +52,7 @@ async def enrol(request: web.Request) -> web.Response:
     """
     service = request.app[SERVICE]
     CONTEXT.get().set_run(service.traffic_run())
-    message, _ = await message_of(request, Enrol.model_validate)
+    message = await message_of(request, Enrol.model_validate)
     return answer(await service.access.enrol(bearer_token(request), message), status=201)
 
 
@@ -71,7 +71,7 @@ async def claim(request: web.Request) -> web.Response:
     A repeated claim returns the same open assignment. 204 means that there is no work now.
     """
     service, client = request.app[SERVICE], client_of(request)
-    message, _ = await message_of(request, Claim.model_validate)
+    message = await message_of(request, Claim.model_validate)
     concerned = service.traffic_run(run_id=message.run_id)
     if concerned is not None and CONTEXT.get().may_see(concerned.run_id):
         CONTEXT.get().set_run(concerned)
@@ -97,7 +97,8 @@ async def update(request: web.Request) -> web.Response:
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
     await service.work.check_known(client, assignment_id)
-    message, body = await message_of(request, UPDATE.validate_python)
+    body = await raw_body(request)
+    message = await message_of(request, UPDATE.validate_python, body)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     return answer(await service.work.update(client, assignment_id, message, body_sha256))
 
@@ -140,7 +141,7 @@ async def decline(request: web.Request) -> web.Response:
     """Decline an assignment."""
     service, client = request.app[SERVICE], client_of(request)
     assignment_id = request.match_info["assignment_id"]
-    message, _ = await message_of(request, Decline.model_validate)
+    message = await message_of(request, Decline.model_validate)
     await service.work.decline(client, assignment_id, message)
     return web.Response(status=204)
 
@@ -160,10 +161,10 @@ async def score(request: web.Request) -> web.Response:
     """Score prompts with the server's model, under the lease of the device's assignment."""
     service, client = request.app[SERVICE], client_of(request)
     await service.work.check_lease(client)
-    body = await counted_body(request)
+    body = await raw_body(request)
     body_sha256 = await in_thread_if_large(len(body), _sha256, body)
     await service.work.check_lease(client, body_sha256)
-    message, _ = await message_of(request, Score.model_validate)
+    message = await message_of(request, Score.model_validate, body)
     CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
     scores = await service.work.score(client, message, body_sha256)
     return await in_thread_if_large(_size(scores.log_probs), answer, scores)
@@ -184,7 +185,7 @@ async def reflect(request: web.Request) -> web.Response:
     """Let the run's model write a candidate from examples, once per assignment."""
     service, client = request.app[SERVICE], client_of(request)
     await service.work.check_lease(client)
-    message, _ = await message_of(request, Reflect.model_validate)
+    message = await message_of(request, Reflect.model_validate)
     CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
     return answer(await service.work.reflect(client, message))
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import traceback
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import structlog
 
 from fedone_sdk.aggregator.rounds.spending import reserve_evaluation, settle_evaluation
+from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import Answer, LLMBackend, Query, score_all
 from fedone_sdk.budget import NOTHING, Lease, Usage
@@ -164,6 +167,40 @@ async def persist(run: ServedRun, keep: Callable[[], Awaitable[object]]) -> None
             await asyncio.sleep(_RETRY_S)
         else:
             return
+
+
+class Companion(ABC):
+    """Work of the server beside a run's training, in one task."""
+
+    def __init__(self, run: ServedRun) -> None:
+        self._run = run
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def on_change(self, change: Change) -> None:
+        """Begin what a change of the run asks for."""
+
+    def on_restart(self) -> None:  # noqa: B027 (optional)
+        """Begin what a run that runs again asks for."""
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin some work, unless earlier work is not done."""
+        if self._task is not None and not self._task.done():
+            work.close()
+        else:
+            name = f"{type(self).__name__.lower()} {self._run.run_id}"
+            self._task = asyncio.create_task(work, name=name)
+
+    async def wait_idle(self) -> None:
+        """Wait until the work is done and charged."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def aclose(self) -> None:
+        """Cancel the work; a pending call is charged in full."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
 
 class BugCounter:

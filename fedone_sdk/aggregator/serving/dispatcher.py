@@ -7,13 +7,15 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from fedone_sdk.aggregator.access.tokens import may_see
 from fedone_sdk.aggregator.rounds.seats import assign, clear_unfit
 from fedone_sdk.aggregator.runtime import run_shielded
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S, ClientPool, RetryLater
 from fedone_sdk.aggregator.serving.feed import Change
-from fedone_sdk.aggregator.serving.registry import StoredRun
+from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.aggregator.signals import (
     MAX_NAMED,
@@ -32,6 +34,8 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.stores import ClientRecord, Member, Store
 
+R = TypeVar("R")
+
 _MIN_PLACES = 64
 _PLACES_PER_SEAT = 4
 _MAX_REASONS = 5
@@ -49,29 +53,26 @@ class _Poll:
         self.changed.set()
 
 
+@dataclass(kw_only=True, eq=False)
 class Dispatcher:
     """Assigns work to the clients that wait for it."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        clock: Clock,
-        runs: Mapping[str, ServedRun],
-        prepare: Callable[[ServedRun], Awaitable[None]],
-    ) -> None:
-        self.pool = ClientPool()
-        self._store = store
-        self._clock = clock
-        self._runs = runs
-        self._prepare = prepare
-        self._polls: dict[int, _Poll] = {}
-        # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
-        # state of the run decides.
-        self._offers: dict[int, set[str]] = {}
-        self._draining = False
-        self._closing: set[str] = set()
-        self._rotation = 0
+    store: Store
+    clock: Clock
+    registry: RunRegistry
+    prepare: Callable[[ServedRun], Awaitable[None]]
+    pool: ClientPool = field(default_factory=ClientPool, init=False)
+    _polls: dict[int, _Poll] = field(default_factory=dict, init=False)
+    # Client -> ids of the runs that may have a seat for it. An offer may outlive its seat; the
+    # state of the run decides.
+    _offers: dict[int, set[str]] = field(default_factory=dict, init=False)
+    _draining: bool = field(default=False, init=False)
+    _closing: set[str] = field(default_factory=set, init=False)
+    _rotation: int = field(default=0, init=False)
+
+    @property
+    def _runs(self) -> Mapping[str, ServedRun]:
+        return self.registry.served
 
     @property
     def num_polls(self) -> int:
@@ -84,12 +85,12 @@ class Dispatcher:
         self,
         client: ClientRecord,
         message: Claim,
-        runs: Callable[[], Sequence[ServedRun]],
-        others: Callable[[], Sequence[StoredRun]] = lambda: (),
+        run: ServedRun | None = None,
     ) -> AlphaAssignment | LossesAssignment | RetryLater:
         """Return an assignment, or when to retry; waits up to the client's ``wait_s``.
 
-        A client's new claim ends its previous one.
+        A client's new claim ends its previous one. Without `run`, it claims work of any run that it
+        may work for.
 
         Raises:
             ProblemError: ``run_ended`` if all runs have ended; ``forbidden`` if none admits the
@@ -97,15 +98,13 @@ class Dispatcher:
         """
         until = asyncio.get_running_loop().time() + message.wait_s
         if message.changed:
-            for run in [run for run in self._runs.values() if client.index in run.state.unfit]:
+            for one in [one for one in self._runs.values() if client.index in one.state.unfit]:
                 with self._may_end():
-                    await run.apply(clear_unfit, client=client.index)
+                    await one.apply(clear_unfit, client=client.index)
         with self._polling(client.index) as poll:
             while True:
                 poll.changed.clear()
-                eligible = runs()
-                _check_open(eligible, others)
-                eligible = _admitting(eligible, message)
+                eligible = self._eligible(client, message, run)
                 if poll.closed:
                     return _RETRY_NOW  # A newer claim replaced this one, or the client was revoked.
                 assignment = await self._claim_offer(client.index, message)
@@ -124,11 +123,30 @@ class Dispatcher:
                 except TimeoutError:
                     if not poll.changed.is_set():
                         break
-        retry = self.pool.time_out(client.index, self._clock.now())
+        retry = self.pool.time_out(client.index, self.clock.now())
         if retry is None:
             return _RETRY_NOW
-        await run_shielded(self._remove_members([client.index]), of=self._store)
+        await run_shielded(self._remove_members([client.index]), of=self.store)
         return retry
+
+    def _eligible(
+        self, client: ClientRecord, message: Claim, run: ServedRun | None
+    ) -> list[ServedRun]:
+        """Return the runs that a client may work for now, or refuse its claim."""
+        runs = [run] if run else _visible(client, self._runs)
+        if not any(one.state.running or one.state.paused for one in runs):
+            stored = [] if run else _visible(client, self.registry.stored)
+            # A live one was added or resumed by another replica, and is being loaded.
+            if (runs or stored) and not any(one.live for one in stored):
+                raise ProblemError("run_ended", "all runs that you could work for have ended")
+        found = [one for one in runs if one.machine.admits(own_model=message.own_model)]
+        if runs and not found:
+            raise ProblemError(
+                "forbidden",
+                "the run scores with the server's model and refuses models on devices "
+                "(participation.own_models); claim without own_model",
+            )
+        return found
 
     @contextmanager
     def _polling(self, client: int) -> Iterator[_Poll]:
@@ -151,13 +169,13 @@ class Dispatcher:
             message.num_examples,
             message.run_id,
             client.runs,
-            self._clock.now(),
+            self.clock.now(),
             self._closed_runs(client.index, own_model=message.own_model),
         )
         if isinstance(entered, RetryLater):
             return entered
         if entered is not None:
-            await run_shielded(self._join_or_leave(entered), of=self._store)
+            await run_shielded(self._join_or_leave(entered), of=self.store)
         for run in self._vacant(runs):
             with self._may_end():
                 assignment = await self._claim_seat(run, client.index, message)
@@ -178,7 +196,7 @@ class Dispatcher:
 
         The caller limits their number; the pool's capacity does not apply.
         """
-        until = self._clock.now() + MEMBER_TTL_S
+        until = self.clock.now() + MEMBER_TTL_S
         for client, held in clients:
             member = Member(client_index=client.index, num_examples=held, run_id=None, until=until)
             await self._join(member)
@@ -188,8 +206,8 @@ class Dispatcher:
                 await run.seat()
 
     async def _join(self, member: Member) -> None:
-        signals = encode_signals(self._store, MemberJoined(member=member))
-        await self._store.join(member, signals)
+        signals = encode_signals(self.store, MemberJoined(member=member))
+        await self.store.join(member, signals)
 
     def _vacant(self, runs: Sequence[ServedRun]) -> list[ServedRun]:
         """Return the runs with vacant seats, in the order in which they may draw clients."""
@@ -234,7 +252,7 @@ class Dispatcher:
             return None  # Paused: the seat is kept.
         if run.run_id in self._closing and (seat is None or seat.phase == "offered"):
             return None  # Stopping: no new assignments.
-        await self._prepare(run)
+        await self.prepare(run)
         work = await run.apply(
             assign, client=client, assignment_id=uuid.uuid4().hex, own_model=message.own_model
         )
@@ -253,7 +271,7 @@ class Dispatcher:
             for seat in other.state.seats
             if seat.phase == "working"
         }
-        state, now = run.state, self._clock.now()
+        state, now = run.state, self.clock.now()
         aside = [client for client in state.strikes if state.is_aside(client, now)]
         self.pool.remove_places(run.run_id, [*state.unfit, *aside])
         waiting = self.pool.waiting(run.run_id, now)
@@ -264,7 +282,7 @@ class Dispatcher:
     def count_devices(self, run: ServedRun, *, reasons: bool) -> RunDevices:
         """Return how many connected clients fit a run."""
         state = run.state
-        here = self.pool.members(run.run_id, self._clock.now())
+        here = self.pool.members(run.run_id, self.clock.now())
         unfit = Counter(state.unfit[client] for client in here if client in state.unfit)
         return RunDevices(
             connected=len(here),
@@ -279,7 +297,7 @@ class Dispatcher:
 
     def _closed_runs(self, client: int, *, own_model: bool = False) -> frozenset[str]:
         """Return the runs that give a client no seat now."""
-        now = self._clock.now()
+        now = self.clock.now()
         return frozenset(
             run_id
             for run_id, run in self._runs.items()
@@ -294,11 +312,11 @@ class Dispatcher:
 
     def extend_membership(self, member: Member) -> Member:
         """Return a member with a new expiry, for use after downtime of all replicas."""
-        return replace(member, until=max(member.until, self._clock.now() + MEMBER_TTL_S))
+        return replace(member, until=max(member.until, self.clock.now() + MEMBER_TTL_S))
 
     async def drop_missed(self, run: ServedRun) -> None:
         """Remove clients from the pool that did not claim an offered seat in time."""
-        now = self._clock.now()
+        now = self.clock.now()
         missed = [
             seat.client
             for seat in run.state.timed_seats
@@ -310,7 +328,7 @@ class Dispatcher:
 
     async def finish_work(self, client: int) -> None:
         """Let a client that has finished its work leave the pool, if others wait for its place."""
-        if self.pool.finish_work(client, self._clock.now()):
+        if self.pool.finish_work(client, self.clock.now()):
             await self._remove_members([client])
 
     def revoke(self, client: ClientRecord) -> None:
@@ -325,7 +343,7 @@ class Dispatcher:
             MembersLeft(client_indices=tuple(clients[at : at + MAX_NAMED]))
             for at in range(0, len(clients), MAX_NAMED)
         )
-        await self._store.leave(clients, encode_signals(self._store, *left))
+        await self.store.leave(clients, encode_signals(self.store, *left))
 
     def on_members_left(self, clients: Sequence[int]) -> None:
         """Remove clients that stopped waiting at another replica."""
@@ -416,22 +434,5 @@ class Dispatcher:
         self.wake()
 
 
-def _admitting(runs: Sequence[ServedRun], message: Claim) -> Sequence[ServedRun]:
-    found = [run for run in runs if run.machine.admits(own_model=message.own_model)]
-    if runs and not found:
-        raise ProblemError(
-            "forbidden",
-            "the run scores with the server's model and refuses models on devices "
-            "(participation.own_models); claim without own_model",
-        )
-    return found
-
-
-def _check_open(runs: Sequence[ServedRun], others: Callable[[], Sequence[StoredRun]]) -> None:
-    if any(run.state.running or run.state.paused for run in runs):
-        return
-    stored = others()
-    if any(run.live for run in stored):
-        return  # Another replica has added or resumed a run, which is loaded now.
-    if runs or stored:
-        raise ProblemError("run_ended", "all runs that you could work for have ended")
+def _visible(client: ClientRecord, runs: Mapping[str, R]) -> list[R]:
+    return [run for run_id, run in runs.items() if may_see(client.runs, run_id)]

@@ -21,7 +21,7 @@ from fedone_sdk.aggregator.rounds.spending import (
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget
-from fedone_sdk.aggregator.serving.proposer import is_proposable
+from fedone_sdk.aggregator.serving.reflections import is_proposable
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
     Answer,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import structlog
 
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.aggregator.serving.calls import Companion
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
-from fedone_sdk.aggregator.serving.proposer import Proposer, is_proposable
+from fedone_sdk.aggregator.serving.reflections import Reflections, is_proposable
 from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
@@ -34,23 +36,15 @@ _MAX_REASON_CHARS = 200
 """Maximal length of an unfit client's reason."""
 
 
+@dataclass(kw_only=True, eq=False)
 class OpenWork:
     """The assignments that clients work on."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        registry: RunRegistry,
-        dispatcher: Dispatcher,
-        gateway: ModelGateway | None,
-        proposers: Mapping[str, Proposer],
-    ) -> None:
-        self._store = store
-        self._registry = registry
-        self._dispatcher = dispatcher
-        self._gateway = gateway
-        self._proposers = proposers
+    store: Store
+    registry: RunRegistry
+    dispatcher: Dispatcher
+    gateway: ModelGateway | None
+    companions: Mapping[str, Sequence[Companion]]
 
     async def check_known(self, client: ClientRecord, assignment_id: str) -> None:
         """Refuse work that a client never had (``not_found``), before its body is read."""
@@ -67,9 +61,9 @@ class OpenWork:
             ProblemError: ``assignment_expired`` or ``lease_exhausted``.
         """
         refusal = self._lease_refusal(client, body_sha256)
-        if refusal is not None and self._store.shared:
+        if refusal is not None and self.store.shared:
             await (
-                self._registry.refresh()
+                self.registry.refresh()
             )  # Another replica may have closed that work and assigned new one.
             refusal = self._lease_refusal(client, body_sha256)
         if refusal is not None:
@@ -88,7 +82,7 @@ class OpenWork:
     def _held(self, client: ClientRecord) -> list[tuple[ServedRun, Seat]]:
         return [
             (run, seat)
-            for run in self._dispatcher.runs_of(client.index)
+            for run in self.dispatcher.runs_of(client.index)
             for seat in run.state.seats
             if (seat.client, seat.phase) == (client.index, "working")
         ]
@@ -120,7 +114,7 @@ class OpenWork:
                     raise
                 # Closed while this request waited for the lock, perhaps by the same update.
             else:
-                await self._dispatcher.finish_work(client.index)
+                await self.dispatcher.finish_work(client.index)
                 return receipt
         closed = await self._closed(client, assignment_id)
         if closed.receipt is None:
@@ -139,7 +133,7 @@ class OpenWork:
         """Return an update without a proposal that cannot become a candidate."""
         if isinstance(message, AlphaUpdate) or message.proposal is None:
             return message
-        model = None if self._gateway is None else self._gateway.backend
+        model = None if self.gateway is None else self.gateway.backend
         if await is_proposable(run, message.proposal.text, model):
             return message
         _log.info("proposal dropped", run_id=run.run_id)
@@ -164,19 +158,19 @@ class OpenWork:
     async def score(self, client: ClientRecord, message: Score, body_sha256: str) -> Scores:
         """Score prompts through the gateway, under the client's lease."""
         run, seat = await self.find(client, message.assignment_id)
-        if self._gateway is None:
+        if self.gateway is None:
             raise ProblemError("not_found", "this server has no gateway; score on the device")
         if message.prompts is None:
             await run.prefetch_prompts(seat)  # It may not be cached here.
-        return await self._gateway.score(run, seat, message, body_sha256)
+        return await self.gateway.score(run, seat, message, body_sha256)
 
     async def reflect(self, client: ClientRecord, message: Reflect) -> Reflected:
         """Let the run's proposer write a candidate for the client's assignment."""
         run, seat = await self.find(client, message.assignment_id)
-        proposer = self._proposers.get(run.run_id)
-        if proposer is None:
-            raise ProblemError("not_found", "the run has no proposer; reflect on the device")
-        return await proposer.reflect(seat, message)
+        for companion in self.companions.get(run.run_id, ()):
+            if isinstance(companion, Reflections):
+                return await companion.reflect(seat, message)
+        raise ProblemError("not_found", "the run has no proposer; reflect on the device")
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
         """Return the seat of a client's open assignment.
@@ -192,7 +186,7 @@ class OpenWork:
 
     async def _closed(self, client: ClientRecord, assignment_id: str) -> ClosedWork:
         """Return the record of a client's closed assignment, or ``not_found``."""
-        closed = await self._store.closed(assignment_id)
+        closed = await self.store.closed(assignment_id)
         if closed is None or closed.client_index != client.index:
             raise ProblemError("not_found", f"you have no assignment {assignment_id}")
         return closed
@@ -208,8 +202,8 @@ class OpenWork:
         self, client: ClientRecord, assignment_id: str
     ) -> tuple[ServedRun, Seat] | None:
         found = self.seat_with(client, assignment_id)
-        if found is None and self._store.shared:
-            await self._registry.refresh()  # Another replica may just have assigned it.
+        if found is None and self.store.shared:
+            await self.registry.refresh()  # Another replica may just have assigned it.
             found = self.seat_with(client, assignment_id)
         if found is not None and not found[0].model_checked.is_set():
             await found[0].model_checked.wait()

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
+import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import structlog
 
 from fedone_sdk.aggregator.rounds.lifecycle import propose
-from fedone_sdk.aggregator.rounds.state import Seat
-from fedone_sdk.aggregator.serving.calls import query_as_evaluation
+from fedone_sdk.aggregator.serving.calls import Companion, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.observations import standings
 from fedone_sdk.backends import LLMBackend, Query, written_query
-from fedone_sdk.candidates import (
-    ScoredCandidate,
-    proposal_messages,
-    read_proposals,
-    read_reflection,
-    reflection_messages,
-)
+from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.description import Description
-from fedone_sdk.errors import BackendError, BudgetExhausted, FedOneError, ProblemError, SpecError
-from fedone_sdk.messages import MAX_WRITTEN_CHARS, Reflect, Reflected
+from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import ProposerSpec
 from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
@@ -38,22 +28,11 @@ _SHOWN = 5
 """Number of best and of worst candidates in the proposer's prompt."""
 
 
-async def is_proposable(run: ServedRun, text: str, model: LLMBackend | None) -> bool:
-    """Return whether a device's text can become a candidate: new, plain and short enough."""
-    read = read_reflection(
-        json.dumps([text]),
-        known=run.vocabulary.candidates_of(run.spec.prompt.proposed_slot or ""),
-        labels=run.spec.task.labels,
-    )
-    return read == text and not (model is not None and await model.special_tokens(text))
+class Proposer(Companion):
+    """Generates new candidates every few rounds.
 
-
-class Proposer:
-    """Lets a model write new candidates: every few rounds, or when a device asks it to.
-
-    Without reflection its prompt has the task's description, templates and label words, and
-    candidates with their mean losses: aggregates, which are noised in private runs. The run
-    continues after a failed proposal.
+    Its prompt has the task's description, templates and label words, and candidates with their mean
+    losses: aggregates, which are noised in private runs. The run continues after a failed proposal.
 
     Args:
         run: A run with a proposer.
@@ -79,69 +58,17 @@ class Proposer:
                 f"prompt.proposer.backend: {backend.fingerprint} writes no text; kinds openai, "
                 "llama_cpp, transformers and vllm do"
             )
-        self._run = run
+        super().__init__(run)
         self._backend = backend
         self._model = model or backend
         self._spec: ProposerSpec = proposer
         self._slot = slot
-        self._task: asyncio.Task[None] | None = None
-        self._reflections: dict[str, asyncio.Task[str]] = {}  # By assignment.
 
     def on_change(self, change: Change) -> None:
         """Start a proposal after a round, if one is due."""
-        if change.finished is None or self._spec.kind == "reflection":
-            return
-        busy = self._task is not None and not self._task.done()
-        if not busy and (change.finished.report.round + 1) % self._spec.every == 0 and self._room():
-            self._task = asyncio.create_task(self._propose(), name=f"proposer {self._run.run_id}")
-
-    async def wait_idle(self) -> None:
-        """Wait until the pending calls are answered and charged."""
-        if tasks := self._pending:
-            await asyncio.wait(tasks)
-
-    async def aclose(self) -> None:
-        """Cancel the pending calls; they are charged in full."""
-        for task in (tasks := self._pending):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    @property
-    def _pending(self) -> list[asyncio.Task[Any]]:
-        tasks = [*self._reflections.values(), *([] if self._task is None else [self._task])]
-        return [task for task in tasks if not task.done()]
-
-    async def reflect(self, seat: Seat, message: Reflect) -> Reflected:
-        """Let the model write a candidate from a device's cases, once per assignment.
-
-        Raises:
-            ProblemError: The assignment asks for no proposal, or the model failed.
-        """
-        if not seat.reflects or message.parent >= seat.num_samples:
-            raise ProblemError("invalid_message", "the assignment asks for no reflection")
-        for assignment_id in [*self._reflections]:
-            if self._run.state.seat_with(assignment_id) is None:
-                del self._reflections[assignment_id]
-        task = self._reflections.get(message.assignment_id)
-        if task is None:
-            task = self._reflections[message.assignment_id] = asyncio.create_task(
-                self._reflected(seat, message), name=f"reflection {message.assignment_id}"
-            )
-        return Reflected(text=await asyncio.shield(task))  # The answer is paid for, and kept.
-
-    async def _reflected(self, seat: Seat, message: Reflect) -> str:
-        run = self._run
-        parent = run.machine.candidates(run.state, seat).prompts[message.parent].tolist()
-        current = run.vocabulary.by_slot(parent)[self._slot]
-        cases = [(case.example, case.feedback) for case in message.cases]
-        messages = reflection_messages(run.spec.task, self._slot, current, cases)
-        query = written_query(messages, self._spec.max_tokens)
-        try:
-            (answer,) = await query_as_evaluation(run, self._backend, [query], counted=False)
-        except (BackendError, BudgetExhausted) as exc:
-            _log.warning("no reflection", run_id=run.run_id, reason=str(exc))
-            raise ProblemError("backend_failed", "the run's proposer failed") from exc
-        return ((answer.texts[0] if answer.texts else None) or "")[:MAX_WRITTEN_CHARS]
+        finished = change.finished
+        if finished and (finished.report.round + 1) % self._spec.every == 0 and self._room():
+            self._begin(self._propose())
 
     def _room(self) -> bool:
         state = self._run.state
@@ -166,6 +93,9 @@ class Proposer:
             _log.info("candidates proposed", run_id=run.run_id, slot=self._slot, count=len(texts))
         except FedOneError as exc:
             _log.warning("no candidates proposed", run_id=run.run_id, reason=str(exc))
+        except Exception:
+            # A bug in a backend: the run continues.
+            _log.error("the proposer failed", traceback=traceback.format_exc())
 
     def _scored(self) -> Iterator[ScoredCandidate]:
         run = self._run

@@ -1,11 +1,12 @@
-"""A run as this process sees it: its state and history, and what is reported of them."""
+"""A run as this process sees it: its state and history, its reports, and its export."""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -16,8 +17,8 @@ from fedone_sdk.algorithms import alpha_sha256
 from fedone_sdk.backends import price_of
 from fedone_sdk.budget import NOTHING
 from fedone_sdk.candidates import no_prompt, prompt_of
-from fedone_sdk.clock import Clock
-from fedone_sdk.errors import BackendError, SpecError, one_line
+from fedone_sdk.clock import Clock, SystemClock
+from fedone_sdk.errors import BackendError, ResultError, SpecError, one_line
 from fedone_sdk.evaluation.outcomes import Outcomes, Which
 from fedone_sdk.evaluation.verdict import judge, not_measured, sentence, with_lengths
 from fedone_sdk.messages import (
@@ -38,7 +39,7 @@ from fedone_sdk.messages import (
 )
 from fedone_sdk.metrics import MetricFunction
 from fedone_sdk.spec import OwnMethodSpec, RunSpec
-from fedone_sdk.stores import LogEntry, RunRecord
+from fedone_sdk.stores import LogEntry, RunRecord, Store, log_pages
 from fedone_sdk.task import TextPrompt
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -76,40 +77,23 @@ class Counters:
 _COUNTERS = TypeAdapter(Counters)
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    round: int
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Rollback:
-    to_round: int
-
-
-_Line = tuple[int, RoundReport | LostWork | _Rollback | _Metric | None]
-"""The version of a log line, and its content if the run keeps it in memory."""
+_Line = tuple[LogEntry, Any]
+"""A line of the log, and its content if the run keeps it in memory."""
 
 
 def _parse_lines(entries: Iterable[LogEntry]) -> list[_Line]:
-    return [(entry.version, _parse_line(entry)) for entry in entries]
+    return [(entry, _parse_line(entry)) for entry in entries]
 
 
-def _parse_line(entry: LogEntry) -> RoundReport | LostWork | _Rollback | _Metric | None:
-    if entry.kind == "lost":
-        return LostWork.model_validate_json(entry.body)
-    if entry.kind not in ("round", "rollback", "metric"):
-        return None
-    body = json.loads(entry.body)
-    if entry.kind == "round":
-        return RoundReport.model_validate(body["report"])
-    if entry.kind == "rollback":
-        return _Rollback(body["round"])
-    return _Metric(body["round"], body["value"])
-
-
-def _total_size(entries: Iterable[LogEntry]) -> int:
-    return sum(len(entry.body) for entry in entries)
+def _parse_line(entry: LogEntry) -> Any:
+    match entry.kind:
+        case "lost":
+            return LostWork.model_validate_json(entry.body)
+        case "round":
+            return RoundReport.model_validate(json.loads(entry.body)["report"])
+        case "rollback" | "metric":
+            return json.loads(entry.body)
+    return None
 
 
 class RunView:
@@ -174,7 +158,8 @@ class RunView:
         lines: list[_Line] = []
         async for page in log:
             page = [entry for entry in page if entry.version <= record.version]
-            lines += await in_thread_if_large(_total_size(page), _parse_lines, page)
+            size = sum(len(entry.body) for entry in page)
+            lines += await in_thread_if_large(size, _parse_lines, page)
         document = json.loads(record.document)
         counters = _COUNTERS.validate_python(document.pop("counters"))
         state = await in_thread_if_large(len(record.arrays), decode, document, record.arrays)
@@ -189,17 +174,17 @@ class RunView:
             self.vocabulary = self.described.with_candidates(self._proposed)
 
     def _add_lines(self, lines: Iterable[_Line]) -> None:
-        for version, line in lines:
-            match line:
-                case RoundReport():
-                    self.history.append(line)
-                case LostWork():
-                    self.lost.append(line)
-                case _Rollback():
-                    del self.history[line.to_round :]
-                case _Metric():
-                    self._add_metric(line.round, line.value)
-            self._logged = version
+        for entry, content in lines:
+            match entry.kind:
+                case "round":
+                    self.history.append(content)
+                case "lost":
+                    self.lost.append(content)
+                case "rollback":
+                    del self.history[content["round"] :]
+                case "metric":
+                    self._add_metric(content["round"], content["value"])
+            self._logged = entry.version
 
     def _add_metric(self, round_number: int, value: float) -> None:
         self.history = [
@@ -375,3 +360,48 @@ def reasons(cause: Exception | str) -> tuple[str, str | None]:
         return one_line("; ".join(cause.problems)), None
     summary = cause.summary if isinstance(cause, BackendError) else str(cause)
     return one_line(cause), one_line(summary)
+
+
+# Export: the first line has the kind ``run``: the description, the candidates and the untrained
+# prompt. The lines of the run's log follow, oldest first, each with its kind. The last line has the
+# kind ``result`` and the keys of a `RunResult`.
+
+
+async def open_run(store: Store, run_id: str) -> RunView:
+    """Return a stored run that this process does not serve; a `ResultError` if there is none."""
+    record = await store.run(run_id)
+    if record is None:
+        raise ResultError(f"there is no run {run_id!r} in the store")
+    vocabulary = Vocabulary.parse(record.candidates)
+    machine = RoundMachine.of(run_id, RunSpec.model_validate_json(record.spec), vocabulary)
+    run = RunView(machine, vocabulary, SystemClock())
+    await run.read(record, log_pages(store, run_id))
+    return run
+
+
+async def export_run(store: Store, run: RunView) -> AsyncIterator[bytes]:
+    """Yield a run as JSON lines, at its current version."""
+    result, version = run.result(), run.version
+    untrained = run.prompt(run.machine.initial_state())
+    # With the first page, so that a store that is away is an error and not a cut answer.
+    waiting = _line(
+        kind="run",
+        created_at=run.summary.created_at,
+        spec=run.spec.model_dump(mode="json"),
+        candidates=json.loads(run.vocabulary.dump()),
+        untrained=untrained.model_dump(mode="json"),
+    )
+    async for page in log_pages(store, run.run_id):
+        entries = [entry for entry in page if entry.version <= version]
+        size = sum(len(entry.body) for entry in entries)
+        yield waiting + await in_thread_if_large(size, _lines, entries)
+        waiting = b""
+    yield waiting + _line(kind="result", **result.model_dump(mode="json"))
+
+
+def _lines(entries: Iterable[LogEntry]) -> bytes:
+    return b"".join(_line(kind=entry.kind, **json.loads(entry.body)) for entry in entries)
+
+
+def _line(**document: Any) -> bytes:
+    return f"{json.dumps(document, ensure_ascii=False)}\n".encode()

@@ -165,7 +165,7 @@ class TestLabelWords:
         encoder = CausalEncoder(tokenizer, 512, applied(CHATML))
         (word,) = encoder.spelled((" wonderful",), form_of(ASKED))
         with pytest.raises(LabelWordError, match=r"'wonderful' is \d tokens"):
-            encoder.label_id(word)
+            encoder.label_ids((word,))
 
 
 class TestRefused:

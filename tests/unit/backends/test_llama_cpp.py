@@ -54,7 +54,7 @@ async def test_label_log_probs_are_over_the_whole_vocabulary(backend: LlamaCppBa
     answer = await backend.score(ask(backend, PREFILLED, "", ROWS[:2]))
     assert backend._loaded is not None
     engine, encoder = backend._loaded
-    labels = [encoder.label_id(word) for word in PREFILLED.label_words]
+    labels = [token for (token,) in encoder.label_ids(PREFILLED.label_words)]
     for number, row in enumerate(answer.log_probs):
         ids = encoder.encode(ask(backend, PREFILLED).inputs[number], reserve=1)
         shown = engine._shown(ids, fresh=True, num_probs=engine.num_vocab)
@@ -79,7 +79,7 @@ async def test_unlikely_label_words_are_found_in_the_whole_vocabulary(
         assert row[1] == pytest.approx(known[1], abs=0.05)
     assert backend._loaded is not None
     engine, encoder = backend._loaded
-    words = [encoder.label_id(word) for word in (" zebra", " river", " positive")]
+    words = [token for (token,) in encoder.label_ids((" zebra", " river", " positive"))]
     ids = encoder.encode(ask(backend, PREFILLED).inputs[0], reserve=1)
     (found,) = engine.next_log_probs([ids], [words])
     shown = engine._shown(ids, fresh=True, num_probs=engine.num_vocab)

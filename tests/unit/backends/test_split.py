@@ -45,7 +45,7 @@ class Narrow(ScriptedBackend):
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
             answer = await super().score(query)
-            await asyncio.sleep(0)
+            await settle(5)  # The first parts have started.
             for text in map(text_of, query.inputs):
                 said = self.say.get(text)
                 if isinstance(said, asyncio.Event):
@@ -84,8 +84,8 @@ def ask(texts: str, **more: Any) -> Query:
     return Query(inputs=inputs, **{"label_words": WORDS, **more})
 
 
-async def settle() -> None:
-    for _ in range(20):
+async def settle(turns: int = 20) -> None:
+    for _ in range(turns):
         await asyncio.sleep(0)
 
 
