@@ -66,9 +66,9 @@ __all__ = [
     "prediction_queries",
     "price_of",
     "query_for",
-    "written_query",
     "rows_of",
     "score_all",
     "usable_vocabulary",
     "want_of",
+    "written_query",
 ]
