@@ -49,6 +49,7 @@ failures."""
 
 _WANTED: dict[Loss, tuple[Want, ...]] = {
     "cross_entropy": ("labels",),
+    "brier": ("labels",),
     "hinge": ("labels",),
     # With log-probabilities, the most likely label is the one that the model would write.
     "zero_one": ("labels", "choice"),
@@ -66,7 +67,7 @@ def want_of(task: TaskSpec, answers: frozenset[Want]) -> Want:
     if "choice" in answers:
         raise SpecError(
             f"task.loss: {task.loss} needs log-probabilities, which this backend does not show; "
-            "log_probs: {samples: 8} estimates them, and zero_one does without"
+            "zero_one does without, and log_probs: {samples: 8} estimates them"
         )
     others = "; kinds transformers and vllm do" if wanted == ("reference",) else ""
     raise SpecError(

@@ -260,7 +260,9 @@ class ModelClient(Wrapper):
                 with nullcontext() if self._watch is None else self._watch(self.inner, query):
                     answer = await self.inner.score(query)
             except BackendError as exc:
-                if exc.usage is not None:
+                if exc.usage is None:
+                    exc.usage = worst  # The leases are charged in full.
+                else:
                     settle(leases, exc.usage)
                 raise
             except BudgetExhausted:  # From another account, behind this model.

@@ -48,6 +48,7 @@ from fedone_sdk.errors import (
     FormChanged,
     LabelWordError,
 )
+from fedone_sdk.messages.base import SERVED_BY
 from fedone_sdk.task import Rendered
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ _OTHER_NAME = {
     "max_tokens": "max_completion_tokens",
     "max_completion_tokens": "max_tokens",
 }
+_UNKNOWN = re.compile("un(supported|recognized|known|expected)|not (support|permit|allow)|extra")
+_SYSTEM = (
+    *("system role", "system message", "system prompt", "system instruction", "'system'"),
+    *("developer instruction", "roles", ".role"),
+)
+_CODES = "take codes, such as ' A', with a slot of candidates: codes"
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _ONE_REQUEST = Usage(requests=1)
 _CONTINUING: Mapping[str, Mapping[str, Any]] = {
@@ -107,8 +114,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     that the server shows, whether it takes a temperature, and the form of its messages; such a
     refusal is a `FormChanged`. Each is detected once, and logged.
 
-    The arguments are keys of ``kind: openai``. Without `log_probs` it answers ``choice`` instead of
-    ``labels``, and with a number of samples ``counts``.
+    The arguments are keys of ``kind: openai``. A `model` in the form of a result's ``models``, with
+    its ``system_fingerprint``, refuses answers of another one. Without `log_probs` it answers
+    ``choice`` instead of ``labels``, and with a number of samples ``counts``.
     """
 
     bounds = frozenset({"queries", "requests", "tokens", "prompt_tokens", "completion_tokens"})
@@ -131,6 +139,8 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     ) -> None:
         if api == "completions" and log_probs is not True:
             raise ValueError("log_probs must be true for api completions")
+        model, _, pinned = model.partition(SERVED_BY)
+        self._pinned = pinned.removesuffix(")")
         server = ModelServer(
             model,
             base_url=base_url,
@@ -174,6 +184,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
         # Extra fields of requests that continue an assistant message; None if the server is not
         # known to support that.
         self._continuing: Mapping[str, Any] | None = None
+        self._down: BackendError | None = None  # Why the list of models was not read.
         # Detected from the server's answers.
         self._max_name = "max_completion_tokens" if self._is_openai else "max_tokens"
         self._changes: set[str] = set()
@@ -224,7 +235,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             for given, word in zip(label_words, words, strict=True):
                 spelled = {word, word.capitalize(), word.upper(), given.strip()}
                 if all(counter.count(space + one) != 1 for one in spelled for space in ("", " ")):
-                    raise LabelWordError(given, counter.tokens(given))
+                    raise LabelWordError(given, counter.tokens(given), _CODES)
         entry = await self._listed()
         if entry is not None:
             self._continuing = _CONTINUING.get(str(entry.get("owned_by")))
@@ -251,6 +262,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
     def _manner(self) -> str:
         """The fingerprint's suffix: settings that change scores and differ from the default."""
         asked = {
+            "system_fingerprint": self._pinned or None,
             "api": None if self._api == "chat" else self._api,
             "samples": self.samples or None,
             "structured": None if self._structured or self._log_probs else "false",
@@ -287,7 +299,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 "the task is a chat, which api: completions does not take: set api: chat"
             )
         if self._continuing is None and messages_of(parts)[-1].role == "assistant":
-            raise BackendError(
+            raise self._down or BackendError(
                 "the server is not known to continue an answer that the task begins: remove "
                 "task.chat.assistant (llama.cpp's server and vLLM support it)",
                 url=self._url,
@@ -371,6 +383,13 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             num_written = counter.least(counter.count(first.written or ""))
         least = Usage(prompt_tokens=prepared.least[0], completion_tokens=num_written)
         usage = usage_of(found.usage, prepared.worst, least)
+        if self._pinned and found.system_fingerprint != self._pinned:
+            raise BackendBlocked(
+                f"the answer is of {found.version!r}, the run asks for system_fingerprint "
+                f"{self._pinned}: change model",
+                url=self._url,
+                usage=usage,
+            )
         if found.service_tier not in (None, self._service_tier or found.service_tier):
             raise BackendBlocked(
                 f"the answer is of service_tier {found.service_tier!r}, which costs more than "
@@ -525,7 +544,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 self._num_top = _SMALL_TOP
                 raise self._again(f"it shows at most {_SMALL_TOP} tokens")
             self._refuse_no_log_probs(_ONE_REQUEST)
-        if names(self._max_name) and "context" not in text and self._once("max_name"):
+        # Some servers name it in refusals of an input that is too long.
+        renamed = _OTHER_NAME[self._max_name] in text or _UNKNOWN.search(text)
+        if names(self._max_name) and renamed and "context" not in text and self._once("max_name"):
             self._max_name = _OTHER_NAME[self._max_name]
             raise self._again(f"it expects {self._max_name}")
         if self.at_once > 1 and (param == "n" or re.search(r"\bn\b|candidate_?count", text)):
@@ -533,7 +554,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise self._again(f"at most {self.at_once} answers to one request")
         if names("temperature") and self._once("temperature"):
             raise self._again("without temperature, so written answers are random")
-        if content[0][0] == "system" and names("system", "role") and self._once("system"):
+        if content[0][0] == "system" and names(*_SYSTEM) and self._once("system"):
             raise self._again("the system message is the beginning of the user's")
         if names("array", "list") and names("content", "messages") and self._once("parts"):
             raise self._again("messages are lists of parts")
@@ -541,7 +562,7 @@ class OpenAIBackend(ServerBackend[_Prepared]):
             raise BackendBlocked(
                 f"model {self._model!r} offers no JSON schema: set structured: false", **facts
             )
-        if names("reasoning_effort"):
+        if self._reasoning_effort is not None and names("reasoning"):
             raise BackendBlocked(
                 f"model {self._model!r} does not take reasoning_effort "
                 f"{self._reasoning_effort!r}: change it or leave it out",
@@ -621,7 +642,9 @@ class OpenAIBackend(ServerBackend[_Prepared]):
                 except openai.APIStatusError as exc:
                     if exc.status_code == 401:
                         raise
-                    return None  # The list may be forbidden, or down; the first request decides.
+                    # The list may be forbidden, or down; the first request decides.
+                    self._down = self._server.failure(exc) if exc.status_code >= 500 else None
+                    return None
                 found = _object(listing.content).get("data")
         entries = found if isinstance(found, list) else []
         by_name = {

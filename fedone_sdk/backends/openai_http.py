@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from fedone_sdk.backends.base import P, PreparingBackend, RateLimits
+from fedone_sdk.backends.completions import Completion
 from fedone_sdk.budget import NOTHING, Usage
 from fedone_sdk.errors import (
     BackendBlocked,
@@ -66,6 +67,9 @@ _SAYING = (
     *("raw", "reason", "error_msg", "error_message"),
 )
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_STATED_WAIT = re.compile(
+    r"(?i)(?:retryDelay\W+|try again in |retry after )((?:[\d.]+(?:ms|[smh])?)+)"
+)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -133,16 +137,8 @@ class ModelServer:
         try:
             yield
         except openai.APIStatusError as exc:
-            if exc.status_code != 401:
-                raise self._of_status(exc) from exc
-            # Servers may repeat the key in their answer, so the answer is dropped.
-            change = "set api_key_env" if self.key_env is None else "put a valid one in its place"
-            raise BackendBlocked(
-                f"the key is missing or not valid: {change}",
-                url=self.url,
-                key_env=self.key_env,
-                usage=_ONE_REQUEST,
-            ) from None
+            # Servers may repeat the key in their answer, so that of 401 is dropped.
+            raise self.failure(exc) from (None if exc.status_code == 401 else exc)
         except openai.APIConnectionError as exc:
             raise _of_connection(exc, self.url, self.key_env) from exc
         except TimeoutError as exc:
@@ -163,14 +159,19 @@ class ModelServer:
         """Return the server's message of a refusal: one bounded line without the key."""
         return _short(_words(exc.body), self.key_env)
 
-    def _of_status(self, exc: openai.APIStatusError) -> BackendError:
-        status, model = exc.status_code, self.model
-        facts: dict[str, Any] = {
-            "url": self.url,
-            "said": self.message_of(exc),
-            "usage": _ONE_REQUEST,
-        }
-        if status == 402 or {str(exc.code), str(exc.type)} & _QUOTA_CODES:
+    def failure(self, exc: openai.APIStatusError) -> BackendError:
+        """Return the SDK's error for a refusal."""
+        return self._failure(exc.status_code, exc.body, exc.response.headers)
+
+    def _failure(self, status: int, body: object, headers: Mapping[str, str]) -> BackendError:
+        model, said = self.model, _short(_words(body), self.key_env)
+        facts: dict[str, Any] = {"url": self.url, "said": said, "usage": _ONE_REQUEST}
+        if status == 401:
+            change = "set api_key_env" if self.key_env is None else "put a valid one in its place"
+            facts |= {"said": "", "key_env": self.key_env}
+            return BackendBlocked(f"the key is missing or not valid: {change}", **facts)
+        codes = [str(body.get(name)) for name in ("code", "type")] if isinstance(body, dict) else []
+        if status == 402 or _QUOTA_CODES.intersection(codes):
             return BackendBlocked(
                 "the account has no quota left: add credit or raise its limit", **facts
             )
@@ -183,9 +184,9 @@ class ModelServer:
         if status in _RETRYABLE or status >= 500:
             if status in _OUTCOME_UNKNOWN:
                 facts["usage"] = None
-            wait_s = retry_after_s(exc.response.headers)
+            wait_s = retry_after_s(headers, str(body))
             problem = f"HTTP {status}"
-            if {str(exc.code), str(exc.type)} & _NO_CAPACITY:
+            if _NO_CAPACITY.intersection(codes):
                 wait_s = _CAPACITY_S if wait_s is None else wait_s
                 problem += ": service_tier flex has no capacity now; without it, calls cost more"
             return BackendUnavailable(problem, retry_after_s=wait_s, **facts)
@@ -203,7 +204,11 @@ class ModelServer:
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Send one request; return the JSON object of its answer."""
         with self.translated():
-            return await self.send(path, body)
+            found = await self.send(path, body)
+        error = found if found.get("object") == "error" else found.get("error")
+        if (failed := Completion(error=error).failure()) is not None:
+            raise self._failure(*failed, {})
+        return found
 
     async def send(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """`post`, with the exceptions of the client."""
@@ -240,14 +245,15 @@ def rate_limits(headers: Mapping[str, str]) -> RateLimits | None:
     return None if limits == RateLimits() else limits
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the requested pause in seconds: ``retry-after-ms`` or ``Retry-After``, if any."""
+def retry_after_s(headers: Mapping[str, str], said: str = "") -> float | None:
+    """Return the requested pause in seconds: ``retry-after-ms``, ``Retry-After`` or the text's."""
     milliseconds = _number(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
     if value is None:
-        return None
+        stated = _STATED_WAIT.search(said)
+        return None if stated is None else _duration(stated[1].rstrip("."))
     seconds = _number(value)
     if seconds is not None:
         return seconds

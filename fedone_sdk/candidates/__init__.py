@@ -6,7 +6,7 @@ The functions here are pure: callers read files and query models.
 from __future__ import annotations
 
 from fedone_sdk.candidates.demonstrations import demonstration_candidates
-from fedone_sdk.candidates.instructions import instruction_candidates
+from fedone_sdk.candidates.instructions import code_candidates, instruction_candidates
 from fedone_sdk.candidates.label_sets import (
     label_candidates,
     label_words,
@@ -40,6 +40,7 @@ __all__ = [
     "LabelsSource",
     "OwnSource",
     "ScoredCandidate",
+    "code_candidates",
     "demonstration_candidates",
     "fill",
     "forms_of",

@@ -14,6 +14,7 @@ from fedone_sdk.candidates import (
     InstructionsSource,
     LabelsSource,
     OwnSource,
+    code_candidates,
     demonstration_candidates,
     instruction_candidates,
     label_candidates,
@@ -257,7 +258,7 @@ class PromptSpec(Spec):
         """The slot of the proposer; None without one."""
         if self.proposer is None:
             return None
-        shipped = [s.name for s in self.slots if isinstance(s.candidates, InstructionsSource)]
+        shipped = [s.name for s in self.slots if s.candidates.kind == "instructions"]
         return self.proposer.slot or [*shipped, *self.text_slots][0]
 
     def capacity(self, vocabulary: Vocabulary) -> int:
@@ -328,7 +329,9 @@ def _candidates(
     wanted: Sequence[str],
 ) -> tuple[str, ...]:
     source = slot.candidates
-    if isinstance(source, InstructionsSource):
+    if source.kind == "codes":
+        found = code_candidates({label: label for label in task.labels})[: source.size]
+    elif isinstance(source, InstructionsSource):
         found = instruction_candidates(
             description=task.description or Description(), labels=task.labels, size=source.size
         )

@@ -37,6 +37,8 @@ BEHAVIOURS: dict[str, str] = {
     "twice": "shows the sampled token twice (twice:x as another token, without its bytes)",
     "says": "writes a text, in which {} is the label or word (says:Answer: {})",
     "system": "answers with another system_fingerprint (system:fp_2)",
+    "raw": "a status and a body (raw:429:{})",
+    "merged": "answers, with JSON in place of parts, or parts of its first choice (merged:{})",
     "html": "200, a page that is not JSON",
 }
 """The names, and what they do."""

@@ -36,7 +36,7 @@ class _Refusal(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        self.body: Any = {"error": {"message": message, "type": kind, "param": param, "code": code}}
         self.headers = dict(headers or {})
 
 
@@ -51,7 +51,8 @@ class FakeOpenAI:
         script: What it does with each billed request.
         models: Name -> further fields of its entry in the list of models.
         key: The key that it wants; None wants none.
-        lists_models: Whether there is ``/models``; ``list`` is the list without its entries.
+        lists_models: Whether there is ``/models``; ``list`` is the list without its entries;
+            ``loading`` is 503.
         max_name: How it calls the limit of completion tokens; None takes both names.
         max_top: How many tokens it shows.
         log_probs: Whether the model shows log-probabilities: it does, leaves them out in silence,
@@ -80,7 +81,7 @@ class FakeOpenAI:
         script: Script | None = None,
         models: Mapping[str, Mapping[str, object]] | None = None,
         key: str | None = None,
-        lists_models: bool | Literal["list"] = True,
+        lists_models: bool | Literal["list", "loading"] = True,
         max_name: Literal["max_tokens", "max_completion_tokens"] | None = None,
         max_top: int = 20,
         log_probs: Literal["shown", "left_out", "forbidden", "unsupported"] = "shown",
@@ -166,6 +167,8 @@ class FakeOpenAI:
         self.asked.append(request.path)
         try:
             self._authorize(request)
+            if self.lists_models == "loading":  # As llama.cpp's server says.
+                raise _Refusal(503, "Loading model", kind="unavailable_error")
             if not self.lists_models:
                 raise _Refusal(404, "Not Found")
             rows = [self._entry(name) for name in self.models]
@@ -178,7 +181,7 @@ class FakeOpenAI:
         name = request.match_info["name"]
         try:
             self._authorize(request)
-            if self.lists_models is not True:
+            if self.lists_models is not True:  # A server without entries has still the list.
                 raise _Refusal(404, "Not Found")
             if name not in self.models:
                 raise _no_model(name)
@@ -218,6 +221,8 @@ class FakeOpenAI:
         if answer is not None:
             used = answer["usage"]
             counted = used["prompt_tokens"], used["completion_tokens"]
+            if behaviour in ("error_body", "ended"):
+                counted = 0, 0
             billed, reported = self.bills(number, counted)
             names = ("prompt_tokens", "completion_tokens", "total_tokens")
             used |= dict(zip(names, (*reported, sum(reported)), strict=True))
@@ -507,6 +512,11 @@ def _refuse(behaviour: str, argument: str, body: dict[str, Any], request: web.Re
                 "The server had an error while processing your request. Sorry about that!",
                 kind="server_error",
             )
+        case "raw":
+            status, _, content = argument.partition(":")
+            refusal = _Refusal(int(status), "")
+            refusal.body = json.loads(content)
+            raise refusal
         case "overloaded":
             raise _Refusal(
                 503,
@@ -547,6 +557,17 @@ def _distort(answer: dict[str, Any], behaviour: str, argument: str) -> None:
             message["content"] = argument.replace("\\n", "\n").replace("{}", written)
         case "system":
             answer["system_fingerprint"] = argument
+        case "merged":
+            changes = json.loads(argument)
+            _merge(answer if changes.keys() <= answer.keys() else choice, changes)
+
+
+def _merge(into: dict[str, Any], changes: dict[str, Any]) -> None:
+    for name, value in changes.items():
+        if isinstance(value, dict) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
 
 
 def _rate_limited(unit: str, headers: Mapping[str, str]) -> _Refusal:

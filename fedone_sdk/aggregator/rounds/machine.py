@@ -26,7 +26,7 @@ from fedone_sdk.algorithms import (
 )
 from fedone_sdk.algorithms.defence import Defence
 from fedone_sdk.algorithms.gradient import PolicyGradient
-from fedone_sdk.algorithms.method import clip_losses
+from fedone_sdk.algorithms.method import Holder, clip_losses
 from fedone_sdk.algorithms.space import Space, Start
 from fedone_sdk.budget import Account, Budget, Usage
 from fedone_sdk.calibration import num_groups, probability_noise
@@ -253,6 +253,13 @@ class RoundMachine:
             return method
         return method.evolve(alpha=self.method.project(space.admitted(method.alpha)))
 
+    def scores_whole(self, held: int) -> bool:
+        """Whether each mini-batch of a client with `held` rows has all of them.
+
+        Under privacy that is not known, and a repeated answer has new noise.
+        """
+        return self.spec.privacy is None and held <= self.spec.method.batch_size
+
     @property
     def remembers_clients(self) -> bool:
         """Whether the server keeps the clients' method memory between rounds."""
@@ -399,7 +406,8 @@ class RoundMachine:
         if known is not None and known[0] is base:
             return known[1]
         rng = stream(self.seed(state, seat, "prompts", seat.step))
-        drawn = self._of_others(state, seat.client, self.method.ask(base, rng, seat.num_samples))
+        drawn = self.method.ask(base, rng, seat.num_samples, Holder(seat.client, seat.whole))
+        drawn = self._of_others(state, seat.client, drawn)
         if len(self.drawn) >= 2 * self.spec.participation.clients_per_round:
             self.drawn.clear()
         self.drawn[key] = (base, drawn)

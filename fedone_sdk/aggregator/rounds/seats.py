@@ -126,7 +126,14 @@ def _drawn(
     slots = [slot for slot in range(len(taken) + vacant) if slot not in taken]
     due = now + machine.CLAIM_TIMEOUT_S
     seats = tuple(
-        Seat(slot=slot, client=client, phase="offered", due=due, weight=available[client])
+        Seat(
+            slot=slot,
+            client=client,
+            phase="offered",
+            due=due,
+            weight=available[client],
+            whole=machine.scores_whole(available[client]),
+        )
         for slot, client in zip(slots, chosen, strict=False)
     )
     return replace(state, seats=state.seats + seats, fills=state.fills + 1)

@@ -46,6 +46,7 @@ class Seat:
         local: The client's method state; None if it equals the round's.
         losses: Losses per local step.
         by_class: Losses by class per local step, in runs with label calibration.
+        whole: Whether each mini-batch has all rows of the client, as it held them at the offer.
     """
 
     slot: int
@@ -66,6 +67,7 @@ class Seat:
     losses: tuple[tuple[float, ...], ...] = ()
     by_class: tuple[ByClass, ...] = ()
     weight: int = 1
+    whole: bool = False
     mean_loss: float = 0.0
     renewals: int = 0
 

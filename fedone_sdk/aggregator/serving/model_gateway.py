@@ -234,9 +234,10 @@ class ModelGateway:
             )
         for number, example in enumerate(message.examples):
             if example.keys() != set(task.fields):
+                given = sorted(name[:100] for name in example)  # They may be 32 MiB long.
                 raise ProblemError(
                     "invalid_message",
-                    f"examples.{number}: has the fields {sorted(example)}, the task's are "
+                    f"examples.{number}: has the fields {given}, the task's are "
                     f"{list(task.fields)}",
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0

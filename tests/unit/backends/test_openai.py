@@ -169,10 +169,12 @@ def test_a_token_that_is_shown_only_because_it_was_written_bounds_nothing() -> N
 
 
 def test_rounding_does_not_break_the_bound() -> None:
-    # Probabilities that add up to more than one leave nothing to bound by.
+    # An excess over 1 is an error of the shown probabilities, and bounds what is not shown.
     top = [Token("a", math.log(0.7)), Token("b", math.log(0.3001))]
     (value,), censored = label_log_probs(top, "a", ["c"])
-    assert (value, censored) == (float32(math.log(0.3001)), 1)
+    assert (value, censored) == (pytest.approx(math.log(1e-4)), 1)
+    (_, hidden), _ = label_log_probs([Token("a", 0.0)], "a", ["a", "b"])
+    assert hidden == pytest.approx(math.log(1e-6))
     (sure,), _ = label_log_probs([Token("a", 1e-9)], "a", ["a"])
     assert sure == 0.0
 
@@ -260,6 +262,15 @@ def test_what_counts_as_a_written_label(written: str, index: int | None) -> None
     words = spellings([" great", "1", "caf\u00e9", "-1", ":)"])
     row = tuple(0.0 if i == index else LOG_ZERO for i in range(len(words)))
     assert chosen_label(written, words) == row
+
+
+def test_the_article_does_not_spell_a_code() -> None:
+    words = spellings([" A", " B"])
+    top = [Token(" a", math.log(0.5)), Token(" A", math.log(0.3)), Token("A", math.log(0.1))]
+    (code, _), censored = label_log_probs(top, " a", words)
+    assert (code, censored) == (pytest.approx(math.log(0.4)), 1)
+    assert label_log_probs(top, " a", spellings(["a"]))[0][0] == pytest.approx(math.log(0.9))
+    assert chosen_label("The answer is a.", words) == (0.0, LOG_ZERO)
 
 
 @pytest.mark.parametrize("written", ["", "  ", "<think>It may be great", "<think>1</think>\n"])
@@ -459,7 +470,7 @@ async def test_no_log_probs_cost_one_request_and_block_until_reset(
         costs = []
         for failure in failures:
             assert isinstance(failure, BackendBlocked)
-            assert "shows no log-probabilities: set log_probs: {samples: 8}" in str(failure)
+            assert "shows no log-probabilities: set log_probs: false" in str(failure)
             assert failure.usage is not None
             costs.append(failure.usage)
         assert sum(usage.requests for usage in costs) == 1

@@ -205,11 +205,11 @@ async def test_the_most_serious_error_is_raised(
     assert str(caught.value) == str(raised)
 
 
-async def test_an_unknown_cost_makes_the_whole_unknown() -> None:
+async def test_an_unknown_cost_is_the_bound() -> None:
     inner = Narrow(1, {"a": REFUSED, "b": BackendUnavailable("reset")})
     with pytest.raises(BackendError, match="too long") as caught:
         await ModelClient(inner).score(ask("abc"))
-    assert caught.value.usage is None
+    assert caught.value.usage == Usage(requests=3, prompt_tokens=2)
 
 
 async def test_a_cancellation_cancels_all_parts() -> None:
