@@ -161,24 +161,25 @@ def answering(body: bytes) -> Iterator[str]:
 
 
 HTML = b"<html>hi</html>"
+NO_JSON = "Invalid JSON: expected value at line 1 column 1"
 
 
 @pytest.mark.parametrize(
-    ("command", "body"),
+    ("command", "body", "problem"),
     [
-        (["show"], HTML),
-        (["show"], b'[{"a": 1}]'),
-        (["show", "tiny", "--clients"], HTML),
-        (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
+        (["show"], HTML, NO_JSON),
+        (["show"], b'[{"a": 1}]', "0.run_id: Field required"),
+        (["show", "tiny", "--clients"], HTML, NO_JSON),
+        (["export", "tiny"], b'{"round": 0}\n["round"]\n', "Input should be an object"),
     ],
 )
 def test_an_answer_of_another_server_is_reported(
-    fedone: Fedone, monkeypatch: pytest.MonkeyPatch, command: list[str], body: bytes
+    fedone: Fedone, monkeypatch: pytest.MonkeyPatch, command: list[str], body: bytes, problem: str
 ) -> None:
     monkeypatch.setenv("FEDONE_ADMIN_TOKEN", "t")
     with answering(body) as url:
         found = fedone("runs", *command, "--server", url)
-    assert found == (2, "", "the server does not answer as an aggregator does\n")
+    assert found == (2, "", f"the aggregator's answer is malformed: {problem}\n")
 
 
 def test_only_the_runs_export_replaces_an_export(
@@ -193,7 +194,8 @@ def test_only_the_runs_export_replaces_an_export(
     before = good.read_bytes()
     export = ("runs", "export", "tiny", "--server")
     with answering(HTML) as url:
-        assert fedone(*export, url) == (2, "", "the server does not answer as an aggregator does\n")
+        found = fedone(*export, url)
+        assert found == (2, "", f"the aggregator's answer is malformed: {NO_JSON}\n")
     for body, problem in (
         (
             b"\n".join(before.splitlines()[:-1]),
