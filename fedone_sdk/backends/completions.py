@@ -278,7 +278,7 @@ def _forms(text: str) -> Iterator[str]:
             yield after[0].strip(_EDGES)
 
 
-WITHOUT = "set log_probs: {samples: 8}, or log_probs: false with loss: zero_one"
+WITHOUT = "set log_probs: false with loss: zero_one, or log_probs: {samples: 8}"
 """What to change for a model without log-probabilities."""
 
 NUM_WATCHED = 64

@@ -276,6 +276,9 @@ _RETRY_S = 3.0
 _RETRY_SHARE = 0.1
 """Wait before a failed renewal is retried, seconds, or this share of a short deadline."""
 
+_LEAST_WAIT_S = 0.2
+"""Shortest time between two renewals, seconds, whatever deadline the server gives."""
+
 
 class Lease:
     """An assignment's deadline, renewed in the background while the work takes longer.
@@ -314,7 +317,7 @@ class Lease:
     async def _renew_until_refused(self) -> None:
         wait_s = self._deadline_s / 2
         while True:
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(max(wait_s, _LEAST_WAIT_S))
             sent_at = asyncio.get_running_loop().time()
             try:
                 renewed = await self._renew()

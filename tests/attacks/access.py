@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from fedone_sdk.client import EdgeClient
 from fedone_sdk.errors import BackendBlocked
 from fedone_sdk.messages import PromptReport, RunTask, VocabularyList
 from fedone_sdk.messages.array import prompts_to_wire
-from fedone_sdk.stores import SqlStore
+from fedone_sdk.stores import MemoryStore, SqlStore
 from fedone_sdk.testing import ScriptedBackend
 from tests.attacks import Succeeded, attack
 from tests.integration.caller import ADMIN, TOKEN, Server, served
@@ -49,6 +50,27 @@ async def _read_all(server: Server, token: str) -> dict[str, str]:
                 if response.status == 200:
                     found[route] = await response.text()
     return found
+
+
+@attack("300 readiness probes at once by an unknown caller")
+async def _floods_the_store(folder: Path) -> str:
+    class Counted(MemoryStore):
+        at_once = most = 0
+
+        async def ping(self) -> None:
+            self.at_once += 1
+            self.most = max(self.most, self.at_once)
+            await asyncio.sleep(0.01)
+            self.at_once -= 1
+
+    store = Counted()
+    async with _server(store=store, limits=Limits()) as server:
+        calls = (server.call("GET", "/readyz") for _ in range(300))
+        answers = await asyncio.gather(*calls)
+    assert {status for status, *_ in answers} == {200}
+    if store.most > 1:
+        raise Succeeded(f"{store.most} queries of the store at once")
+    return "they share one query of the store"
 
 
 @attack("a device reads about other devices")

@@ -223,6 +223,28 @@ async def _unfinished(_: Path) -> str:
     return f"{max(found)} of 20 are read, the others get 429"
 
 
+@attack("a refusal repeats a device's 8 MB")
+async def _repeated(_: Path) -> str:
+    longest = 0
+    async with served(spec_of()) as server:
+        credential = await server.credential()
+        work = await server.claim(credential)
+        long, given = "a" * 8_000_000, {"assignment_id": work["assignment_id"]}
+        bodies = [
+            {**given, "examples": [{long: "x"}]},
+            {**given, "examples": [{"text": long}]},
+            {**given, long: 1},
+            {"assignment_id": long},
+        ]
+        for body in bodies:
+            status, document, _ = await server.call("POST", "/v1/score", body, token=credential)
+            assert status == 422, document
+            longest = max(longest, len(document["detail"]))
+    if longest > 1000:
+        raise Succeeded(f"an answer of {longest:,} characters")
+    return f"{longest} characters at most"
+
+
 @attack("silent connections of an unknown caller")
 async def _silent(folder: Path) -> str:
     port, config = free_port(), folder / "config.yaml"

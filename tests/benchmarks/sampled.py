@@ -19,6 +19,7 @@ import numpy as np
 
 from fedone_sdk.backends.sampled import FIRST, estimated
 from fedone_sdk.task import LOG_ZERO
+from tests.benchmarks.slot_cells import CELLS as ALL_CELLS
 from tests.benchmarks.slot_runs import (
     TABLES,
     Contestant,
@@ -34,6 +35,8 @@ BUDGETS = (100, 200, 300, 600)
 TARGETS = (100, 200, 300)
 PROMPT_TOKENS, ANSWER_TOKENS = 150, 8
 """Tokens of an input, and of an answer as JSON."""
+SHOT_CHARS = 150
+"""Characters of a demonstrated example, about."""
 PROMPT_USD, COMPLETION_USD = 0.10, 0.50
 """gpt-6-luna, per million tokens."""
 
@@ -164,7 +167,7 @@ def main() -> None:
                 known[key] = runs(TABLES / f"{cell}.npz", name, queries, seed)
                 out.write(json.dumps([key, known[key]]) + "\n")
                 out.flush()
-    print("\n".join(report({key: known[key] for key in keys})))
+    print("\n".join([*report({key: known[key] for key in keys}), "", *lengths(args.cells)]))
 
 
 def report(known: dict[tuple[str, str, int, int], dict[str, float]]) -> Iterator[str]:
@@ -173,12 +176,13 @@ def report(known: dict[tuple[str, str, int, int], dict[str, float]]) -> Iterator
     def mean(name: str, queries: int, what: str) -> float:
         return fmean(one[what] for key, one in known.items() if key[1:3] == (name, queries))
 
-    yield "| accuracy, % | " + " | ".join(f"{queries}" for queries in BUDGETS) + " |"
-    yield "|---" * (1 + len(BUDGETS)) + "|"
-    for name in VARIANTS:
-        cells = [f"{mean(name, q, 'accuracy'):.1f}" if _is_run(name, q) else "" for q in BUDGETS]
-        yield f"| {name} | " + " | ".join(cells) + " |"
-    yield ""
+    for title, what, form in ("accuracy, %", "accuracy", ".1f"), ("loss, nats", "loss", ".3f"):
+        yield f"| {title} | " + " | ".join(f"{queries}" for queries in BUDGETS) + " |"
+        yield "|---" * (1 + len(BUDGETS)) + "|"
+        for name in VARIANTS:
+            cells = [f"{mean(name, q, what):{form}}" if _is_run(name, q) else "" for q in BUDGETS]
+            yield f"| {name} | " + " | ".join(cells) + " |"
+        yield ""
     yield (
         "| to reach log-probabilities at | "
         + " | ".join(f"{queries}" for queries in TARGETS)
@@ -205,6 +209,27 @@ def reached(name: str, mean: Callable[[str, int, str], float], target: float) ->
         at([mean(name, q, what) for q in budgets]) for what in ("calls", "answers", "usd")
     )
     return f"{at(budgets):.0f} queries, {calls:.0f} calls, {answers:.0f} answers, USD {usd:.3f}"
+
+
+def lengths(cells: Sequence[str]) -> Iterator[str]:
+    """Lines of Markdown: the prompt of least loss with a penalty for each token (4 characters)."""
+    yield "| cell | length_penalty | tokens | loss | accuracy | USD for a million calls |"
+    yield "|---|---|---|---|---|---|"
+    for name in cells:
+        table, cell = Table(TABLES / f"{name}.npz"), ALL_CELLS[name]
+        best = [table.best(prompt) for prompt in range(len(table.prompts))]
+        tokens = [
+            (len(cell.instructions[i]) + len(cell.closings[c]) + SHOT_CHARS * len(cell.shots[s]))
+            / 4
+            for i, s, c, _ in table.prompts.tolist()
+        ]
+        for penalty in (0.0, 0.0002, 0.001, 0.005):
+            at = min(range(len(best)), key=lambda one: best[one].loss + penalty * tokens[one])
+            found, usd = best[at], tokens[at] * PROMPT_USD
+            values = (
+                f"{tokens[at]:.0f} | {found.loss:.3f} | {100 * found.accuracy:.1f} % | {usd:.2f}"
+            )
+            yield f"| {name} | {penalty:g} | {values} |"
 
 
 def _is_run(name: str, queries: int) -> bool:

@@ -38,6 +38,7 @@ LABELS = {"labels": {0: " no", 1: " yes"}}
 GENERATION = {"template": "{prompt} {text}"}
 TASKS: dict[str, dict[str, Any]] = {
     "cross_entropy": LABELS,
+    "brier": LABELS,
     "hinge": LABELS,
     "zero_one": LABELS,
     "nll": {"label_field": "answer"},

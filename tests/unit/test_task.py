@@ -3,6 +3,7 @@
 import math
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -252,6 +253,18 @@ def test_cross_entropy_by_hand() -> None:
     assert label_loss(task(), [-5000.0, -5001.0], 1) == pytest.approx(math.log1p(math.e))
 
 
+@given(scored())
+def test_brier_is_the_squared_distance_of_the_probabilities(
+    case: tuple[list[float], int],
+) -> None:
+    log_probs, target = case
+    odds = np.exp(np.array(log_probs) - max(log_probs))
+    distance = odds / odds.sum() - np.eye(len(odds))[target]
+    loss = label_loss(spec_of(len(log_probs), "brier"), log_probs, target)
+    assert loss == pytest.approx(distance @ distance, abs=1e-12)
+    assert 0 <= loss <= 2 + 1e-12
+
+
 def test_hinge_is_an_exact_sum() -> None:
     # A sum from left to right gives 0.6199999999999999, and Python's own from 3.12 on gives this.
     log_probs = [-0.6, -0.9, -0.8, -0.8, -0.8]
@@ -320,7 +333,7 @@ def test_zero_one_of_what_a_model_chose() -> None:
 
 
 class TestBias:
-    @given(scored(), st.sampled_from(["cross_entropy", "hinge", "zero_one"]), st.data())
+    @given(scored(), st.sampled_from(["cross_entropy", "brier", "hinge", "zero_one"]), st.data())
     def test_is_added_to_the_log_probabilities(
         self, case: tuple[list[float], int], loss: str, data: st.DataObject
     ) -> None:

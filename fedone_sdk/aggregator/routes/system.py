@@ -29,16 +29,20 @@ class Readiness:
     """Checks that the store is available and that the service is neither starting nor stopping.
 
     The response also reports the gateway's model, which does not affect readiness: updates and
-    devices with their own models are served without it, and all replicas share it.
+    devices with their own models are served without it, and all replicas share it. Simultaneous
+    probes share one check of the store, because anybody may send them.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._was_ok = self._model_was_ok = True
+        self._checking: asyncio.Task[Check] | None = None
 
     async def look(self) -> Health:
         """Run all checks; the result is public, so details are only logged."""
-        checks = {"serving": self._serving(), "store": await self._store()}
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._store(), name="store check")
+        checks = {"serving": self._serving(), "store": await asyncio.shield(self._checking)}
         ok = all(check.ok for check in checks.values())
         checks["model"] = self._model()
         if ok and not self._was_ok:
