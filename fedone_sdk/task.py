@@ -532,6 +532,32 @@ def example_loss(
     return label_loss(task, row, target)
 
 
+def feedback(
+    task: TaskSpec, row: LogProbs | str, example: Example, score: ScoreFunction | None = None
+) -> str:
+    """Return what was expected of the model for an example, and what it answered.
+
+    Args:
+        task: The task, with its label bias.
+        row: The model's answer, as for `example_loss`.
+        example: The example, with its label or reference text.
+        score: The user's function, for loss ``score``.
+    """
+    if isinstance(row, str):
+        expected = example.get(task.label_field)
+        wanted = "" if expected is None else f"expected {expected!r}, "
+        return f"{wanted}answered {row!r}, score {_score(row, example, score):.2f} of 1"
+    if task.loss == "nll":
+        return f"expected {example[task.label_field]!r}, probability {math.exp(row[0]):.3f}"
+    target, values = target_of(task, example), biased(task, row)
+    best = max(range(len(values)), key=values.__getitem__)
+    share = 1.0 / math.fsum(math.exp(value - values[best]) for value in values)
+    words = [word.strip() for word in task.label_words]
+    assert isinstance(target, int)
+    answered = f"answered {words[best]!r} with probability {share:.2f}"
+    return answered if best == target else f"expected {words[target]!r}, {answered}"
+
+
 def _score(written: str, example: Example, score: ScoreFunction | None) -> float:
     if score is None:
         raise SpecError("task.score: loss score needs a score function")

@@ -49,6 +49,10 @@ _MAX_CANDIDATES = 65_536
 MAX_CANDIDATE_CHARS = 4000
 """The longest candidate, characters."""
 
+MAX_PROPOSAL_CHARS = 400
+"""The longest candidate that a model or a device proposes, characters: three sentences, which every
+input pays for."""
+
 _MAX_COUNTED_CHARS = 200  # Of a candidate from PMI or token counts.
 _MAX_SLOTS = 64
 

@@ -23,6 +23,7 @@ from fedone_sdk.aggregator.serving.model_checks import ModelChecks, check_requir
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
 from fedone_sdk.aggregator.serving.open_work import OpenWork
 from fedone_sdk.aggregator.serving.proposer import Proposer
+from fedone_sdk.aggregator.serving.reflections import Reflections
 from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.retention import Retention, Sweeper
 from fedone_sdk.aggregator.serving.run import ServedRun
@@ -113,6 +114,7 @@ class Service:
             registry=self.registry,
             dispatcher=self.dispatcher,
             gateway=self._gateway,
+            companions=self._companions,
         )
         self.access.on_revoked.append(self.dispatcher.revoke)
         self.replicas = Replicas(
@@ -283,8 +285,9 @@ class Service:
         if dev and self._backend is not None and Evaluation not in kinds:
             leads = partial(getattr, self.replicas, "is_leader")
             added.append(Evaluation(run, self._backend, dev, score, measure, is_leader=leads))
-        if proposer is not None and Proposer not in kinds:
-            added.append(Proposer(run, _metered(proposer), model=self._backend))
+        kind = Reflections if spec.prompt.reflects else Proposer
+        if proposer is not None and kind not in kinds:
+            added.append(kind(run, _metered(proposer), model=self._backend))
         for companion in added:
             self._companions.setdefault(run.run_id, []).append(companion)
             companion.on_restart()

@@ -15,6 +15,7 @@ from fedone_sdk.backends.asking import (
     rows_of,
     score_all,
     want_of,
+    written_query,
 )
 from fedone_sdk.backends.base import (
     LOG_ZERO,
@@ -69,4 +70,5 @@ __all__ = [
     "score_all",
     "usable_vocabulary",
     "want_of",
+    "written_query",
 ]

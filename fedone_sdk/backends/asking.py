@@ -24,6 +24,8 @@ from fedone_sdk.task import (
     Example,
     LogProbs,
     Loss,
+    Part,
+    Role,
     ScoreFunction,
     TaskSpec,
     TextPrompt,
@@ -96,6 +98,13 @@ def query_for(
         scope=scope,
         payer=payer,
     )
+
+
+def written_query(messages: Iterable[tuple[Role, str]], max_tokens: int) -> Query:
+    """Return the query of a text that a model writes after these messages."""
+    parts = [part for role, text in messages for part in (Part("role", role), Part("text", text))]
+    rendered = (*parts, Part("role", "assistant"))
+    return Query(inputs=(rendered,), want="text", max_tokens=max_tokens)
 
 
 def rows_of(query: Query, answer: Answer) -> tuple[LogProbs | str | None, ...]:

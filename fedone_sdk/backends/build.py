@@ -63,7 +63,7 @@ async def proposer_of(
 ) -> AsyncIterator[LLMBackend | None]:
     """Return the open model of a run's ``prompt.proposer``; None if the run has no proposer."""
     proposer = spec.prompt.proposer
-    if proposer is None:
+    if proposer is None or proposer.backend is None:
         yield None
     elif backend is not None and proposer.backend == spec.backend:
         yield backend

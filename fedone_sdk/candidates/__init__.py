@@ -22,6 +22,7 @@ from fedone_sdk.candidates.prompt import (
     prompt_of,
 )
 from fedone_sdk.candidates.proposer import ScoredCandidate, proposal_messages, read_proposals
+from fedone_sdk.candidates.reflection import quotes, read_reflection, reflection_messages
 from fedone_sdk.candidates.sources import (
     DemonstrationsSource,
     InstructionsSource,
@@ -52,6 +53,9 @@ __all__ = [
     "no_prompt",
     "prompt_of",
     "proposal_messages",
+    "quotes",
     "read_proposals",
+    "read_reflection",
+    "reflection_messages",
     "shipped_label_sets",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -30,17 +31,25 @@ def terminal(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that control a terminal; a text of others may hold them."""
+
+
 def say(text: str) -> None:
-    """Print a text unchanged and flush; do nothing if standard output is closed."""
+    """Print a text and flush, unchanged but for what controls a terminal.
+
+    Does nothing if standard output is closed.
+    """
     if sys.stdout is not None:
-        sys.stdout.write(text)
+        is_terminal = sys.stdout.isatty()
+        sys.stdout.write(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text) if is_terminal else text)
         sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """Print a line to stderr; does nothing if that is closed."""
     if sys.stderr is not None:
-        print(text, file=sys.stderr, flush=True)
+        print(_CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text), file=sys.stderr, flush=True)
 
 
 class Output:

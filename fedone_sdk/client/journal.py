@@ -71,7 +71,7 @@ class Unsent:
 class Journal:
     """One assignment's answers, spending and noise, read again after a restart.
 
-    It has numbers and digests, no text. A damaged row is dropped.
+    It has numbers and digests, and the text that a reflection wrote. A damaged row is dropped.
     """
 
     def __init__(self, state: DeviceState, assignment_id: str) -> None:
@@ -80,6 +80,7 @@ class Journal:
         self._rows: dict[str, tuple[Row, str]] = {}
         self._spent: dict[int, Usage] = {}
         self._released: dict[str, tuple[float, ...]] = {}
+        self.written: str | None = None
         query = (
             "SELECT kind, key, value FROM journal "
             "WHERE server = :server AND assignment_id = :assignment_id"
@@ -98,6 +99,8 @@ class Journal:
             self._rows[key] = tuple(one if one is None else _answer(one) for one in row), str(model)
         elif kind == "noised":
             self._released[key] = tuple(map(float, value))
+        elif kind == "written":
+            self.written = str(value)
         else:
             self._spent[int(key)] = Usage.model_validate(value)
 
@@ -123,6 +126,11 @@ class Journal:
         if spent is not None:
             changes.append(self._charge(*spent))
         self._write(*changes)
+
+    def keep_written(self, text: str) -> None:
+        """Keep what the reflection of the work wrote, so that a restart does not pay for it."""
+        self.written = text
+        self._write(self._entry("written", "", text))
 
     def charge(self, step: int, spent: Usage) -> None:
         """Set what a step has cost so far, including the bound of queries in progress."""

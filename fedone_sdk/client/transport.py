@@ -35,6 +35,8 @@ from fedone_sdk.messages import (
     Message,
     Problem,
     Receipt,
+    Reflect,
+    Reflected,
     Renewal,
     Rotated,
     RunTask,
@@ -293,7 +295,7 @@ _MAX_SHORT_BYTES = 1024 * 1024
 _MAX_PROBLEM_BYTES = 64 * 1024
 _MAX_RETRY_AFTER_S = 3600.0
 _SCORE_S = 600.0
-"""Additional wait for scores, seconds; the assignment's own deadline bounds it."""
+"""Additional wait for the model, seconds; the assignment's own deadline bounds it."""
 
 
 class Idle(Message):
@@ -380,6 +382,10 @@ class Transport(ABC):
         """Score prompts through the gateway."""
         return await self._answer(Scores, "score", credential, message)
 
+    async def reflect(self, credential: str, message: Reflect) -> Reflected:
+        """Let the run's model write a candidate."""
+        return await self._answer(Reflected, "reflect", credential, message)
+
     async def update(
         self, credential: str, assignment_id: str, message: AlphaUpdate | LossesUpdate
     ) -> Receipt:
@@ -403,6 +409,7 @@ _ROUTES: Mapping[str, tuple[str, str, int]] = {
     "task": ("GET", "/v1/runs/{}/task", _MAX_SHORT_BYTES),
     "vocabulary": ("GET", "/v1/runs/{}/vocabulary", _MAX_ANSWER_BYTES),
     "score": ("POST", "/v1/score", _MAX_ANSWER_BYTES),
+    "reflect": ("POST", "/v1/reflect", _MAX_SHORT_BYTES),
     "update": ("POST", "/v1/assignments/{}/update", _MAX_SHORT_BYTES),
     "renew": ("POST", "/v1/assignments/{}/renew", _MAX_SHORT_BYTES),
     "decline": ("POST", "/v1/assignments/{}/decline", _MAX_SHORT_BYTES),
@@ -426,7 +433,7 @@ class HttpTransport(Transport):
         """Send a request."""
         method, path, most = _ROUTES[call.name]
         wait_s = call.message.wait_s if isinstance(call.message, Claim) else 0.0
-        extra_s = _SCORE_S if call.name == "score" else wait_s
+        extra_s = _SCORE_S if call.name in ("score", "reflect") else wait_s
         async with self._connection.request(
             method,
             path.format(call.of),

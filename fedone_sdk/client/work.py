@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedone_sdk.messages import (
     Array,
     LossesAssignment,
     LossesUpdate,
+    Proposal,
     RunTask,
     Score,
     Scored,
@@ -65,6 +66,8 @@ class Step:
         prompts: Shape (P, n), candidate indices.
         on_scored: Called with the number of further prompts that have their losses.
         biases: The label bias of each prompt, shape (P, C); None without label calibration.
+        proposal: A text for the run's proposed slot, in place of the prompts' candidates.
+        texts: Written answers by the prompts' keys, which this process got.
     """
 
     number: int
@@ -75,11 +78,15 @@ class Step:
     on_scored: Callable[[int], None]
     score: ScoreFunction | None = None
     biases: Array | None = None
+    proposal: Proposal | None = None
+    texts: dict[str, Sequence[LogProbs | str | None]] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """The prompts' keys in the journal."""
         digest = self.batch.sha256
+        if self.proposal is not None:
+            digest = f"{digest} {self.proposal.text}"
         return tuple(
             prompt_key(self.number, position, row, digest)
             for position, row in enumerate(self.prompts.rows())
@@ -104,6 +111,8 @@ class Step:
         """
         found: dict[str, Row] = {}
         for keys, answers in rows:
+            if self.task.max_written:
+                self.texts.update(dict.fromkeys(keys, answers))
             pairs = zip(answers, self.batch.examples, strict=True)
             row = tuple(
                 self._loss(answer, example) if isinstance(answer, str) else answer and tuple(answer)
@@ -121,6 +130,26 @@ class Step:
             for one, example in found
             if one is not None
         ]
+
+    def answers(self, place: int) -> Sequence[LogProbs | float | str | None]:
+        """Return the answers to a scored prompt; of written ones that are lost, the losses."""
+        key = self.keys[place]
+        return self.texts.get(key) or (self.journal.row(key) or ((), ""))[0]
+
+    def example_losses(self, place: int) -> list[float | None]:
+        """Return the loss of a scored prompt on each example, at its bias; None if it failed."""
+        row, _ = self.journal.row(self.keys[place]) or ((), "")
+        task = self.task_at(place)
+        return [
+            one
+            if one is None or isinstance(one, float)
+            else _bounded(example_loss(task, one, example))
+            for one, example in zip(row, self.batch.examples, strict=True)
+        ]
+
+    def task_at(self, place: int) -> TaskSpec:
+        """Return the task with the label bias of a prompt."""
+        return self.task if self.biases is None else self.task.with_bias(self.biases.rows()[place])
 
     def _loss(self, text: str, example: Example) -> float | None:
         try:
@@ -143,6 +172,9 @@ def _bounded(loss: float) -> float:
     """Bound a loss: a hostile gateway's numbers can be huge for one label only."""
     return min(max(loss, -MAX_LOSS), MAX_LOSS)
 
+
+Propose = Callable[[Step, LossesUpdate], Awaitable[Proposal | None]]
+"""Writes a candidate from a scored step, and tries it; None if none is better."""
 
 Ask = Callable[[Step, Sequence[int]], Awaitable[None]]
 """Scores the prompts of a step at these positions; the journal gets the losses as they arrive. It
@@ -287,7 +319,7 @@ class GatewayOracle:
             await self._ready()
             raw = step.prompts.to_bytes()[part.start * size : part.stop * size]
             prompts = Array.from_bytes(raw, (len(part), length), step.prompts.dtype)
-            omitted = self._known and len(parts) == 1
+            omitted = step.proposal is not None or (self._known and len(parts) == 1)
             request = self._request(step, None if omitted else prompts)
             scores = await self._session.call(self._session.transport.score, request)
             num_values = max(len(step.task.labels), 1)
@@ -306,6 +338,7 @@ class GatewayOracle:
                 prompts=prompts,
                 examples=step.batch.texts,
                 references=step.batch.references,
+                proposal=step.proposal,
             )
         except ValidationError as exc:
             # Not chained: the cause quotes private text.
@@ -362,6 +395,7 @@ class Work:
         memory: The method's memory on this device; after the work, the one to keep.
         charge: Checks that noise is allowed, and returns what counts it.
         on_scored: Called with the number of prompts that have their losses, and of all.
+        propose: Writes a candidate from a scored step; None for a device that proposes nothing.
         charged: What counts the noise on alpha; it is stored with the update.
     """
 
@@ -374,6 +408,7 @@ class Work:
     memory: bytes
     charge: Callable[[], Sequence[Change]]
     on_scored: Callable[[int, int], None]
+    propose: Propose | None = None
     charged: Sequence[Change] = ()
     _num_scored: int = 0
 
@@ -448,7 +483,13 @@ class Work:
         if isinstance(self.assignment, LossesAssignment):
             self.memory = b""  # the memory is the server's
             given = self.assignment
-            return await self._losses(0, given.minibatch_seed, given.prompts, given.biases)
+            step = await self._step(0, given.minibatch_seed, given.prompts, given.biases)
+            update = await self._score(step)
+            if not given.reflect or self.propose is None or self.run.privacy is not None:
+                return update
+            proposal = await self.propose(step, update)
+            usage = self.journal.total  # With the trial.
+            return update.model_copy(update={"proposal": proposal, "usage": usage})
         return await self._alpha_update(self.assignment)
 
     async def _alpha_update(self, assignment: AlphaAssignment) -> AlphaUpdate:
@@ -491,7 +532,7 @@ class Work:
             with _declining("no prompts can be drawn"):
                 candidates = method.ask(state, stream(step.prompt_seed), step.num_samples)
             prompts = prompts_to_wire(candidates.prompts, run.vocab_size)
-            scores = await self._losses(number, step.minibatch_seed, prompts, None)
+            scores = await self._score(await self._step(number, step.minibatch_seed, prompts))
             usage += scores.usage
             with _declining("the method cannot use the losses"):
                 clipped = clip_losses(np.array(scores.losses), run.loss_clip)
@@ -523,13 +564,13 @@ class Work:
         """The device's weight; private devices have the same."""
         return len(self.examples) if self.run.privacy is None else 1
 
-    async def _losses(
-        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None
-    ) -> LossesUpdate:
+    async def _step(
+        self, number: int, minibatch_seed: int, prompts: Array, biases: Array | None = None
+    ) -> Step:
         task = self.run.task
         drawn = draw_minibatch(len(self.examples), self.run.method.batch_size, minibatch_seed)
         examples = [self.examples[index] for index in drawn]
-        step = Step(
+        return Step(
             number=number,
             task=task,
             batch=await Minibatch.of(
@@ -541,6 +582,8 @@ class Work:
             score=self.hooks.score,
             biases=biases,
         )
+
+    async def _score(self, step: Step) -> LossesUpdate:
         return await score_step(
             step, self.ask, self.run.privacy, num_examples=self._num_examples, charge=self.charge
         )

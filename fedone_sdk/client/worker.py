@@ -24,7 +24,7 @@ from fedone_sdk.client.session import (
     retry_after_s,
 )
 from fedone_sdk.client.state import Change, DeviceState
-from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Step, Work
+from fedone_sdk.client.work import Ask, Assigned, GatewayOracle, Propose, Step, Work
 from fedone_sdk.errors import (
     BudgetExhausted,
     FedOneError,
@@ -36,7 +36,7 @@ from fedone_sdk.errors import (
     TransportError,
     is_retryable,
 )
-from fedone_sdk.messages import Decline, RunTask
+from fedone_sdk.messages import Case, Decline, LossesAssignment, Reflect, RunTask
 from fedone_sdk.task import Example, form_of
 from fedone_sdk.vocabulary import Vocabulary
 
@@ -290,12 +290,14 @@ class Worker:
                 return ()
             return self._privacy.charge(run.privacy)
 
+        ask = self._paid(await self._ask(run, assignment, lease))
         work = Work(
             run=run,
             assignment=assignment,
             examples=admitted.rows,
             journal=self._current.journal(assignment.assignment_id),
-            ask=self._paid(await self._ask(run, assignment, lease)),
+            ask=ask,
+            propose=await self._proposing(run, assignment, held, ask),
             hooks=self._hooks,
             memory=self._current.memory(assignment.run_id) or b"",
             charge=charge,
@@ -324,7 +326,11 @@ class Worker:
                 assignment.run_id, assignment.vocabulary_version
             )
             return BackendOracle(
-                self._backend, vocabulary=vocabulary, ready=ready, budget=self._budget
+                self._backend,
+                vocabulary=vocabulary,
+                ready=ready,
+                budget=self._budget,
+                proposed="" if run.reflection is None else run.reflection.slot,
             ).ask
         return GatewayOracle(
             assignment.assignment_id,
@@ -332,6 +338,42 @@ class Worker:
             ready=ready,
             known=assignment.exchange == "losses",
         ).ask
+
+    async def _proposing(
+        self, run: RunTask, assignment: Assigned, held: Sequence[Example], ask: Ask
+    ) -> Propose | None:
+        """Return what writes and tries a candidate, if the assignment and the policy allow one."""
+        asked = isinstance(assignment, LossesAssignment) and assignment.reflect
+        model, about = self._capabilities.reflect, run.reflection
+        if not asked or about is None or model is None:
+            return None
+        if model == "gateway" and not about.gateway:
+            return None
+        # Imported here: few devices need it.
+        from fedone_sdk.client.reflection import Reflection, Write, writing
+
+        async def write_by_gateway(parent: int, _: str, cases: Sequence[Case]) -> str:
+            message = Reflect(
+                assignment_id=assignment.assignment_id, parent=parent, cases=tuple(cases)
+            )
+            return (await self._session.call(self._session.transport.reflect, message)).text
+
+        if model == "gateway":
+            write: Write = write_by_gateway
+        else:
+            write = writing(model, run, about.slot, self._budget)
+        return Reflection(
+            run=run,
+            slot=about.slot,
+            vocabulary=await self._runs.vocabulary(
+                assignment.run_id, assignment.vocabulary_version
+            ),
+            held=held,
+            ask=ask,
+            write=write,
+            score=self._hooks.score,
+            before_propose=self._hooks.before_propose,
+        ).propose
 
     def _paid(self, ask: Ask) -> Ask:
         """Return `ask` with its queries charged to the device's own budget."""

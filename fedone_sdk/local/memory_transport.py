@@ -21,6 +21,7 @@ from fedone_sdk.messages import (
     LossesAssignment,
     Message,
     Problem,
+    Reflect,
     Score,
     encode,
 )
@@ -60,13 +61,13 @@ class MemoryTransport(Transport):
             return self._service.traffic_run(run_id=message.run_id)
         if call.name in ("task", "vocabulary"):
             return self._service.traffic_run(run_id=call.of)
-        assignment_id = message.assignment_id if isinstance(message, Score) else call.of
+        assignment_id = message.assignment_id if isinstance(message, Score | Reflect) else call.of
         work = None if client is None or not assignment_id else (client, assignment_id)
         return self._service.traffic_run(work=work)
 
     def _count(self, call: Call, run: ServedRun | None, sent: bytes, answer: bytes) -> None:
         if run is not None and call.name != "runs":
-            run.count_traffic(len(sent), len(answer), gateway=call.name == "score")
+            run.count_traffic(len(sent), len(answer), gateway=call.name in ("score", "reflect"))
 
     async def _called(
         self, call: Call, client: ClientRecord | None, body: bytes
@@ -82,6 +83,8 @@ class MemoryTransport(Transport):
             case Score():
                 parsed = Score.model_validate_json(body)
                 return await service.work.score(client, parsed, digest)
+            case Reflect():
+                return await service.work.reflect(client, Reflect.model_validate_json(body))
             case Decline():
                 await service.work.decline(client, call.of, message)
                 return b""

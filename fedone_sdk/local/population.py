@@ -16,7 +16,7 @@ from fedone_sdk.aggregator.service import Service
 from fedone_sdk.aggregator.serving.client_pool import MEMBER_TTL_S
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
-from fedone_sdk.client import EdgeClient, Hooks, Network, Transport
+from fedone_sdk.client import EdgeClient, Hooks, Network, Transport, WorkPolicy
 from fedone_sdk.client.state import DeviceState, Identity
 from fedone_sdk.errors import DataError, ProblemError, system_errors
 from fedone_sdk.files import replace_file
@@ -89,6 +89,7 @@ class Devices:
             fields=(*self.task.fields, self.task.label_field),
             state_dir=self._folder(number),
             hooks=Hooks(score=self.score),
+            policy=WorkPolicy(reflect="gateway"),  # All rows are the user's.
             network=Network(transport=line if self.between is None else self.between(number, line)),
         )
 

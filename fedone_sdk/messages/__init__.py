@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Assignment,
         Claim,
         LossesAssignment,
+        Reflection,
         Renewal,
         RunTask,
         Step,
@@ -58,7 +59,17 @@ if TYPE_CHECKING:
         UnfitDevices,
     )
     from fedone_sdk.messages.schema import json_schemas
-    from fedone_sdk.messages.score import MAX_TEXT_CHARS, MAX_WRITTEN_CHARS, Score, Scores
+    from fedone_sdk.messages.score import (
+        MAX_CASES,
+        MAX_TEXT_CHARS,
+        MAX_WRITTEN_CHARS,
+        Case,
+        Proposal,
+        Reflect,
+        Reflected,
+        Score,
+        Scores,
+    )
     from fedone_sdk.messages.steering import (
         About,
         Check,
@@ -104,6 +115,7 @@ __all__ = [
     "COMPARED",
     "CacheReport",
     "Cap",
+    "Case",
     "CensoringReport",
     "Check",
     "Claim",
@@ -119,6 +131,7 @@ __all__ = [
     "LossesAssignment",
     "LossesUpdate",
     "LostWork",
+    "MAX_CASES",
     "MAX_ELEMENTS",
     "MAX_LOSS",
     "MAX_MODEL_CHARS",
@@ -135,8 +148,12 @@ __all__ = [
     "PrivacyReport",
     "Problem",
     "PromptReport",
+    "Proposal",
     "Quarantine",
     "Receipt",
+    "Reflect",
+    "Reflected",
+    "Reflection",
     "Removal",
     "Renewal",
     "RollBack",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
@@ -108,30 +108,46 @@ class SlotSpec(Spec):
 class ProposerSpec(Spec):
     """A model that writes new candidates for a slot during the run.
 
-    It receives the task's description and templates, the label names, and the best and worst
-    candidates with their mean losses, overall and by class, but never a device's text. Its calls
-    are charged to the run's budget.
+    With ``scores`` the server asks it. It receives the task's description and templates, the label
+    names, and the best and worst candidates with their mean losses, overall and by class, but never
+    a device's text.
+
+    With ``reflection`` a device asks a model what went wrong with a prompt on its own rows, and
+    sends the text that it wrote if that has a lower loss on the same rows. Devices that agreed to
+    it (`WorkPolicy.reflect`) ask a model of their own, or the run's by the gateway, which then sees
+    these rows and their labels.
+
+    The calls of the run's model are charged to its budget.
 
     Attributes:
-        backend: The model, which must generate text.
+        backend: The model, which must generate text. With ``reflection``, null leaves the writing
+            to models on devices.
         slot: Its slot; null is the first one with built-in instructions, else the first text slot.
         every: Rounds between two proposals.
-        count: Candidates per proposal.
     """
 
     max_candidates: ClassVar[int] = 32
     """Added candidates: more than a run of some hundred queries can distinguish."""
 
-    max_chars: ClassVar[int] = 400
-    """Characters of a candidate: three sentences, which every input pays for."""
+    count: ClassVar[int] = 4
+    """Candidates per call, with ``scores``."""
 
     max_tokens: ClassVar[int] = 512
     """Tokens of an answer: some candidates of that length."""
 
-    backend: BackendSpec
+    max_per_client: ClassVar[int] = 2
+    """Candidates of one client: its losses never count for them, and others pay for the trial."""
+
+    kind: Literal["scores", "reflection"] = "scores"
+    backend: BackendSpec | None = None
     slot: SlotName | None = None
     every: Annotated[int, Field(ge=1, le=10**6)] = 5
-    count: Annotated[int, Field(ge=1, le=32)] = 4
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        if self.kind == "scores" and self.backend is None:
+            raise ValueError("backend: is required for kind scores")
+        return self
 
 
 class PromptSpec(Spec):
@@ -209,7 +225,15 @@ class PromptSpec(Spec):
             raise ValueError("proposer: needs slots")
         if self.proposer.slot is not None and self.proposer.slot not in self.text_slots:
             raise ValueError(f"proposer.slot: must be one of {', '.join(self.text_slots)}")
+        repeated = {slot.name for slot in self.slots if slot.repeat > 1}
+        if self.reflects and self.proposed_slot in repeated:
+            raise ValueError("proposer.slot: a slot with repeat takes no reflection")
         return self
+
+    @property
+    def reflects(self) -> bool:
+        """Whether devices write candidates."""
+        return self.proposer is not None and self.proposer.kind == "reflection"
 
     @property
     def text_slots(self) -> tuple[str, ...]:

@@ -116,6 +116,11 @@ class RunSpec(Spec):
                 "prompt.proposer: needs a method that keeps a pool of prompts; "
                 f"{self.method.name} tells nothing of single candidates"
             )
+        if self.prompt.reflects and self.privacy is not None:
+            raise ValueError(
+                "prompt.proposer: a text written from rows has no noise, so reflection does not go "
+                "with privacy; kind scores does"
+            )
         if self.prompt.chooses_labels and self.task.generates:
             raise ValueError("prompt.slots: labels needs a task with label words")
         if isinstance(self.method, OwnMethodSpec) and self.method.object is None:

@@ -53,7 +53,7 @@ def _artefact(task: TaskSpec) -> PromptArtefact:
     ).signed()
 
 
-@attack("A prompt artefact names a function")
+@attack("A prompt artefact names a function", before="it runs at `fedone score --artefact`")
 def _run_code(folder: Path) -> str:
     (folder / "evil.py").write_text(_EVIL)
     (folder / "run.yaml").write_text(_RUN)
@@ -83,7 +83,33 @@ def _run_code(folder: Path) -> str:
     return "names are shown, not imported"
 
 
-@attack("A proposer or a message has special tokens of chat templates")
+@attack(
+    "A prompt artefact has escape sequences of terminals",
+    before="`fedone prompt use` writes them to the terminal",
+)
+def _control_terminal(folder: Path) -> str:
+    hostile = "x\x1b]52;c;b3duZWQ=\x07\x9b31m"
+    artefact = _artefact(TaskSpec.model_validate(_TASKS[1]))
+    prompt = artefact.prompt.model_copy(update={"text": hostile, "tokens": (hostile,)})
+    artefact = artefact.model_copy(update={"prompt": prompt}).signed()
+    (folder / "theirs.json").write_text(artefact.dump())
+    ours, theirs = os.openpty()
+    command = (sys.executable, "-m", "fedone_sdk.cli", "prompt", "use", "theirs.json")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run(command, cwd=folder, env=environment, stdout=theirs, stderr=theirs, check=True)
+    shown = os.read(ours, 10_000).decode()
+    os.close(theirs)
+    os.close(ours)
+    assert "52;c;" in shown, shown
+    if set(shown) & {"\x1b", "\x07", "\x9b"}:
+        raise Succeeded(f"the terminal gets {shown!r}")
+    return "they are replaced; a file or a pipe gets the exact text"
+
+
+@attack(
+    "A proposer or a message has special tokens of chat templates",
+    before="candidates with <|im_end|>",
+)
 async def _inject_special_tokens(_: Path) -> str:
     class Model(ScriptedBackend):
         async def special_tokens(self, text: str) -> list[str]:

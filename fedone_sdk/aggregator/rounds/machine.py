@@ -35,7 +35,7 @@ from fedone_sdk.messages import (
     MAX_ELEMENTS,
     MetricReport,
 )
-from fedone_sdk.spec import OwnMethodSpec, RunSpec
+from fedone_sdk.spec import OwnMethodSpec, RunSpec, SearchSpec
 from fedone_sdk.task import Bias
 from fedone_sdk.vocabulary import CHARS_PER_TOKEN, Layout, Vocabulary
 
@@ -299,7 +299,13 @@ class RoundMachine:
         per_round = spec.participation.clients_per_round * spec.method.local_steps
         planned = spec.rounds * per_round * spec.method.num_samples
         cap = None if budget is None else budget.queries
-        return planned if cap is None else min(planned, cap)
+        if cap is None:
+            return planned
+        if spec.prompt.proposer is not None and spec.prompt.reflects:
+            # Each assignment with a reflection pays for one more query, the trial.
+            paid = spec.method.num_samples * spec.prompt.proposer.every
+            cap = cap * paid // (paid + 1)
+        return min(planned, cap)
 
     def more_asks(self, budget: Budget | None) -> bool:
         """Whether a cap allows more asks than the method plans with."""
@@ -401,10 +407,49 @@ class RoundMachine:
             return known[1]
         rng = stream(self.seed(state, seat, "prompts", seat.step))
         drawn = self.method.ask(base, rng, seat.num_samples, Holder(seat.client, seat.whole))
+        drawn = self._of_others(state, seat.client, drawn)
         if len(self.drawn) >= 2 * self.spec.participation.clients_per_round:
             self.drawn.clear()
         self.drawn[key] = (base, drawn)
         return drawn
+
+    def _of_others(self, state: RunState, client: int, drawn: Candidates) -> Candidates:
+        """Return prompts with each candidate that the client wrote replaced by its parent."""
+        own = [origin for origin in state.lineage if origin.client == client]
+        if not own:
+            return drawn
+        texts = [text for _, text in state.proposed]
+        prompts, position = drawn.prompts.copy(), self.proposed_position
+        first = self._slot_sizes[position] - len(texts)
+        for origin in reversed(own):  # A parent may be the client's, too.
+            if origin.text in texts:
+                written = prompts[:, position] == first + texts.index(origin.text)
+                prompts[written, position] = origin.parent
+        return replace(drawn, prompts=prompts)
+
+    @property
+    def proposed_position(self) -> int:
+        """Index of the position whose candidates devices propose."""
+        names = [slot.name for slot in self.spec.prompt.slots for _ in range(slot.repeat)]
+        return names.index(self.spec.prompt.proposed_slot or "")
+
+    @property
+    def _slot_sizes(self) -> list[int]:
+        return [size for repeat, size, _ in self.layout for _ in range(repeat)]
+
+    def may_propose(self, state: RunState, client: int) -> bool:
+        """Whether a client may propose a candidate in the current round."""
+        proposer = self.spec.prompt.proposer
+        if proposer is None or not self.spec.prompt.reflects or not self.losses_exchange:
+            return False
+        race = self.spec.method.race if isinstance(self.spec.method, SearchSpec) else 0.0
+        asked = state.round * self.spec.participation.clients_per_round
+        # The race at the end of a search tries no new prompts.
+        searching = asked + 1 < (1 - race) * self.planned_asks
+        due = searching and (state.round + 1) % proposer.every == 0
+        number = sum(origin.client == client for origin in state.lineage)
+        room = len(state.proposed) + len(state.waiting) < proposer.max_candidates
+        return due and room and number < proposer.max_per_client
 
     # Seeds: all draws are reproducible and not stored
 

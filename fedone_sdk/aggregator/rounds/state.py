@@ -38,6 +38,7 @@ class Seat:
         own_model: Whether the client queries its own model.
         num_samples: I of the assignment.
         num_steps: E of the assignment.
+        reflects: Whether its lease pays for the trial of a proposal.
         calls: Ids of the gateway requests whose queries are counted.
         sent: Upper bounds of pending gateway calls, by attempt, without queries.
         used: Queries sent to the gateway, and the cost of finished calls.
@@ -57,6 +58,7 @@ class Seat:
     own_model: bool = False
     num_samples: int = 0
     num_steps: int = 0
+    reflects: bool = False
     calls: frozenset[str] = frozenset()
     sent: Mapping[str, Usage] = field(default_factory=dict)
     used: Usage = NOTHING
@@ -68,6 +70,11 @@ class Seat:
     whole: bool = False
     mean_loss: float = 0.0
     renewals: int = 0
+
+    @property
+    def num_queries(self) -> int:
+        """Number of queries of its prompts, without the trial of a proposal."""
+        return self.num_samples * self.num_steps
 
     @property
     def max_pending(self) -> Usage:
@@ -91,6 +98,19 @@ class Strikes(NamedTuple):
     until: float = 0.0
 
 
+class Lineage(NamedTuple):
+    """The origin of a proposed candidate.
+
+    Attributes:
+        client: Enrolment index of its author, whose losses do not count for it.
+        parent: Index of the candidate that it improves, in the same slot.
+    """
+
+    text: str
+    client: int
+    parent: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
     """The immutable state of a run.
@@ -112,6 +132,7 @@ class RunState:
         verdict: Whether tuning improved the metric, after the final evaluation.
         proposed: Candidates added since the start, each with its slot.
         waiting: Candidates that are added at the end of the round.
+        lineage: The origins of those that devices wrote.
         planned: Number of queries that the method plans with after caps were raised; None derives
             it from the spec.
     """
@@ -143,6 +164,7 @@ class RunState:
     verdict: Verdict | None = None
     proposed: tuple[tuple[str, str], ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
+    lineage: tuple[Lineage, ...] = ()
     planned: int | None = None
 
     @property
@@ -194,9 +216,8 @@ class RunState:
         return seat.used.queries >= lease.queries
 
     def is_answered(self, seat: Seat) -> bool:
-        """Whether all queries of a seat's lease are answered: only the update is missing."""
-        lease = self.account.leases.get(seat.assignment_id or "", NOTHING)
-        return bool(lease.queries) and not seat.sent and seat.used.queries == lease.queries
+        """Whether all prompts of a seat are answered: only the update is missing."""
+        return bool(seat.num_queries) and not seat.sent and seat.used.queries >= seat.num_queries
 
     def with_seat(self, seat: Seat) -> RunState:
         """Return the state with the seat of the same slot and client replaced."""

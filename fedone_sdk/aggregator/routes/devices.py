@@ -31,6 +31,8 @@ from fedone_sdk.messages import (
     Enrolled,
     LossesAssignment,
     Receipt,
+    Reflect,
+    Reflected,
     Renewal,
     RunTask,
     Score,
@@ -166,6 +168,26 @@ async def score(request: web.Request) -> web.Response:
     CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
     scores = await service.work.score(client, message, body_sha256)
     return await in_thread_if_large(_size(scores.log_probs), answer, scores)
+
+
+@route(
+    "POST /v1/reflect",
+    "device",
+    Reflected,
+    request=Reflect,
+    max_body=MAX_BODY_BYTES,
+    problems=(
+        *("not_found", "assignment_expired", "lease_exhausted", "budget_exhausted"),
+        "backend_failed",
+    ),
+)
+async def reflect(request: web.Request) -> web.Response:
+    """Let the run's model write a candidate from examples, once per assignment."""
+    service, client = request.app[SERVICE], client_of(request)
+    await service.work.check_lease(client)
+    message = await message_of(request, Reflect.model_validate)
+    CONTEXT.get().set_run(service.traffic_run(work=(client, message.assignment_id)))
+    return answer(await service.work.reflect(client, message))
 
 
 @route("GET /v1/runs/{run_id}/task", "member", RunTask)

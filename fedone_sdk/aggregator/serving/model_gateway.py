@@ -21,6 +21,7 @@ from fedone_sdk.aggregator.rounds.spending import (
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.runtime import in_thread_if_large
 from fedone_sdk.aggregator.serving.calls import BugCounter, CallBudget
+from fedone_sdk.aggregator.serving.reflections import is_proposable
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.backends import (
     Answer,
@@ -168,6 +169,12 @@ class ModelGateway:
     @staticmethod
     def _num_queries(run: ServedRun, seat: Seat, message: Score) -> int:
         """Check the shape of a request's prompts; return their number."""
+        if message.proposal is not None:
+            if message.prompts is not None or not seat.reflects:
+                raise ProblemError("invalid_message", "proposal: the assignment asks for none")
+            if message.proposal.parent >= seat.num_samples:
+                raise ProblemError("invalid_message", "proposal.parent: is no prompt of it")
+            return 1
         if message.prompts is None:
             if run.spec.participation.exchange != "losses":
                 raise ProblemError("invalid_message", "prompts: are required in this exchange")
@@ -207,7 +214,7 @@ class ModelGateway:
         return [
             query_for(
                 run.spec.task,
-                run.shown(row),
+                run.shown(row, None if message.proposal is None else message.proposal.text),
                 message.examples,
                 backend=self.backend,
                 references=message.references,
@@ -227,9 +234,10 @@ class ModelGateway:
             )
         for number, example in enumerate(message.examples):
             if example.keys() != set(task.fields):
+                given = sorted(name[:100] for name in example)  # They may be 32 MiB long.
                 raise ProblemError(
                     "invalid_message",
-                    f"examples.{number}: has the fields {sorted(example)}, the task's are "
+                    f"examples.{number}: has the fields {given}, the task's are "
                     f"{list(task.fields)}",
                 )
         wanted = len(message.examples) if task.loss == "nll" else 0
@@ -255,6 +263,10 @@ class ModelGateway:
             try:
                 with self._admitted(run, work, call, num_queries):
                     rows = await self._prompts(run, seat, message.prompts)
+                    if message.proposal is not None:
+                        if not await is_proposable(run, message.proposal.text, self.backend):
+                            raise ProblemError("invalid_message", "proposal.text: is no candidate")
+                        rows = [rows[message.proposal.parent]]
                     size = _rendered_size(run, message) * num_queries
                     queries = await in_thread_if_large(
                         size, self._queries, run, seat, message, rows

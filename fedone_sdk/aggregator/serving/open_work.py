@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import structlog
 
 from fedone_sdk.aggregator.rounds.seats import decline, renew
 from fedone_sdk.aggregator.rounds.state import Seat
 from fedone_sdk.aggregator.rounds.updates import accept
+from fedone_sdk.aggregator.serving.calls import Companion
 from fedone_sdk.aggregator.serving.dispatcher import Dispatcher
 from fedone_sdk.aggregator.serving.model_gateway import ModelGateway
+from fedone_sdk.aggregator.serving.reflections import Reflections, is_proposable
 from fedone_sdk.aggregator.serving.registry import RunRegistry
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.errors import ProblemError
-from fedone_sdk.messages import AlphaUpdate, Decline, LossesUpdate, Receipt, Renewal, Score, Scores
+from fedone_sdk.messages import (
+    AlphaUpdate,
+    Decline,
+    LossesUpdate,
+    Receipt,
+    Reflect,
+    Reflected,
+    Renewal,
+    Score,
+    Scores,
+)
 from fedone_sdk.stores import ClientRecord, ClosedWork, Store
+
+_log = structlog.get_logger(__name__)
 
 _MAX_REASON_CHARS = 200
 """Maximal length of an unfit client's reason."""
@@ -27,6 +44,7 @@ class OpenWork:
     registry: RunRegistry
     dispatcher: Dispatcher
     gateway: ModelGateway | None
+    companions: Mapping[str, Sequence[Companion]]
 
     async def check_known(self, client: ClientRecord, assignment_id: str) -> None:
         """Refuse work that a client never had (``not_found``), before its body is read."""
@@ -84,6 +102,7 @@ class OpenWork:
         """
         held = await self._find_open(client, assignment_id)
         if held is not None:
+            message = await self._vetted(held[0], message)
             try:
                 receipt = await held[0].apply(
                     accept, assignment_id=assignment_id, update=message, body_sha256=body_sha256
@@ -107,6 +126,18 @@ class OpenWork:
                 "update_conflict", f"another update was accepted for assignment {assignment_id}"
             )
         return Receipt.model_validate_json(closed.receipt)
+
+    async def _vetted(
+        self, run: ServedRun, message: AlphaUpdate | LossesUpdate
+    ) -> AlphaUpdate | LossesUpdate:
+        """Return an update without a proposal that cannot become a candidate."""
+        if isinstance(message, AlphaUpdate) or message.proposal is None:
+            return message
+        model = None if self.gateway is None else self.gateway.backend
+        if await is_proposable(run, message.proposal.text, model):
+            return message
+        _log.info("proposal dropped", run_id=run.run_id)
+        return message.model_copy(update={"proposal": None})
 
     async def renew(self, client: ClientRecord, assignment_id: str) -> Renewal:
         """Give a client a full new deadline."""
@@ -132,6 +163,14 @@ class OpenWork:
         if message.prompts is None:
             await run.prefetch_prompts(seat)  # It may not be cached here.
         return await self.gateway.score(run, seat, message, body_sha256)
+
+    async def reflect(self, client: ClientRecord, message: Reflect) -> Reflected:
+        """Let the run's proposer write a candidate for the client's assignment."""
+        run, seat = await self.find(client, message.assignment_id)
+        for companion in self.companions.get(run.run_id, ()):
+            if isinstance(companion, Reflections):
+                return await companion.reflect(seat, message)
+        raise ProblemError("not_found", "the run has no proposer; reflect on the device")
 
     async def find(self, client: ClientRecord, assignment_id: str) -> tuple[ServedRun, Seat]:
         """Return the seat of a client's open assignment.

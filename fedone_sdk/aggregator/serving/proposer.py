@@ -14,13 +14,13 @@ from fedone_sdk.aggregator.serving.calls import Companion, query_as_evaluation
 from fedone_sdk.aggregator.serving.feed import Change
 from fedone_sdk.aggregator.serving.run import ServedRun
 from fedone_sdk.algorithms.observations import standings
-from fedone_sdk.backends import LLMBackend, Query
+from fedone_sdk.backends import LLMBackend, Query, written_query
 from fedone_sdk.candidates import ScoredCandidate, proposal_messages, read_proposals
 from fedone_sdk.description import Description
 from fedone_sdk.errors import FedOneError, SpecError
 from fedone_sdk.spec import RunSpec
 from fedone_sdk.spec.prompt import ProposerSpec
-from fedone_sdk.task import Part
+from fedone_sdk.vocabulary import MAX_PROPOSAL_CHARS
 
 _log = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class Proposer(Companion):
                 (answer.texts[0] if answer.texts else None) or "",
                 known=run.vocabulary.candidates_of(self._slot),
                 count=self._spec.count,
-                max_chars=self._spec.max_chars,
+                max_chars=MAX_PROPOSAL_CHARS,
                 labels=spec.task.labels,
             )
             texts = tuple([text for text in texts if not await self._model.special_tokens(text)])
@@ -128,10 +128,6 @@ def proposal_query(spec: RunSpec, slot: str, scored: Sequence[ScoredCandidate]) 
         best=scored[:_SHOWN],
         worst=scored[_SHOWN:][-_SHOWN:],
         count=proposer.count,
-        max_chars=proposer.max_chars,
+        max_chars=MAX_PROPOSAL_CHARS,
     )
-    parts: list[Part] = []
-    for role, text in messages:
-        parts += [Part("role", role), Part("text", text)]
-    rendered = (*parts, Part("role", "assistant"))
-    return Query(inputs=(rendered,), want="text", max_tokens=proposer.max_tokens)
+    return written_query(messages, proposer.max_tokens)

@@ -70,7 +70,12 @@ T = TypeVar("T")
 
 Handler = Callable[..., Result[Any]]
 
-_LOGGED = {"aside": "client set aside", "budget": "caps raised", "rollback": "run rolled back"}
+_LOGGED = {
+    "aside": "client set aside",
+    "budget": "caps raised",
+    "proposal": "candidate proposed",
+    "rollback": "run rolled back",
+}
 
 _phase = attrgetter("status", "paused", "ended_at")
 

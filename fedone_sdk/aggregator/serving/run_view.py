@@ -28,6 +28,7 @@ from fedone_sdk.messages import (
     Compared,
     LostWork,
     PromptReport,
+    Reflection,
     RoundReport,
     RunResult,
     RunSummary,
@@ -222,8 +223,10 @@ class RunView:
         """Description of the run for clients."""
         method = self.spec.method
         return RunTask(
-            # Devices do not use the description.
-            task=self.spec.task.model_copy(update={"description": None}),
+            # Only a reflection uses the description.
+            task=self.spec.task
+            if self.spec.prompt.reflects
+            else self.spec.task.model_copy(update={"description": None}),
             method=method.for_devices() if isinstance(method, OwnMethodSpec) else method,
             prompt_len=self.spec.prompt.length,
             vocab_size=self.machine.vocab_size,
@@ -236,7 +239,15 @@ class RunView:
             loss_clip=self.machine.loss_clip,
             privacy=self.spec.privacy,
             calibration=self.spec.calibration,
+            reflection=self._reflection,
         )
+
+    @property
+    def _reflection(self) -> Reflection | None:
+        prompt = self.spec.prompt
+        if prompt.proposer is None or prompt.proposed_slot is None or not prompt.reflects:
+            return None
+        return Reflection(slot=prompt.proposed_slot, gateway=prompt.proposer.backend is not None)
 
     def vocabulary_list(self, after: int = 0) -> VocabularyList:
         """Return all candidates, or only those added after a version."""
@@ -253,9 +264,10 @@ class RunView:
         indices = self.machine.method.prompt(state.method).tolist()
         return PromptReport.of(self.spec.task, self.vocabulary, indices, bias)
 
-    def shown(self, indices: Sequence[int]) -> TextPrompt:
-        """Return the prompt of candidate indices as input of the task."""
-        return prompt_of(self.spec.task, self.vocabulary, indices)
+    def shown(self, indices: Sequence[int], proposed: str | None = None) -> TextPrompt:
+        """Return the prompt of candidate indices, with `proposed` as text of the proposed slot."""
+        changed = None if proposed is None else {self.spec.prompt.proposed_slot or "": proposed}
+        return prompt_of(self.spec.task, self.vocabulary, indices, changed)
 
     def result(self) -> RunResult:
         """Return the current or final result of the run."""

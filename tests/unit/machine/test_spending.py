@@ -419,7 +419,7 @@ async def test_a_replica_looks_again_before_it_refuses_a_call() -> None:
     registry = SimpleNamespace(refresh=refresh)
     dispatcher = SimpleNamespace(runs_of=lambda client: [run])
     parts: Any = {"store": SimpleNamespace(shared=True), "registry": registry}
-    work = OpenWork(**parts, dispatcher=dispatcher, gateway=None)
+    work = OpenWork(**parts, dispatcher=dispatcher, gateway=None, companions={})
     first = game.take([0])
     await work.check_lease(client, "a")
     game.gateway(first, SAMPLES)
