@@ -14,7 +14,7 @@ from fedone_sdk.errors import BackendError, MissingExtraError, SpecError
 from fedone_sdk.objects import load_object
 from fedone_sdk.spec import BackendSpec, RunSpec
 
-__all__ = ["build_adapter", "build_backend", "proposer_of"]
+__all__ = ["build_adapter", "build_backend", "price_of", "proposer_of"]
 
 
 def build_backend(
@@ -35,7 +35,7 @@ def build_backend(
         cache=cache,
         retry=spec.retry if spec.is_remote else None,
         limits=spec.limits if spec.is_remote else None,
-        price=_price(spec),
+        price=price_of(spec),
         guard=guard,
         watch=watch,
     )
@@ -145,7 +145,8 @@ def _path(folder: Path, name: str) -> Path:
     return folder / Path(name).expanduser()
 
 
-def _price(spec: BackendSpec) -> Price | None:
+def price_of(spec: BackendSpec) -> Price | None:
+    """Return the price of a model, `FREE` without one; None if it is not known."""
     if spec.prices is not None:
         return Price(prompt=spec.prices.prompt, completion=spec.prices.completion)
     if spec.kind == "openai":
